@@ -47,12 +47,12 @@ def import_files(
     from infra.data.doubts import find_doubts
     from infra.data.mapped_catalogue import MappedCatalogue
     from infra.data.mapping import read_mapping
-    from infra.data.reading_progress import open_progress, tell_rows
     from infra.files import write_file_durably
+    from infra.progress import open_progress, tell_parts
 
     say(f"reading {directory}")
     with open_progress() as progress:
-        catalogue = MappedCatalogue(read_mapping(mapping), directory, limit, tell=tell_rows(progress))
+        catalogue = MappedCatalogue(read_mapping(mapping), directory, limit, tell=tell_parts(progress, "rows of [{}]"))
         kinds = _kinds_of(catalogue)
         report = _try_out(kinds, progress) if dry_run else {"counts": _publish(catalogue, kinds, progress)}
         doubts = find_doubts(catalogue.sources)
@@ -94,7 +94,7 @@ def _why_no_positives(catalogue: "MappedCatalogue") -> str:
 
 def _try_out(kinds: Kinds, progress: "Progress") -> dict[str, Any]:
     """Counts and the first events of each kind. Makes all events and sends none."""
-    from infra.data.reading_progress import counted
+    from infra.progress import counted
 
     counts, samples = dict.fromkeys(_TOPICS, 0), {}
     for topic, events in kinds:
@@ -106,7 +106,7 @@ def _try_out(kinds: Kinds, progress: "Progress") -> dict[str, Any]:
 
 def _publish(catalogue: "MappedCatalogue", kinds: Kinds, progress: "Progress") -> dict[str, int]:
     """Publishes everything, with a progress bar per topic. Returns the number of events by topic."""
-    from infra.data.reading_progress import counted
+    from infra.progress import counted
 
     counts = dict.fromkeys(_TOPICS, 0)
     with _open_publisher(catalogue) as publisher:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,7 +79,7 @@ def replay(
         if dry_run:
             _print_forecast(run, plan, as_json)
             return
-        _say_plan(plan)
+        _say_plan(plan, rate)
         if directory is not None:
             say(f"working in {directory}: where this is ended, the same command goes on")
         began = time.monotonic()
@@ -154,6 +153,7 @@ class _Run:
     def run(self, plan: "ReplayPlan", folder: Path, adopt: str | None, keep_rows: bool) -> "tuple[Replayed, int | None]":
         """The outcome, and the version that adopts it. The rows stay in the folder if it is one that stays."""
         from infra.clock import SystemClock
+        from infra.progress import open_progress, tell_parts
         from streams.replay.adopt import Adoption
         from streams.replay.replay import run_replay
         from streams.replay.rows import KeptRows
@@ -162,8 +162,8 @@ class _Run:
         adoption = Adoption(self.store, adopt, self.encoder) if adopt is not None else None
         rows = KeptRows(folder, self.encoder) if keep_rows and adoption is None else None
         keep = adoption.keep if adoption is not None else rows.keep if rows is not None else None
-        with _progress_bar() as progress:
-            outcome = run_replay(self.source, plan, self.encoder, folder, clock, self.pace, progress, keep)
+        with open_progress() as progress:
+            outcome = run_replay(self.source, plan, self.encoder, folder, clock, self.pace, tell_parts(progress), keep)
         if rows is not None:
             rows.finish(outcome, clock.now_ms())
         return outcome, None if adoption is None else self._publish(adoption)
@@ -194,10 +194,12 @@ def _announce(store: "IndexStore", status: "VersionStatus") -> "CheckpointRecord
     )
 
 
-def _say_plan(plan: "ReplayPlan") -> None:
+def _say_plan(plan: "ReplayPlan", rate: float | None) -> None:
     for one in plan.shards:
         base = f"snapshot {one.snapshot}" if one.snapshot else "nothing"
         say(f"shard {one.shard}: from {base} at {dict(one.start)} to {dict(one.end)}, {one.records} records")
+    if rate is not None:
+        say(f"at {rate:g} records a second it takes at least {sum(one.records for one in plan.shards) / rate:.0f} s")
 
 
 def _print_forecast(run: _Run, plan: "ReplayPlan", as_json: bool) -> None:
@@ -211,23 +213,6 @@ def _print_forecast(run: _Run, plan: "ReplayPlan", as_json: bool) -> None:
     data = {name: round(value, 3) for name, value in (*dataclasses.asdict(found).items(), ("total_s", found.total_s))}
     shards = [{**dataclasses.asdict(s), "records": s.records} for s in plan.shards]
     print_parts(data, {"shards": shards}, as_json)
-
-
-@contextlib.contextmanager
-def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error for each step; gives the function that moves it."""
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
-
-        yield show
 
 
 def _print(outcome: "Replayed", version: int | None, batch_size: int, seconds: float, as_json: bool) -> None:

@@ -1,7 +1,6 @@
 """One run of `aif train`, from the topics to checkpoint files: read, join, fit, write, and shorter fits from there."""
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.kafka.publisher import Publisher
+from infra.progress import open_progress
 from infra.settings import ProcessSettings
 from schemas.errors import Incompatible, Misconfigured
 from schemas.model.checkpoint import read_checkpoint, write_checkpoint
@@ -81,7 +80,7 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
     torch.manual_seed(plan.train.seed)
     network = _open_network(plan)
     figures = Figures(TRAIN, plan.train.to_dict() | {"threads": plan.threads})
-    with _progress() as progress:
+    with open_progress() as progress:
         reading = progress.add_task("read the topics", total=None)
         kept = StateFile(plan.state) if plan.state is not None else None
         refused = RefusedImpressions(settings.bootstrap_servers(), settings.kafka.topic_prefix) if plan.snapshot is None else None
@@ -120,12 +119,6 @@ def _what_is_kept(plan: TrainPlan) -> str:
     if plan.state is not None and plan.state.exists():
         return f"{plan.state} has the state of the fit: the same command goes on from it"
     return "nothing is kept of this fit; --state FILE with --steps would keep it"
-
-
-def _progress() -> Progress:
-    """Bars where a person watches; what is printed through it is printed anyway."""
-    columns = (TextColumn("{task.description:<24}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(file=sys.stderr), disable=not sys.stderr.isatty())
 
 
 def _open_network(plan: TrainPlan) -> AifNetwork:
@@ -179,7 +172,7 @@ def _fit(
 ) -> TrainReport:
     """The first fit, or the `number`-th short warm start: a lower learning rate and other batches. Steps, where chosen, are the only limit."""
     first = number == 0
-    task = progress.add_task("fit" if first else f"warm start {number}", total=1.0)
+    task = progress.add_task("fit (%)" if first else f"warm start {number} (%)", total=100)
     if not first or plan.warm_start is not None:
         chosen = dataclasses.replace(chosen, learning_rate=chosen.learning_rate * WARM_RATE)
     if not first:
@@ -187,7 +180,7 @@ def _fit(
         chosen = dataclasses.replace(chosen, seed=chosen.seed + number, fits=1, steps=steps, seconds=plan.more_seconds)
 
     def tell(share: float) -> None:
-        progress.update(task, completed=share)
+        progress.update(task, completed=min(100, int(100 * share)))
 
     if plan.processes > 1:
         from streams.training.team import fit_in_processes
@@ -195,7 +188,7 @@ def _fit(
         report = fit_in_processes(network, data, chosen, plan.processes, tell, states)
     else:
         report = fit(network, data, chosen, tell, states)
-    progress.update(task, completed=1.0)
+    progress.update(task, completed=100)
     return report
 
 

@@ -15,15 +15,13 @@ Arrays: U held-out users, C candidates, T moments (0 = before anything moved).
 import dataclasses
 import hashlib
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures, Interval
@@ -31,6 +29,7 @@ from infra.data.world import WorldSize
 from infra.data.world_catalogue import FIRST_ITEM_ID
 from infra.data.world_drift import DriftingCatalogue
 from infra.files import write_file_durably
+from infra.progress import open_progress
 from schemas.ids import Id
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
@@ -221,8 +220,7 @@ def run_online(out: Path, quick: bool) -> Figures:
     """Runs the missing seeds, writes online.png into `out`, and returns the figures over the users of all seeds together."""
     torch.set_num_threads(1)
     plans = plan_drift(quick)
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+    with open_progress() as progress:
         found = [_run_seed(plan, out / "online", progress) for plan in plans]
     curves = DriftCurves(**{f.name: np.concatenate([getattr(of, f.name) for of in found], axis=1) for f in fields(DriftCurves)})
     figures = Figures(ONLINE, {"quick": quick, "seeds": len(plans), **asdict(plans[0])})
@@ -238,8 +236,10 @@ def _run_seed(plan: DriftPlan, folder: Path, progress: Progress) -> DriftCurves:
     if path.exists():
         raw = json.loads(path.read_text())
         return DriftCurves(**{f.name: np.array(raw[f.name]) for f in fields(DriftCurves)})
-    task = progress.add_task("", total=1.0)
-    curves = run_drift(plan, lambda what, share: progress.update(task, description=f"seed {plan.seed}: {what}", completed=share))
+    task = progress.add_task("", total=100)
+    curves = run_drift(
+        plan, lambda what, share: progress.update(task, description=f"seed {plan.seed}: {what} (%)", completed=int(100 * share))
+    )
     content = {"plan": asdict(plan)} | {f.name: getattr(curves, f.name).tolist() for f in fields(DriftCurves)}
     write_file_durably(path, json.dumps(content).encode())
     return curves

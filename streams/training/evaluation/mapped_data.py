@@ -36,7 +36,7 @@ from infra.data.catalogue import Evaluation
 from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import DataMapping, read_mapping
-from infra.data.reading_progress import counted, open_progress, tell_rows
+from infra.progress import counted, open_progress, tell_parts
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
 from schemas.model.score import rank_scores
@@ -141,7 +141,7 @@ def run_data(options: DataOptions) -> Figures:
     torch.set_num_threads(1)
     mapping = options.mapped()
     with open_progress() as progress:
-        catalogue = MappedCatalogue(mapping, options.directory, tell=tell_rows(progress))
+        catalogue = MappedCatalogue(mapping, options.directory, tell=tell_parts(progress, "rows of [{}]"))
         chosen = options.train(catalogue.train)
         torch.manual_seed(chosen.seed)
         for doubt in find_doubts(catalogue.sources):

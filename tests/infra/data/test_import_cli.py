@@ -93,7 +93,7 @@ def test_an_interrupted_import_says_what_is_sent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], topic: str, can_again: bool
 ) -> None:
     from infra.data import cli
-    from infra.data.reading_progress import open_progress
+    from infra.progress import open_progress
 
     def interrupted(events: object) -> int:
         raise KeyboardInterrupt

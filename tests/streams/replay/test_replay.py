@@ -296,7 +296,11 @@ def test_a_replay_that_was_killed_goes_on_from_its_own_offsets(
     before = sum(applied)
     applied.clear()
     monkeypatch.setattr(Shard, "apply", lambda self, records: (applied.append(len(records)), apply(self, records))[1])
-    printed = command("--directory", folder, "--batch-size", "2")
+    told: list[str] = []
+    monkeypatch.setattr("infra.progress.LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("infra.progress.say", told.append)
+    printed = command("--directory", folder, "--batch-size", "2", "--rate", "1e6")
+    assert any(line.startswith("shard 1: apply: ") for line in told)  # where nobody watches a bar
     assert printed["figures"]["digest_equal"]["value"] == 1
     assert before + sum(applied) == printed["figures"]["records"]["value"] and before > 0
     with pytest.raises(Misconfigured, match=r"other_replay: .* holds a replay with to live, not end:"):

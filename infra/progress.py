@@ -1,18 +1,14 @@
-"""What a person sees while files are read: bars of rows and events on standard error, or in a log file now and then a line.
-
-Here: the bars. Not here: any reading (tables.py), what looks wrong about what was read (doubts.py).
-"""
+"""What a person sees while something takes long: bars on standard error, or in a log file now and then a line."""
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from infra.command import say
-from infra.data.tables import Tell
 
 T = TypeVar("T")
 LINE_EVERY_S = 30.0
@@ -22,7 +18,7 @@ class _Lines(Progress):
     """No bars, but a line of what goes on, at most one in `every_s`."""
 
     def __init__(self, every_s: float) -> None:
-        super().__init__(disable=True)
+        super().__init__(console=Console(file=sys.stderr), disable=True)
         self._every_s, self._told_s = every_s, time.monotonic()
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
@@ -33,22 +29,22 @@ class _Lines(Progress):
             say(f"{task.description}: {task.completed:,.0f}{'' if task.total is None else f' of {task.total:,.0f}'}")
 
 
-def open_progress(every_s: float = LINE_EVERY_S) -> Progress:
-    """Bars in rows and events where a person watches, else lines."""
+def open_progress(every_s: float | None = None) -> Progress:
+    """Bars where a person watches, else lines."""
     if not sys.stderr.isatty():
-        return _Lines(every_s)
+        return _Lines(LINE_EVERY_S if every_s is None else every_s)
     columns = (TextColumn("{task.description:<24}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(file=sys.stderr))
 
 
-def tell_rows(progress: Progress) -> Tell:
-    """One bar for each section that is read."""
+def tell_parts(progress: Progress, form: str = "{}") -> Callable[[str, int, int | None], None]:
+    """A function that takes (name of a part, how much is done, of how much); each part has a bar, called as `form` says."""
     tasks: dict[str, TaskID] = {}
 
-    def tell(section: str, rows: int, total: int | None) -> None:
-        if section not in tasks:
-            tasks[section] = progress.add_task(f"rows of [{section}]", total=total)
-        progress.update(tasks[section], completed=rows, total=total)
+    def tell(part: str, done: int, total: int | None) -> None:
+        if part not in tasks:
+            tasks[part] = progress.add_task(form.format(part), total=total)
+        progress.update(tasks[part], completed=done, total=total)
 
     return tell
 

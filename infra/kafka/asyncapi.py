@@ -1,15 +1,11 @@
 """The AsyncAPI 3 document of all topics, `docs/asyncapi.json`. It is generated from the table of topics and the models, and never written by hand.
 
-Here: the document as a value, its file, and whether the file is up to date. Not here: the topics (schemas/topics.py), the records (schemas/events.py).
+Here: the document as a value. Not here: its file (json_schemas.py), the topics (schemas/topics.py), the records (schemas/events.py).
 Source: AsyncAPI 3.0.0; Kafka bindings 0.5.0.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
-import schemas
-from infra.files import write_file_durably
 from schemas.events import RECORDS, encode_headers, json_schema
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, MODEL_CHECKPOINTS, SERVER_REPORTS, TOPICS, Topic
 
@@ -27,29 +23,6 @@ _ABOUT = (
 )
 _KEYS = {MODEL_CHECKPOINTS: "the model_id, or any", INDEX_EVENTS: "the version as text", SERVER_REPORTS: "the server's name"}
 _PARTITIONS = {"N": "one a shard of the index", "M": "one a user partition of the index"}
-
-
-def asyncapi_file() -> Path:
-    """Where the document is in this checkout."""
-    return Path(schemas.__file__).parents[1] / "docs" / "asyncapi.json"
-
-
-def encode_asyncapi() -> bytes:
-    """The bytes of the document's file."""
-    return (json.dumps(describe_topics(), indent=2, sort_keys=True) + "\n").encode()
-
-
-def is_stale(file: Path) -> bool:
-    """Whether the file is missing, or is not what the models and the table say now."""
-    return not file.is_file() or file.read_bytes() != encode_asyncapi()
-
-
-def write_asyncapi(file: Path) -> bool:
-    """Write the file if it is stale. Returns whether it was."""
-    if not is_stale(file):
-        return False
-    write_file_durably(file, encode_asyncapi())
-    return True
 
 
 def describe_topics() -> dict[str, Any]:

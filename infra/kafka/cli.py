@@ -1,6 +1,6 @@
 """`aif topics plan|apply|schemas` and `aif publish items|new-items|behaviours|users|checkpoint FILE`.
 
-Here: options and printing. Not here: topics (admin.py), the generated files (json_schemas.py, asyncapi.py), lines of a file (json_lines.py), sending
+Here: options and printing. Not here: topics (admin.py), the generated files (json_schemas.py), lines of a file (json_lines.py), sending
 (publisher.py).
 """
 
@@ -69,13 +69,9 @@ def json_schemas(
 
     A model that refuses what any earlier schema accepted is an error, and nothing is written.
     """
-    from infra.kafka.asyncapi import asyncapi_file, is_stale, write_asyncapi
-    from infra.kafka.json_schemas import find_stale_schemas, json_schema_folder, write_json_schemas
+    from infra.kafka.json_schemas import checkout, find_stale_files, write_schema_files
 
-    folder, document = json_schema_folder(), asyncapi_file()
-    stale = [folder / name for name in (write_json_schemas(folder) if write else find_stale_schemas(folder))]
-    if write_asyncapi(document) if write else is_stale(document):
-        stale.append(document)
+    stale = write_schema_files(checkout()) if write else find_stale_files(checkout())
     print_data({"written" if write else "stale": [str(file) for file in stale]}, as_json)
     if stale and not write:
         raise typer.Exit(1)

@@ -1,6 +1,8 @@
-"""The JSON Schema files of the topics' records, `schemas/json/<topic>.<schema number>.json`, which are generated from the models and committed.
+"""The files that are generated from the models and committed: the JSON Schemas of the topics' records, `schemas/json/<topic>.<schema number>.json`, and
+the AsyncAPI document of all topics.
 
-Here: encoding them, and finding those that are stale or broken. Not here: the models (schemas/events.py), comparing two schemas (schema_compatibility.py).
+Here: encoding them, and finding those that are stale or broken. Not here: the models (schemas/events.py), comparing two schemas (schema_compatibility.py),
+what the document says (asyncapi.py).
 Invariants: the files of all schema numbers that ever were stay. The newest file of each topic is what its model says now, and accepts what all older ones
 accept, because old records are replayed for ever: a model that accepts less is refused here.
 """
@@ -12,14 +14,17 @@ from typing import Any
 
 import schemas
 from infra.files import write_file_durably
+from infra.kafka.asyncapi import describe_topics
 from infra.kafka.schema_compatibility import find_incompatibilities
 from schemas.errors import Incompatible
 from schemas.events import RECORDS, json_schema
 
+SCHEMAS, ASYNCAPI = Path("schemas/json"), Path("docs/asyncapi.json")
 
-def json_schema_folder() -> Path:
-    """Where the files are in this checkout."""
-    return Path(schemas.__file__).parent / "json"
+
+def checkout() -> Path:
+    """The folder of this checkout, below which the files are."""
+    return Path(schemas.__file__).parents[1]
 
 
 def schema_number(schema: Mapping[str, Any]) -> int:
@@ -28,40 +33,41 @@ def schema_number(schema: Mapping[str, Any]) -> int:
     return int(max(field["enum"] if "enum" in field else [field["const"]]))
 
 
-def encode_json_schemas() -> dict[str, bytes]:
-    """Contents by file name, for every topic with a JSON record."""
+def encode_schema_files() -> dict[Path, bytes]:
+    """Contents by path in the checkout: the schema of every topic with a JSON record, and the AsyncAPI document."""
     found = {topic: json_schema(topic) for topic in sorted(RECORDS)}
+    documents = {SCHEMAS / f"{topic}.{schema_number(schema)}.json": schema for topic, schema in found.items()}
     return {
-        f"{topic}.{schema_number(schema)}.json": (json.dumps(schema, indent=2, sort_keys=True) + "\n").encode()
-        for topic, schema in found.items()
+        path: (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+        for path, value in {**documents, ASYNCAPI: describe_topics()}.items()
     }
 
 
-def find_stale_schemas(folder: Path) -> list[str]:
-    """Names of files that are missing or differ from what the models say now."""
-    wanted = encode_json_schemas()
-    return [name for name, data in wanted.items() if not (folder / name).is_file() or (folder / name).read_bytes() != data]
+def find_stale_files(root: Path) -> list[Path]:
+    """Files below `root` that are missing or differ from what the models and the table of topics say now."""
+    wanted = {root / path: data for path, data in encode_schema_files().items()}
+    return [path for path, data in wanted.items() if not path.is_file() or path.read_bytes() != data]
 
 
-def find_broken_schemas(folder: Path) -> list[str]:
-    """Where the models refuse what a schema in the folder accepts, older or newest, each as `file: place: what`. Empty if nothing is refused."""
+def find_broken_schemas(root: Path) -> list[str]:
+    """Where the models refuse what a schema in the checkout accepts, older or newest, each as `file: place: what`. Empty if nothing is refused."""
     broken = []
     for topic in sorted(RECORDS):
         new = json_schema(topic)
-        for file in sorted(folder.glob(f"{topic}.[0-9]*.json")):
+        for file in sorted((root / SCHEMAS).glob(f"{topic}.[0-9]*.json")):
             old = json.loads(file.read_bytes())
             broken += [f"{file.name}: {found}" for found in find_incompatibilities(old, new)]
     return broken
 
 
-def write_json_schemas(folder: Path) -> list[str]:
-    """Write the files that are stale. Returns their names. Raises Incompatible (`schema_not_backward`) before anything is written."""
-    if broken := find_broken_schemas(folder):
+def write_schema_files(root: Path) -> list[Path]:
+    """Write the files that are stale. Returns them. Raises Incompatible (`schema_not_backward`) before anything is written."""
+    if broken := find_broken_schemas(root):
         raise Incompatible(
             "schema_not_backward",
             f"{len(broken)} changes would refuse records that are in the topics: {'; '.join(broken[:3])}; accept them as well, or use a new topic",
         )
-    stale, wanted = find_stale_schemas(folder), encode_json_schemas()
-    for name in stale:
-        write_file_durably(folder / name, wanted[name])
+    stale, wanted = find_stale_files(root), encode_schema_files()
+    for path in stale:
+        write_file_durably(path, wanted[path.relative_to(root)])
     return stale

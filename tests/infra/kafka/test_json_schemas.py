@@ -1,18 +1,19 @@
-"""The JSON Schema files are those of the models, and valid events match them."""
+"""The generated files are those of the models, and a stale one is written."""
 
 from pathlib import Path
 
-from infra.kafka.json_schemas import encode_json_schemas, find_stale_schemas, json_schema_folder, write_json_schemas
+from infra.kafka.json_schemas import ASYNCAPI, SCHEMAS, checkout, encode_schema_files, find_stale_files, write_schema_files
 
 
 def test_the_files_in_the_repository_are_up_to_date() -> None:
-    assert find_stale_schemas(json_schema_folder()) == [], "run `aif topics schemas --write`"
-    assert {p.name for p in json_schema_folder().iterdir()} == set(encode_json_schemas())
+    assert find_stale_files(checkout()) == [], "run `aif topics schemas --write`"
+    assert {SCHEMAS / p.name for p in (checkout() / SCHEMAS).iterdir()} | {ASYNCAPI} == set(encode_schema_files())
 
 
-def test_a_changed_file_is_found_and_written_again(tmp_path: Path) -> None:
-    assert len(write_json_schemas(tmp_path)) == len(encode_json_schemas())
-    file = tmp_path / "new-items.1.json"
-    file.write_bytes(file.read_bytes() + b"\n")
-    assert write_json_schemas(tmp_path) == ["new-items.1.json"]
-    assert find_stale_schemas(tmp_path) == []
+def test_changed_files_are_found_and_written_again(tmp_path: Path) -> None:
+    assert len(write_schema_files(tmp_path)) == len(encode_schema_files())
+    changed = [tmp_path / SCHEMAS / "new-items.1.json", tmp_path / ASYNCAPI]
+    for file in changed:
+        file.write_bytes(file.read_bytes() + b"\n")
+    assert write_schema_files(tmp_path) == changed
+    assert find_stale_files(tmp_path) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.kafka import json_schemas
-from infra.kafka.json_schemas import find_broken_schemas, json_schema_folder, schema_number, write_json_schemas
+from infra.kafka.json_schemas import SCHEMAS, checkout, find_broken_schemas, schema_number, write_schema_files
 from infra.kafka.schema_compatibility import find_incompatibilities
 from schemas.errors import Incompatible
 from schemas.events import RECORDS, json_schema
@@ -81,26 +81,26 @@ def test_a_field_deleted_and_added_again_with_another_type_is_found_only_against
 
 
 def test_every_schema_that_ever_was_is_still_accepted() -> None:
-    assert find_broken_schemas(json_schema_folder()) == []
+    assert find_broken_schemas(checkout()) == []
     for topic in RECORDS:
-        numbers = sorted(int(p.name.split(".")[-2]) for p in json_schema_folder().glob(f"{topic}.[0-9]*.json"))
+        numbers = sorted(int(p.name.split(".")[-2]) for p in (checkout() / SCHEMAS).glob(f"{topic}.[0-9]*.json"))
         assert numbers == list(range(1, schema_number(json_schema(topic)) + 1)), f"{topic}: a file of an earlier schema is missing"
 
 
 def test_an_incompatible_model_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_json_schemas(tmp_path)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    write_schema_files(tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.json")}
     narrower = INCOMPATIBLE["a lower maximum"]
     monkeypatch.setattr(json_schemas, "json_schema", lambda topic: narrower if topic == "item-features" else json_schema(topic))
     with pytest.raises(Incompatible, match="schema_not_backward"):
-        write_json_schemas(tmp_path)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+        write_schema_files(tmp_path)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*.json")} == before
 
 
 def test_a_new_number_gets_a_file_of_its_own_beside_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_json_schemas(tmp_path)
-    first = json.loads((tmp_path / "item-features.1.json").read_text())
+    write_schema_files(tmp_path)
+    first = json.loads((tmp_path / SCHEMAS / "item-features.1.json").read_text())
     second = COMPATIBLE["both schema numbers"]
     monkeypatch.setattr(json_schemas, "json_schema", lambda topic: second if topic == "item-features" else json_schema(topic))
-    assert write_json_schemas(tmp_path) == ["item-features.2.json"]
-    assert json.loads((tmp_path / "item-features.1.json").read_text()) == first
+    assert write_schema_files(tmp_path) == [tmp_path / SCHEMAS / "item-features.2.json"]
+    assert json.loads((tmp_path / SCHEMAS / "item-features.1.json").read_text()) == first

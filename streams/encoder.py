@@ -77,20 +77,12 @@ class RowEncoder:
 
     def _stack(self, embeddings: Sequence[Embedding]) -> tuple[np.ndarray, np.ndarray]:
         """mm_RM float32, and has_R bool: whether this model can read the item's embedding; zeros where not."""
-        width = self._schema.mm_width
-        if isinstance(embeddings, EmbeddingValues) and self._schema.multimodal:
-            mm_RM, has_R = embeddings.stack(width)
-            finite_R = np.isfinite(mm_RM).all(axis=1)
-            mm_RM[~finite_R] = 0
-            return mm_RM, has_R & finite_R
-        mm_RM, has_R = np.zeros((len(embeddings), width), np.float32), np.zeros(len(embeddings), bool)
-        at = [r for r, embedding in enumerate(embeddings) if embedding is not None and embedding.shape == (width,)]
-        if at and self._schema.multimodal:
-            given = np.concatenate([embedding for r in at if (embedding := embeddings[r]) is not None]).reshape(-1, width)
-            finite = np.isfinite(given).all(axis=1)
-            has_R[at] = finite
-            mm_RM[has_R] = given[finite]
-        return mm_RM, has_R
+        if not isinstance(embeddings, EmbeddingValues):
+            embeddings = EmbeddingValues.join([None if one is None else np.asarray(one, np.float32).tobytes() for one in embeddings])
+        mm_RM, has_R = embeddings.stack(self._schema.mm_width)
+        finite_R = np.isfinite(mm_RM).all(axis=1)
+        mm_RM[~finite_R] = 0
+        return mm_RM, has_R & finite_R
 
     def _sign(self, rows: np.ndarray, mm_RM: np.ndarray, has_R: np.ndarray, stale_R: np.ndarray) -> None:
         """Signature and has_signature of the stale rows (Eq. 5)."""

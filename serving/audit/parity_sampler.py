@@ -28,7 +28,6 @@ from schemas.model.parameters import Parameters
 from serving.audit.reference_answer import score_plainly
 from serving.engine.candidates import find_candidates
 from serving.engine.loop import Engine
-from serving.engine.resident import Resident
 from serving.engine.user_state import EngineUserState
 from serving.engine.work import RankResult, RankWork
 
@@ -96,7 +95,7 @@ class ParitySampler:
             return None
         found = find_candidates(resident.tables, work.item_ids)
         ids = found.ids_K.tolist() if isinstance(found.ids_K, np.ndarray) else found.ids_K
-        return _Copied(resident.scorer.parameters, ids, _copy_rows(resident, found.slots_K))
+        return _Copied(resident.scorer.parameters, ids, resident.tables.rows_at(found.slots_K))
 
     def _check(self, copied: "Future[_Copied | None]", work: RankWork, result: RankResult) -> None:
         try:
@@ -117,13 +116,6 @@ class ParitySampler:
 
     def _count(self, outcome: str) -> None:
         self._metrics.counter("parity_samples").labels(outcome).inc()
-
-
-def _copy_rows(resident: Resident, slots_C: np.ndarray) -> np.ndarray:
-    rows_C = np.zeros(len(slots_C), resident.tables.layout.dtype)
-    for name, column in resident.tables.columns.items():
-        rows_C[name] = column[slots_C].reshape(rows_C[name].shape)
-    return rows_C
 
 
 def _compare(copied: _Copied, context: Mapping[str, Any], result: RankResult) -> ParityFigures:

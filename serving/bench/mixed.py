@@ -18,13 +18,10 @@ import numpy as np
 from infra.bench.declared import Bench, Figure
 from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_in_turns
 from infra.bench.report import Figures
-from infra.bench.stage import open_bench_stage
 from infra.command import say
-from infra.demo.stage import SHARDS, USER_PARTITIONS
-from infra.index.store import open_index_store
 from schemas.token import decode_token
 from serving.bench.inferences import encode_inferences
-from serving.bench.switch import publish_users, wait_version
+from serving.bench.switch import open_switched_server
 from serving.bench.versions import Ranges, VersionWriter, belongs
 
 MIXED = Bench(
@@ -104,14 +101,7 @@ def encode_requests(url: str, ids: np.ndarray, plan: MixedPlan) -> tuple[Target,
 def measure_mixed(plan: MixedPlan) -> Figures:
     """All figures of the command."""
     figures = Figures(MIXED, asdict(plan))
-    with open_bench_stage() as stage:
-        say(f"two kinds of version of {plan.items} items ...")
-        store = open_index_store(str(stage.directory / "index"))
-        writer = VersionWriter(store, SHARDS, USER_PARTITIONS, plan.items, two_models=True)
-        writer.publish()
-        publish_users(stage, writer, plan.users, plan.behaviours)
-        stage.start("server", "serve", "--port", str(stage.port))
-        wait_version(stage, writer, 0)
+    with open_switched_server(plan.items, plan.users, plan.behaviours, two_models=True) as (stage, writer):
         judged, began_s = Judged(writer.ranges), time.monotonic()
         seen = run_to_the_microsecond(_send_all(stage.url, writer, plan, judged))
     figures.add("answers", judged.answers)

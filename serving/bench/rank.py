@@ -280,17 +280,10 @@ def _engine_scores(world: RankWorld, history: Sequence[BehaviourEvent], slots: n
 
 
 def _reference_scores(world: RankWorld, history: Sequence[BehaviourEvent], slots: np.ndarray) -> np.ndarray:
-    joint = candidate_rows(world.spec, _rows_at(world, slots), CONTEXT)
-    seen = zip(history, _rows_at(world, find_slots(world.tables, history)), strict=True)
+    joint = candidate_rows(world.spec, world.tables.rows_at(slots), CONTEXT)
+    seen = zip(history, world.tables.rows_at(find_slots(world.tables, history)), strict=True)
     behaviours = [behaviour_row(world.spec, event.item_id, event.kind, event.features, row) for event, row in seen]
     with InFloat64():
         states = world.network.user_states(build_user_inputs(world.spec, PROFILE, behaviours))
         scores, _ = world.network.scores(world.network.joint_logits(states, joint), joint.bid_BC)
     return np.asarray(scores[0].numpy())
-
-
-def _rows_at(world: RankWorld, slots: np.ndarray) -> np.ndarray:
-    rows = np.zeros(len(slots), world.tables.layout.dtype)
-    for name, column in world.tables.columns.items():
-        rows[name] = column[slots]
-    return rows

@@ -9,8 +9,9 @@ Windows at rest and with switching alternate, because other processes may use th
 whether it mixed versions.
 """
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -99,13 +100,7 @@ class _Side:
 def measure_switch(plan: SwitchPlan) -> Figures:
     """All figures of the command."""
     figures = Figures(SWITCH, asdict(plan))
-    with open_bench_stage() as stage:
-        say(f"two kinds of version of {plan.items} items ...")
-        writer = VersionWriter(open_index_store(str(stage.directory / "index")), SHARDS, USER_PARTITIONS, plan.items)
-        writer.publish()
-        publish_users(stage, writer, plan.users, plan.behaviours)
-        stage.start("server", "serve", "--port", str(stage.port))
-        wait_version(stage, writer, 0)
+    with open_switched_server(plan.items, plan.users, plan.behaviours) as (stage, writer):
         target, bodies = _encode_requests(stage, writer, plan)
         run_to_the_microsecond(send_at_rate(target, bodies, plan.rate_per_s, _WARM_S))
         steady, switching = _Side(), _Side()
@@ -120,7 +115,20 @@ def measure_switch(plan: SwitchPlan) -> Figures:
     return figures
 
 
-def publish_users(stage: BenchStage, writer: VersionWriter, users: int, behaviours: int) -> None:
+@contextlib.contextmanager
+def open_switched_server(items: int, users: int, behaviours: int, two_models: bool = False) -> Iterator[tuple[BenchStage, VersionWriter]]:
+    """A real server that answers from version 0 and knows users with histories, and the writer of the versions after it."""
+    with open_bench_stage() as stage:
+        say(f"two kinds of version of {items} items ...")
+        writer = VersionWriter(open_index_store(str(stage.directory / "index")), SHARDS, USER_PARTITIONS, items, two_models)
+        writer.publish()
+        _publish_users(stage, writer, users, behaviours)
+        stage.start("server", "serve", "--port", str(stage.port))
+        wait_version(stage, writer, 0)
+        yield stage, writer
+
+
+def _publish_users(stage: BenchStage, writer: VersionWriter, users: int, behaviours: int) -> None:
     """Publishes users 0, 1, ... with histories of random items of the versions."""
     rng = np.random.default_rng(1)
     with stage.publisher() as publisher:

@@ -32,7 +32,7 @@ from serving.engine.vector_code import LANES, prefetch, sum_rows, widen_row
 
 
 class HistorySums(NamedTuple):
-    """What a pass leaves, in memory of the thread that is valid until its next pass; signatures_SW and has_S are the caller's own.
+    """What a pass leaves.
 
     attended_AD the last of the history; sum_D, nibbles_NVD [2 W, 16, D] of behaviours with a signature, `counts` = (how many these were, categories met);
     signatures_SW, has_S the last of the history; categories_G, sums_GD, often_G in the order in which they were met.
@@ -69,31 +69,19 @@ def open_history_scratch(weights: UserWeights) -> HistoryScratch:
     )
 
 
-def open_sums(weights: UserWeights, attended: int, groups: int) -> HistorySums:
-    """Memory for so many attended behaviours and different categories. No signatures yet."""
-    width = weights.width_padded
+def open_sums(weights: UserWeights, length: int, attended: int, signatures: int) -> HistorySums:
+    """Zeros for a pass over `length` behaviours. `attended`, `signatures`: how many of the latest are attended to, or kept with their signatures."""
+    width, groups, bytes_W = weights.width_padded, min(length, weights.categories), weights.spec.signature_bytes
     return HistorySums(
-        attended_AD=aligned((padded(attended, TILE_ROWS), width)),  # tiles are read whole
+        attended_AD=aligned((padded(attended, TILE_ROWS), width))[:attended],  # tiles are read whole
         sum_D=aligned((width,)),
-        nibbles_NVD=aligned((2 * weights.spec.signature_bytes, 16, width)),
-        signatures_SW=np.zeros((0, weights.spec.signature_bytes), np.uint8),
-        has_S=np.zeros(0, np.uint8),
+        nibbles_NVD=aligned((2 * bytes_W, 16, width)),
+        signatures_SW=np.zeros((signatures, bytes_W), np.uint8),
+        has_S=np.zeros(signatures, np.uint8),
         counts=np.zeros(2, np.int64),
         categories_G=np.zeros(groups, np.int64),
         sums_GD=aligned((groups, width)),
         often_G=np.zeros(groups, np.int64),
-    )
-
-
-def lay_out_sums(weights: UserWeights, kept: HistorySums, length: int, attended: int, signatures: int) -> HistorySums:
-    """Where a pass over `length` behaviours writes: into `kept`, or into memory of its own where that is too small. `attended`, `signatures`: how many of
-    the latest behaviours are attended to, or kept with their signatures. `read_history` clears what it adds to."""
-    groups = min(length, weights.categories)
-    room = kept if attended <= len(kept.attended_AD) and groups <= len(kept.categories_G) else open_sums(weights, attended, groups)
-    return room._replace(
-        attended_AD=room.attended_AD[:attended],
-        signatures_SW=np.zeros((signatures, weights.spec.signature_bytes), np.uint8),
-        has_S=np.zeros(signatures, np.uint8),
     )
 
 
@@ -184,26 +172,11 @@ def _add_to_categories(
                 entry = sums.counts[1]
                 sums.counts[1] += 1
                 entries[category] = entry + 1
-                sums.categories_G[entry], sums.often_G[entry] = category, 0
-                for d in range(width):
-                    sums.sums_GD[entry, d] = np.float32(0)
+                sums.categories_G[entry] = category
             if sums.often_G[entry] < latest:
                 sums.often_G[entry] += 1
                 total, vector = address(sums.sums_GD) + 4 * entry * width, address(projected_BD) + 4 * width * (j - start)
                 _add_to(total, vector, width // LANES)
-
-
-@part
-def _clear(sums: HistorySums) -> None:
-    """Zeros where the pass adds; a category's row is cleared when it is met."""
-    width = sums.sum_D.shape[0]
-    sums.counts[0] = sums.counts[1] = 0
-    for d in range(width):
-        sums.sum_D[d] = np.float32(0)
-    for nibble in range(sums.nibbles_NVD.shape[0]):
-        for value in range(16):
-            for d in range(width):
-                sums.nibbles_NVD[nibble, value, d] = np.float32(0)
 
 
 @kernel
@@ -214,7 +187,6 @@ def read_history(
     length, width = history.slots_L.shape[0], scratch.projected_BD.shape[1]
     inputs, stride, w_seq = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1], address(weights.w_seq)
     starts, none, first_attended = address(scratch.starts_BD), np.float32(-np.inf), length - sums.attended_AD.shape[0]
-    _clear(sums)
     _ask_for_rows(columns, history.slots_L, max(0, length - BLOCK), length)
     for end in range(length, 0, -BLOCK):
         start = max(0, end - BLOCK)

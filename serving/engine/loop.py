@@ -193,7 +193,7 @@ class Engine:
         resident = self._residents.get(version)
         if resident is None:
             return True
-        named = any(_version_of(work) == version for _, work in list(self._work))
+        named = any(work.version == version for _, work in list(self._work))
         if resident is self._current or named or time.monotonic() - resident.state_made_s < grace_s:
             return False
         self._residents = {v: r for v, r in self._residents.items() if v != version}
@@ -322,10 +322,8 @@ class Engine:
 
     def _state_for(self, work: RankWork) -> tuple[Resident, UserState]:
         """The version that answers, and the user state on it: the one that the work brought, or one made here."""
-        if work.state is not None:
-            return self._resident(work.state.version), work.state
-        resident = self._resident(None if work.user is None else work.user.version)
-        return resident, self._make_state(resident, work.user or UserWork())
+        resident = self._resident(work.version)
+        return resident, self._make_state(resident, work.user or UserWork()) if work.state is None else work.state
 
     def _rank(self, work: RankWork) -> RankResult:
         if not 1 <= work.top_k <= TOP_K_MAX:
@@ -360,11 +358,3 @@ def _answer(future: "Future[Any]", call: Callable[[], Any]) -> bool:
     except Exception as error:  # any error belongs to this request and must not end the thread
         future.set_exception(error)
         return False
-
-
-def _version_of(work: UserWork | RankWork) -> int | None:
-    if isinstance(work, UserWork):
-        return work.version
-    if work.state is not None:
-        return work.state.version
-    return None if work.user is None else work.user.version

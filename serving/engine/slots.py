@@ -10,6 +10,7 @@ Invariant: the arrays of the same layout, slot size, rows and id bytes lie at th
 Arrays: R slots (capacity), T look-up entries, M bytes of text ids.
 """
 
+import bisect
 import contextlib
 import errno
 import mmap
@@ -87,18 +88,14 @@ def plan_slot(layout: RowLayout, slot_bytes: int, rows: int, id_bytes: int) -> S
     def plan(capacity: int) -> SlotPlan:
         return plan_arrays(layout, capacity, _room_for(rows, id_bytes, capacity))
 
-    low, high = max(rows, 1), max(rows, 1)
-    if plan(low).size_bytes > slot_bytes:
+    least = max(rows, 1)
+    if plan(least).size_bytes > slot_bytes:
         raise Incompatible(
             "slot_too_small",
-            f"the version has {rows} rows and needs {plan(low).size_bytes} bytes, a slot has {slot_bytes}; restart with a larger slot_bytes",
+            f"the version has {rows} rows and needs {plan(least).size_bytes} bytes, a slot has {slot_bytes}; restart with a larger slot_bytes",
         )
-    while plan(high).size_bytes <= slot_bytes:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if plan(middle).size_bytes <= slot_bytes else (low, middle)
-    return plan(low)
+    capacities = range(least, slot_bytes)  # a row has more than one byte
+    return plan(capacities[bisect.bisect_right(capacities, slot_bytes, key=lambda capacity: plan(capacity).size_bytes) - 1])
 
 
 def open_arrays(plan: SlotPlan, memory: Any) -> dict[str, np.ndarray]:

@@ -126,6 +126,13 @@ class Tables:
             return bytes(self._arrays["id_bytes"][start:end]).decode()
         return int(self._arrays["ids"][slot])
 
+    def rows_at(self, slots_C: np.ndarray) -> np.ndarray:
+        """Copies of rows as they are stored, the layout's dtype [C]."""
+        rows_C = np.zeros(len(slots_C), self.layout.dtype)
+        for name, column in self.columns.items():
+            rows_C[name] = column[slots_C].reshape(rows_C[name].shape)
+        return rows_C
+
     def live_slots(self, limit: int) -> np.ndarray:
         """Slots of the first `limit` live rows."""
         return np.flatnonzero(self._dead_R[: min(self.used, 4 * limit)] == 0)[:limit]

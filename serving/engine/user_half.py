@@ -18,7 +18,7 @@ from schemas.model.parameters import Parameters
 from schemas.model.vector_blocks import aligned
 from serving.engine.attention import attend, open_attention_scratch
 from serving.engine.history import History, join_history
-from serving.engine.history_pass import HistorySums, lay_out_sums, open_history_scratch, open_sums, read_history, spread_nibbles
+from serving.engine.history_pass import HistorySums, open_history_scratch, open_sums, read_history, spread_nibbles
 from serving.engine.joint_pass import Columns
 from serving.engine.panels import padded
 from serving.engine.tables import Tables
@@ -27,15 +27,12 @@ from serving.engine.user_vectors import UserVectors
 from serving.engine.user_weights import UserWeights
 from serving.engine.work import UserWork
 
-_GROUPS_KEPT = 1_024  # different categories of a history for which a thread keeps memory
-
 
 class _Scratch(threading.local):
     """Scratch memory, one for each thread."""
 
     def __init__(self, weights: UserWeights) -> None:
         self.history, self.attention = open_history_scratch(weights), open_attention_scratch(weights)
-        self.sums = open_sums(weights, weights.spec.attended_behaviours, min(_GROUPS_KEPT, weights.categories))
 
 
 class UserHalf:
@@ -60,9 +57,9 @@ class UserHalf:
         return arrays, history.missing
 
     def read(self, history: History, attended: int, signatures: int, first_signed: int, latest: int) -> HistorySums:
-        """One pass over a history; see `read_history`. What it returns is valid until the thread's next pass."""
+        """One pass over a history; see `read_history`."""
         length = len(history.slots_L)
-        sums = lay_out_sums(self.weights, self._scratch.sums, length, min(length, attended), min(length, signatures))
+        sums = open_sums(self.weights, length, min(length, attended), min(length, signatures))
         read_history(self._columns, self.weights.history, history, first_signed, latest, self._scratch.history, sums)
         return sums
 

@@ -80,6 +80,12 @@ class RankWork:
     user: UserWork | None = None
     context: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def version(self) -> int | None:
+        """The version that it names, None = the current one."""
+        by = self.state or self.user
+        return None if by is None else by.version
+
 
 @dataclass(frozen=True, slots=True)
 class RankResult:

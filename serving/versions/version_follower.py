@@ -75,7 +75,11 @@ class _Held:
 
 
 class VersionFollower:
-    """One thread beside the engine, and the loader process. After an error the running version stays, and `last_error` says why."""
+    """One thread beside the engine, and the loader process.
+
+    last_error  why the wanted version is not served; empty if it is
+    counters    since the start: loads, load_failures, flips, corrupted (failures because a file differs from what its manifest says)
+    """
 
     def __init__(
         self, engine: Engine, store_url: str, kafka: KafkaSettings, poll_s: float = 0.2, slot_bytes: int = 0, grace_s: float = GRACE_S
@@ -85,9 +89,9 @@ class VersionFollower:
         self._log = ControlLog(self._store)
         self._loader = Loader(slot_bytes)
         self._held: dict[int, _Held] = {}
-        self._last_error = ""
+        self.last_error = ""
         self._last_checkpoint: CheckpointFile | None = None
-        self._counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0}
+        self.counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0}
         self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
         self._retry = (0.0, PAUSE_S_MIN, -1)  # (not before this time, the last pause, the log's length then)
         self.before_flip: Callable[[int], None] = lambda version: None  # called with the version that is about to go live; must not raise
@@ -124,17 +128,7 @@ class VersionFollower:
             "waiting for a published version in the control log" if state.current is None else f"{state.current.token} is being loaded"
         )
         starting = "the server is starting, or no worker has begun an index in its store"  # the log has not been read, or is empty
-        return self._last_error or (waiting if state.next_number else starting)
-
-    @property
-    def last_error(self) -> str:
-        """Why the wanted version is not served; empty if it is."""
-        return self._last_error
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Counts since the start: loads, load_failures, flips, corrupted (failures because a file differs from what its manifest says)."""
-        return dict(self._counters)
+        return self.last_error or (waiting if state.next_number else starting)
 
     def take_load_seconds(self) -> list[float]:
         """Seconds from manifest to flip, of each version that went live since the last call."""
@@ -153,16 +147,16 @@ class VersionFollower:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        before, self._last_error = self._last_error, str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
-        if before == self._last_error and not self._may_try(self._log.state):
+        before, self.last_error = self.last_error, str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
+        if before == self.last_error and not self._may_try(self._log.state):
             return  # the log itself does not read, which is tried at every poll
-        self._counters["load_failures"] += 1
-        self._counters["corrupted"] += isinstance(error, Corrupted)
+        self.counters["load_failures"] += 1
+        self.counters["corrupted"] += isinstance(error, Corrupted)
         _, pause, length = self._retry
         moved = self._log.state.next_number != length
         pause = PAUSE_S_MIN if moved else min(2 * pause, PAUSE_S_MAX)
         self._retry = (time.monotonic() + pause, pause, self._log.state.next_number)
-        logger.warning("version_not_served", error=self._last_error, retry_s=pause)
+        logger.warning("version_not_served", error=self.last_error, retry_s=pause)
 
     def step(self) -> None:
         """Reads the log once and does what follows from it. Raises on failure; the running version is untouched then."""
@@ -175,10 +169,10 @@ class VersionFollower:
         if held is not None and not held.error:
             if current is None or current.version != wanted.version:
                 self._flip(held)
-            self._last_error = ""
+            self.last_error = ""
         elif self._may_try(state):
             if held is not None:  # it takes no more changes, nor those that the copy which is loaded now has offered and left behind
-                held.resident.error = self._last_error = held.error
+                held.resident.error = self.last_error = held.error
             try:
                 self._load(wanted)
             except AifError:
@@ -245,7 +239,7 @@ class VersionFollower:
         if slot is None:
             return
         started_s = time.monotonic()
-        self._counters["loads"] += 1
+        self.counters["loads"] += 1
         tables = self._loader.load(Source(self._store_url, manifest, wanted.manifest_sha256), slot)
         checkpoint = self._checkpoint(manifest)
         former = self._held.get(wanted.version)
@@ -266,7 +260,7 @@ class VersionFollower:
             self._flip(held)
             self._load_seconds.append(time.monotonic() - started_s)
         self._retry = (0.0, PAUSE_S_MIN, -1)
-        self._last_error = ""
+        self.last_error = ""
 
     def _check_positions(self, positions: Mapping[int, int]) -> dict[int, int]:
         return check_positions(self._kafka, positions, self._topic_id)
@@ -331,7 +325,7 @@ class VersionFollower:
 
     def _flip(self, held: _Held) -> None:
         wait_for_engine(self._engine.install(held.resident))
-        self._counters["flips"] += 1
+        self.counters["flips"] += 1
         logger.info("version_live", token=str(held.resident.token), rows=held.resident.tables.rows)
 
 

@@ -6,7 +6,7 @@ mapping.py                a mapping file; mapping_source.py: its sections with f
 mapped_catalogue.py       files as events, from what mapped_sources.py has loaded; cli.py: `aif import`
 file_chunks.py            files in chunks; file_format.py, json_lines.py: CSV and JSON lines
 tables.py                 the rows of a section, kept in a spool.py, ordered by sorted_rows.py; rejections.py: rows that became nothing
-columns.py                cells decoded; feature_values.py: features of rows; inferred_schema.py: what a mapping leaves open
+columns.py                cells decoded; inferred_schema.py: what a mapping leaves open
 interactions.py           who did what when; shown_impressions.py and sampled_impressions.py: requests; held_out_period.py: what is measured
 item_rows.py              items; item_history.py, item_statistics.py, item_embeddings.py: what is known of them; item_states.py: as of any time;
                           item_changes.py: what comes after the evaluation time

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from infra.data.feature_values import decode_features
 from infra.data.interactions import IdPlaces
 from infra.data.leakage import strongest_correlation
 from infra.data.mapped_sources import MappedSources
@@ -94,7 +93,7 @@ def _rows_by_request(sources: MappedSources, features: Sequence[Feature]) -> lis
     item_I = sources.states.told_at(np.arange(len(sources.item_rows.ids)), sources.now_ms)
     found = dict[tuple[object, object], list[_Shown]]()
     for rows, requests in shown.of_first_users(_USERS_MOST):
-        contexts = decode_features(rows, rows.source.feature_columns(), features)
+        contexts = rows.features(features)
         items = (
             item_I[place] if 0 <= place < len(item_I) else {}
             for place in places.encode(rows.array("item"), shown.table.id_forms["item"]).tolist()

@@ -11,7 +11,6 @@ from functools import cached_property
 import numpy as np
 
 from infra.data.columns import decode_texts
-from infra.data.feature_values import decode_rows_of_vectors
 from infra.data.inferred_schema import infer_width
 from infra.data.interactions import IdPlaces
 from infra.data.mapping import Embeddings
@@ -76,13 +75,13 @@ class ItemEmbeddings:
     def _plain_vectors(self, places: np.ndarray) -> list[list[float] | None]:
         rows = self._rows(places)
         if self._embedding.text_width is None:
-            return decode_rows_of_vectors(rows, self._column, self.width, self._embedding.name)
+            return rows.vectors(self._column, self.width, self._embedding.name)
         texts = _joined_texts(rows)
         found = self._embedder.encode([text or "" for text in texts]).tolist()
         return [vector if text is not None else None for vector, text in zip(found, texts, strict=True)]
 
     def _rows(self, places: np.ndarray) -> LoadedRows:
-        return self._table.rows(self._table.spool.take(self._row_P[places]))
+        return self._table.take(self._row_P[places])
 
     def matrix(self, ids: Sequence[Id]) -> np.ndarray:
         """Embeddings of these items without marks, zeros where one has none: [len(ids), width] float32."""

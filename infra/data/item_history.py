@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from infra.data.feature_values import decode_feature
 from infra.data.interactions import IdPlaces, read_times
 from infra.data.sorted_rows import sort_into_spool
 from infra.data.spool import BLOCK_ROWS, RowColumn, Spool, SpoolBounds
@@ -81,8 +80,8 @@ def _usable_batches(
         for role, column in (("id", item_R), ("time", time_R)):
             rows.reject_cells(column < 0, role, role)
         usable = np.flatnonzero((item_R >= 0) & (item_R < items) & (time_R >= 0))
-        kept, columns = rows.take(usable), table.source.feature_columns()
-        told = [code.encode(decode_feature(kept, columns[name], code.feature)) for name, code in codes.items()]
+        kept = rows.take(usable)
+        told = [code.encode(kept.feature(code.feature)) for code in codes.values()]
         known_from = time_R[usable] + known_after_ms
         yield pa.RecordBatch.from_arrays([pa.array(c, pa.int64()) for c in (item_R[usable], known_from, *told)], schema=schema)
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from infra.data.columns import decode_numbers
-from infra.data.feature_values import decode_features
 from infra.data.item_history import HistoryFeature, HistoryRows
 from infra.data.item_rows import ItemRows
 from infra.data.item_statistics import ItemStatistic
@@ -77,7 +76,7 @@ class ItemStates:
 
     def features_of_rows(self, rows: LoadedRows, item_R: np.ndarray) -> list[dict[str, Any]]:
         """The features in some rows of the items' file, which may be of an earlier version of an item, and the items' groups. item_R: places of their items."""
-        found = decode_features(rows, rows.source.feature_columns(), self.features.values())
+        found = rows.features(self.features.values())
         for name, groups_I in self._clusters.items():
             for features, group in zip(found, groups_I[item_R].tolist(), strict=True):
                 features[name] = f"c{group}"

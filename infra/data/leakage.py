@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from infra.data.feature_values import decode_features
 from infra.data.interactions import IdPlaces, read_times
 from infra.data.item_embeddings import read_last_rows
 from infra.data.mapped_sources import MappedSources
@@ -126,7 +125,7 @@ def _of_users(sources: MappedSources) -> Iterator[_Asked]:
     at_N = np.array([place_of.get(sources.positives.user_ids[place], -1) for place in places.tolist()], np.int64)
     counts_PN, at_N = counts_PN[:, at_N >= 0], at_N[at_N >= 0]
     if len(at_N) >= _LEAST:
-        rows = decode_features(table.rows(table.spool.take(last_R[at_N])), users.feature_columns(), sources.features)
+        rows = table.take(last_R[at_N]).features(sources.features)
         yield _Asked("users", names, rows, counts_PN[:-1], counts_PN[-1])
 
 

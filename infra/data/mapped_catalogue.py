@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from infra.clock import DAY_MS
 from infra.data.catalogue import Evaluation, HeldOutUser
-from infra.data.feature_values import decode_features
 from infra.data.interactions import Interactions
 from infra.data.item_changes import copy_items, drift_items
 from infra.data.item_embeddings import read_last_rows
@@ -169,8 +168,7 @@ class MappedCatalogue:
         """The features of some users."""
         assert self.mapping.users is not None
         table = self.sources.table(self.mapping.users)
-        rows = table.rows(table.spool.take(self._profile_rows[0][places]))
-        return decode_features(rows, table.source.feature_columns(), self.schema.of(Scope.USER))
+        return table.take(self._profile_rows[0][places]).features(self.schema.of(Scope.USER))
 
     def users(self) -> Iterator[UserFeaturesRecord]:
         ids = list(self._profile_rows[1])
@@ -197,7 +195,7 @@ class MappedCatalogue:
         source, spool = self.mapping.behaviours, self.sources.history.rows
         if source is not None and source.features and spool is not None:
             told = self.sources.table(source).rows(spool.take(rows))
-            features = decode_features(told, source.feature_columns(), self.schema.of(Scope.BEHAVIOUR))
+            features = told.features(self.schema.of(Scope.BEHAVIOUR))
         columns = (part.user_X, part.item_X, part.kind_X, part.time_X)
         for user, item, kind, time_ms, raw in zip(*(np.asarray(c).tolist() for c in columns), features, strict=True):
             yield Behaviour(user_id=part.user_ids[user], item_id=part.item_ids[item], kind=part.kinds[kind], time_ms=time_ms, features=raw)

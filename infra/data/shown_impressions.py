@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, holds_flags, plain
-from infra.data.feature_values import decode_features
 from infra.data.interactions import Interactions, read_interactions
 from infra.data.mapping import OUTCOME, Impressions
 from infra.data.sorted_rows import sort_rows
@@ -170,7 +169,7 @@ def _records(
     clicked_R, bid_R, teacher_R = rows.numbers(_CLICKED) > 0, _optional_numbers(rows, "bid"), _optional_numbers(rows, "teacher_ecpm")
     outcomes_R = shown.outcomes_of(rows)
     starts = np.flatnonzero(np.diff(first_R, prepend=-1))
-    raw = decode_features(rows.take(starts), rows.source.feature_columns(), context)
+    raw = rows.take(starts).features(context)
     names = decode_texts(rows.take(starts).array("request")) if rows.has("request") else time_R[starts].tolist()
     for start, end, request_context, text in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], raw, names, strict=True):
         part = slice(start, end)

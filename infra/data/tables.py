@@ -1,25 +1,37 @@
 """The rows of a section that pass its filter, with the columns that the mapping names, and the file and number of each row.
 
-Here: `LoadedRows`, some rows in memory; `LoadedTable`, all rows of a section, which need not fit there; `load_table`, which reads them once.
-Not here: files (file_chunks.py), what cells mean (columns.py).
+Here: `LoadedRows`, some rows in memory, and the features in them; `LoadedTable`, all rows of a section, which need not fit there; `load_table`, which reads
+them once. Not here: files (file_chunks.py), what cells mean (columns.py).
 Memory: one chunk of a file while reading, then the bound of a spool (spool.py), whatever the size of the files.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.data.columns import IdForm, decode_parts, plain, spell_numbers
+from infra.data.columns import (
+    IdForm,
+    decode_bags,
+    decode_categories,
+    decode_numbers,
+    decode_parts,
+    decode_vectors,
+    join_vectors,
+    plain,
+    spell_numbers,
+)
 from infra.data.file_chunks import common_schema, count_rows, find_files, read_chunks, resolve_column
 from infra.data.mapping_source import Column, Source
 from infra.data.rejections import Rejections
 from infra.data.spool import Spool, SpoolBounds
 from infra.data.where import rows_where
+from schemas.features import Feature, Kind
 from schemas.limits import MIB
 
 ROW, FILE = "#row", "#file"  # columns of ours beside those of the files
@@ -55,6 +67,45 @@ class LoadedRows:
         if column.decimal is not None:
             found = [spell_numbers(array, column.decimal) for array in found]
         return [array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]) for array in found]
+
+    def features(self, features: Iterable[Feature]) -> list[dict[str, Any]]:
+        """Of each row the raw values of those features that the section has, as events carry them. A missing or unreadable cell leaves the feature out."""
+        columns = self.source.feature_columns()
+        found = {feature.name: self.feature(feature) for feature in features if feature.name in columns}
+        if not found:
+            return [{} for _ in range(len(self))]
+        return [
+            {name: value for name, value in zip(found, cells, strict=True) if value is not None}
+            for cells in zip(*found.values(), strict=True)
+        ]
+
+    def feature(self, feature: Feature) -> Sequence[Any]:
+        """The raw values of one feature of the section, None where there is none."""
+        column = self.source.feature_columns()[feature.name]
+        if column.value is not None:
+            return [float(column.value) if feature.kind is Kind.NUMERIC else column.value] * len(self)
+        arrays = self.arrays(column)
+        if feature.kind is Kind.NUMERIC:
+            return [None if x != x else x for x in decode_numbers(arrays[0]).tolist()]
+        if feature.kind is Kind.CATEGORICAL:
+            return decode_categories(arrays[0], column.separator)
+        if feature.kind is Kind.BAG:
+            return decode_bags(arrays[0], column.separator)
+        return self.vectors(column, feature.width, feature.name)
+
+    def vectors(self, column: Column, width: int, name: str) -> list[list[float] | None]:
+        """Vectors of that width. One of another width, or a cell that is no vector, is noted as rejected; an empty cell is just left out."""
+        arrays = self.arrays(column)
+        vectors = decode_vectors(arrays[0], column.separator) if len(arrays) == 1 and column.prefix is None else join_vectors(arrays)
+        empty = arrays[0].is_null().to_pylist()
+        for row, vector in enumerate(vectors):
+            if vector is not None and len(vector) == width:
+                continue
+            if not empty[row]:
+                got = "no vector of finite numbers" if vector is None else f"{len(vector)} numbers"
+                self.reject(row, f"{name} has {got}, expected {width}")
+            vectors[row] = None
+        return vectors
 
     def array(self, role: str) -> pa.ChunkedArray:
         """The one Arrow column of a role; a constant is repeated."""
@@ -110,6 +161,10 @@ class LoadedTable:
     def rows(self, table: pa.Table) -> LoadedRows:
         """Rows of this section, as they came out of a spool."""
         return LoadedRows(self.source, table, self.files, self.rejections)
+
+    def take(self, rows: np.ndarray) -> LoadedRows:
+        """Some rows by their numbers, in the given order."""
+        return self.rows(self.spool.take(rows))
 
     def blocks(self) -> Iterator[LoadedRows]:
         """All rows in file order, some at a time."""

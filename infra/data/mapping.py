@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from infra.data.file_format import FORMAT_KEYS
-from infra.data.mapping_part import UNNAMED, Count, Number, Part, Texts, reject, rejected, require_known
+from infra.data.mapping_part import SAMPLED, Count, Number, Part, Texts, reject, rejected, require_known
 from infra.data.mapping_source import COLUMNS, Column, FeatureSource, Source
 from schemas.errors import Misconfigured
 from schemas.limits import NAME_CHARS_MAX, TASKS_MAX
@@ -207,16 +207,6 @@ class Holdout(Part):
     k: Count = 100
 
 
-def _form_of_impressions(raw: Any) -> str:
-    with_file = isinstance(raw, Impressions) or (isinstance(raw, Mapping) and "file" in raw)
-    return f"{UNNAMED}shown" if with_file else f"{UNNAMED}sampled"
-
-
-_Impressions = Annotated[
-    Annotated[Impressions, Tag(f"{UNNAMED}shown")] | Annotated[Sampling, Tag(f"{UNNAMED}sampled")], Discriminator(_form_of_impressions)
-]
-
-
 class DataMapping(Part):
     """One mapping file as values. A section that the file does not have is None.
 
@@ -231,21 +221,26 @@ class DataMapping(Part):
     embeddings: Embeddings | None = None
     users: Users | None = None
     behaviours: Behaviours | None = None
-    shown_or_sampled: _Impressions = Field(Sampling(), alias="impressions")
+    impressions: Impressions | None = None
+    sampling: Sampling = Field(Sampling(), alias=SAMPLED)
     holdout: Holdout = Field(Holdout(), alias="evaluation")
     model: dict[str, Any] = Field(default_factory=dict)
     train: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
-    def _read_embeddings(cls, raw: Any) -> Any:
-        """The file of [embeddings] and what goes with it are those of [items] where it names none."""
-        items, own = raw.get("items"), raw.get("embeddings")
-        if not isinstance(items, Mapping) or not isinstance(own, Mapping):
-            return raw
-        same_file = own.get("file", items.get("file")) == items.get("file")
-        shared = ("id", "where", *(() if set(FORMAT_KEYS) & own.keys() else FORMAT_KEYS)) if same_file else ()
-        return {**raw, "embeddings": {**{key: items[key] for key in ("file", *shared) if key in items}, **own}}
+    def _read_sections(cls, raw: Any) -> Any:
+        """[impressions] without a file is another section than with one. The file of [embeddings], and what goes with it, is that of [items] where it names
+        none."""
+        sections = {**raw}
+        items, own, impressions = (raw.get(name) for name in ("items", "embeddings", "impressions"))
+        if isinstance(impressions, Mapping) and "file" not in impressions:
+            sections[SAMPLED] = sections.pop("impressions")
+        if isinstance(items, Mapping) and isinstance(own, Mapping):
+            same_file = own.get("file", items.get("file")) == items.get("file")
+            shared = ("id", "where", *(() if set(FORMAT_KEYS) & own.keys() else FORMAT_KEYS)) if same_file else ()
+            sections["embeddings"] = {**{key: items[key] for key in ("file", *shared) if key in items}, **own}
+        return sections
 
     @field_validator("model")
     @classmethod
@@ -261,16 +256,6 @@ class DataMapping(Part):
         except Misconfigured as error:
             raise ValueError(error.message) from error
         return raw
-
-    @property
-    def impressions(self) -> Impressions | None:
-        """The section [impressions] with a file; None where there is no such file, and they are sampled."""
-        return self.shown_or_sampled if isinstance(self.shown_or_sampled, Impressions) else None
-
-    @property
-    def sampling(self) -> Sampling:
-        """How impressions are sampled."""
-        return self.shown_or_sampled if isinstance(self.shown_or_sampled, Sampling) else Sampling()
 
     @property
     def embedding_name(self) -> str:

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from schemas.errors import Misconfigured, suggest
 
-UNNAMED = "#"  # what a place begins with that is in no file: the tag of a form of a section
+SAMPLED = "impressions without a file"  # how the section is told from the other one of its name
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Number = Annotated[float, Field(gt=0, lt=1e12)]
@@ -48,7 +48,7 @@ def require_known(raw: Mapping[str, Any], keys: Iterable[str], hint: str = "") -
     """Raises ValueError for the first key that is none of these, with the nearest."""
     for key in raw:
         if key not in keys:
-            raise ValueError(f"{key} is not known here{hint}; {suggest(key, keys)}")
+            raise ValueError(f"{key} is not known here{hint}; {suggest(key, {*keys} - {SAMPLED})}")
 
 
 def _keys(name: str, field: FieldInfo) -> list[str]:
@@ -59,7 +59,8 @@ def _keys(name: str, field: FieldInfo) -> list[str]:
 def rejected(path: Path, error: ValidationError) -> Misconfigured:
     """The first of pydantic's errors as one of the mapping file."""
     first = error.errors(include_url=False)[0]
-    section, *keys = [str(part) for part in first["loc"] if not str(part).startswith(UNNAMED)] or [""]
+    section, *keys = [str(part) for part in first["loc"]] or [""]
+    section = section.removesuffix(" without a file")
     key = ".".join(keys)
     place = f"[{section}] {key}".strip() if (section and first["type"] != "string_type") or key else section
     return reject(path, place, _expectation(first, section, key))

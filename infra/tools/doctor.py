@@ -4,6 +4,7 @@ model knows the features that are published (unknown_features.py).
 Each check says ok, warn or fail, what it found, and the next step. Nothing is changed, but small files in the index store that are removed again.
 """
 
+import dataclasses
 import importlib.metadata
 import os
 import resource
@@ -15,7 +16,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from infra.command import settings_classes
-from infra.index.control_log import ControlLog
+from infra.index.control_log import ControlLog, check_identity
 from infra.index.store import check_exclusive_create, open_index_store
 from infra.index.store_clock import fetch_store_time_ms
 from infra.index.verify import find_checkpoint_faults
@@ -110,10 +111,15 @@ def check_topics(settings: InfraSettings) -> Finding:
 
 
 def check_store(settings: InfraSettings) -> Finding:
-    """Whether the index store can be listed, and refuses the second of two creates: the control log rests on it."""
-    store = open_index_store(settings.index.store)
+    """Whether the index store can be listed, refuses the second of two creates, on which the control log rests, and is of the index that the settings
+    name."""
+    store, index = open_index_store(settings.index.store), settings.index
     entries = len(store.list("control/"))
     check_exclusive_create(store)
+    state = ControlLog(store).refresh()
+    if state.init is not None:
+        kind = IdKind(index.id_kind)
+        check_identity(state, dataclasses.replace(state.init, shards=index.shards, user_partitions=index.user_partitions, id_kind=kind))
     if not entries:
         return Finding("store", OK, f"{store.url} is empty: no worker has begun an index here", "where one has, look at AIF_INDEX__STORE")
     return Finding("store", OK, f"{store.url}, {entries} entries in the control log")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from infra.kafka.reader import SourceRecord
-from schemas.errors import RejectedInput
+from schemas.errors import Misconfigured, RejectedInput
 from schemas.events import (
     Behaviour,
     BehavioursRecord,
@@ -48,6 +48,15 @@ class EventDecoder:
         }
         self.read: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
+
+    def require_ids(self, model: IdKind) -> None:
+        """Raises Misconfigured (`id_kind_differs`) unless it reads ids of the model's kind: of the other one it would refuse every impression."""
+        if self._kind is not model:
+            raise Misconfigured(
+                "id_kind_differs",
+                f"the model has {model} ids, the log would be read as of {self._kind} ids; set AIF_INDEX__ID_KIND={model} if the topics have such ids "
+                "(for a snapshot, when it is exported), else take a model that was made for them",
+            )
 
     def decode(self, topic: str, records: Iterable[SourceRecord]) -> list[Any]:
         """The good events of some records of a topic, in their order."""

@@ -84,7 +84,9 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
         reading = progress.add_task("read the topics", total=None)
         kept = StateFile(plan.state) if plan.state is not None else None
         refused = RefusedImpressions(settings.bootstrap_servers(), settings.kafka.topic_prefix) if plan.snapshot is None else None
-        data, known = _read(_open_source(settings, plan, refused), network, plan.wait_impressions, kept)
+        source = _open_source(settings, plan, refused)
+        source.decoder.require_ids(network.spec.schema.id_kind)
+        data, known = _read(source, network, plan.wait_impressions, kept)
         chosen = plan.train.with_steps(len(data))
         states = _open_states(plan, chosen, network, data, known) if kept is not None else None
         progress.update(reading, total=1, completed=1)

@@ -115,6 +115,7 @@ def open_follower(
     ids = _check_topics(control, bootstrap, prefix)
     refused = RefusedImpressions(bootstrap, prefix)
     decoder = EventDecoder(index.shards, index.user_partitions, IdKind(index.id_kind), refused.refuse)
+    decoder.require_ids(base.spec.schema.id_kind)
     plan.state_path.parent.mkdir(parents=True, exist_ok=True)
     # The model that is followed, and the topics: for the kept state, and for the cards of checkpoints.
     followed = {"model_id": base.info.model_id, "spec": base.spec.fingerprint, "lsh": base.info.lsh_version}

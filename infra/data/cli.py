@@ -168,7 +168,7 @@ def _describe(catalogue: "MappedCatalogue") -> dict[str, Any]:
         "items": catalogue.item_count,
         "rejected": len(catalogue.rejections),
         "rejected_by_reason": dict(catalogue.rejections.counts.most_common(_KINDS_SHOWN)),
-        "rejections": [f"{r.file} row {r.row} [{r.section}]: {r.reason}" for r in catalogue.rejections.named[:_REJECTIONS_SHOWN]],
+        "rejections": [str(row) for row in catalogue.rejections.named[:_REJECTIONS_SHOWN]],
         "told_until": now,
         "behaviours_kept_back": held_back,
         "behaviours_of_known_items_share": round(sources.known_share, 4),
@@ -179,8 +179,8 @@ def _describe(catalogue: "MappedCatalogue") -> dict[str, Any]:
 
 def _say_rejections(catalogue: "MappedCatalogue") -> None:
     named = catalogue.rejections.named
-    for r in named[:_REJECTIONS_SHOWN]:
-        say(f"rejected {r.file} row {r.row} [{r.section}]: {r.reason}")
+    for row in named[:_REJECTIONS_SHOWN]:
+        say(f"rejected {row}")
     if (more := len(catalogue.rejections) - min(len(named), _REJECTIONS_SHOWN)) > 0:
         say(
             f"and {more:,} more rows; in all {', '.join(f'{what}: {count:,}' for what, count in catalogue.rejections.counts.most_common(_KINDS_SHOWN))}"

@@ -18,6 +18,7 @@ import numpy as np
 from infra.data.interactions import IdPlaces
 from infra.data.leakage import strongest_correlation
 from infra.data.mapped_sources import MappedSources
+from infra.data.tables import LoadedRows
 from schemas.features import Feature, Kind, Scope
 
 _TELLING_LEAST = 0.5  # of the requests with clicked rows and others; an hour that changes within a session tells few of them apart
@@ -91,13 +92,10 @@ def _rows_by_request(sources: MappedSources, features: Sequence[Feature]) -> lis
     shown, places = sources.shown, IdPlaces(sources.id_kind, sources.item_rows.ids)
     assert shown is not None
     item_I = sources.states.told_at(np.arange(len(sources.item_rows.ids)), sources.now_ms)
-    found = dict[tuple[object, object], list[_Shown]]()
-    for rows, requests in shown.of_first_users(_USERS_MOST):
-        contexts = rows.features(features)
-        items = (
-            item_I[place] if 0 <= place < len(item_I) else {}
-            for place in places.encode(rows.array("item"), shown.table.id_forms["item"]).tolist()
-        )
-        for request, row in zip(requests, zip(shown.clicked(rows).tolist(), contexts, items, strict=True), strict=True):
-            found.setdefault(request, []).append(row)
-    return list(found.values())
+
+    def tell(rows: LoadedRows) -> Iterator[_Shown]:
+        places_R = places.encode(rows.array("item"), shown.table.id_forms["item"])
+        items = (item_I[place] if 0 <= place < len(item_I) else {} for place in places_R.tolist())
+        return zip(shown.clicked(rows).tolist(), rows.features(features), items, strict=True)
+
+    return shown.by_request(_USERS_MOST, tell)

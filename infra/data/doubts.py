@@ -20,7 +20,6 @@ from infra.data.leakage import SUSPICIOUS, find_known_future, find_made_of_the_l
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping_source import Source
 from infra.data.sampled_impressions import KnownUsers
-from infra.data.shown_impressions import ShownRows
 from schemas.features import Kind
 from schemas.ids import Id
 
@@ -151,9 +150,10 @@ def _find_own_clicks(sources: MappedSources) -> str | None:
 
 def _find_no_contrast(sources: MappedSources) -> str | None:
     """Requests that hold clicks only or none: rows of a log that stand alone, or ids of requests that differ with the click."""
-    if sources.shown is None:
+    shown = sources.shown
+    if shown is None:
         return None
-    clicked = _clicks_by_request(sources.shown)
+    clicked = shown.by_request(_USERS_MOST, lambda rows: shown.clicked(rows).tolist())
     with_click = [flags for flags in clicked if any(flags)]
     if len(with_click) < _CLICKS_LEAST or (share := sum(not all(flags) for flags in with_click) / len(with_click)) >= _CONTRAST_LEAST:
         return None
@@ -163,15 +163,6 @@ def _find_no_contrast(sources: MappedSources) -> str | None:
         "order is learnt from the two together; name as request what was shown together and does not tell the click, for example an hour of the user's: "
         "request = { column = \"time\", pattern = '^(.*T\\d\\d)' } of texts, '^(\\d{7})' of seconds"
     )
-
-
-def _clicks_by_request(shown: ShownRows) -> list[list[bool]]:
-    """Whether the rows of each request were clicked, of the first users of the file."""
-    found = dict[tuple[object, object], list[bool]]()
-    for rows, requests in shown.of_first_users(_USERS_MOST):
-        for request, click in zip(requests, shown.clicked(rows).tolist(), strict=True):
-            found.setdefault(request, []).append(click)
-    return list(found.values())
 
 
 def _times_of(log: Interactions, users: set[Id]) -> dict[tuple[Id, int], list[int]]:

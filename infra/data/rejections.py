@@ -20,6 +20,9 @@ class RejectedRow:
     row: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.file} row {self.row} [{self.section}]: {self.reason}"
+
 
 @dataclass
 class Rejections:

@@ -7,8 +7,8 @@ a request need not lie together in the file.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ from schemas.features import Feature
 from schemas.ids import Id, IdKind
 from schemas.limits import ITEMS_PER_IMPRESSION_MAX, REQUEST_ID_CHARS_MAX
 
+T = TypeVar("T")
 _USER, _ITEM, _TIME, _REQUEST, _FIRST, _POSITION, _CLICKED = "#user", "#item", "#time", "#request", "#first", "#position", "#clicked"
 _SORTED = (_USER, _ITEM, _TIME, _REQUEST, _FIRST, _POSITION, _CLICKED)
 
@@ -47,15 +48,17 @@ class ShownRows:
         flag_NR = {name: self._flags(rows, OUTCOME + name).tolist() for name in self.outcomes}
         return [[name for name in self.outcomes if flag_NR[name][row]] for row in range(len(rows))]
 
-    def of_first_users(self, users_max: int) -> Iterator[tuple[LoadedRows, list[tuple[object, object]]]]:
-        """The rows of the first users of the file, some at a time, and of each row what names its request: what doubts are judged by."""
-        users = None
+    def by_request(self, users_max: int, tell: Callable[[LoadedRows], Iterable[T]]) -> list[list[T]]:
+        """What `tell` says of each row, together by request, of the first users of the file: what doubts are judged by."""
+        users, found = None, dict[tuple[object, object], list[T]]()
         for rows in self.table.blocks():
             cells = plain(rows.array("user"))
             users = pc.unique(cells).drop_null()[:users_max] if users is None else users
             chosen = rows.take(np.flatnonzero(pc.is_in(cells, users).to_numpy(zero_copy_only=False)))
             request = chosen.array("request" if chosen.has("request") else "time").to_pylist()
-            yield chosen, list(zip(chosen.array("user").to_pylist(), request, strict=True))
+            for user, name, told in zip(chosen.array("user").to_pylist(), request, tell(chosen), strict=True):
+                found.setdefault((user, name), []).append(told)
+        return list(found.values())
 
     def _flags(self, rows: LoadedRows, role: str) -> np.ndarray:
         cells, column = rows.array(role), self.table.source.roles[role]

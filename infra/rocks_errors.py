@@ -1,6 +1,7 @@
 """The one place where errors of rocksdict become ours.
 
-rocksdict raises a bare `Exception` for everything that RocksDB refuses; only its text says what was wrong.
+rocksdict raises a bare `Exception` for everything that RocksDB refuses, and an OSError without a path where it cannot write its own configuration; only the
+text says what was wrong.
 Source: RocksDB 9.8 through rocksdict 0.3.29.
 """
 
@@ -13,7 +14,7 @@ _DISK_FULL_RETRY_S = 5.0
 
 
 def rocks_error(error: BaseException, path: Path, doing: str) -> AifError:
-    """One of our errors for what rocksdict raised (always a bare Exception) while `doing` something in `path`."""
+    """One of our errors for what rocksdict raised while `doing` something in `path`."""
     text = str(error)
     lower = text.lower()
     if "no space left" in lower or "quota exceeded" in lower:
@@ -41,6 +42,6 @@ class MappedErrors:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # A bare Exception is RocksDB's; TypeError and the like are our own mistakes and stay what they are.
-        if error is not None and (kind is Exception or (kind is not None and kind.__name__ == "DbClosedError")):
+        # A bare Exception is RocksDB's, an OSError that of rocksdict's own file; TypeError and the like are our own mistakes and stay what they are.
+        if error is not None and kind is not None and (kind is Exception or issubclass(kind, OSError) or kind.__name__ == "DbClosedError"):
             raise rocks_error(error, self._path, self._doing) from error

@@ -5,6 +5,7 @@ Here: `hold_directory`, `check_holds_no_shard`. Not here: single shards in it, w
 
 import fcntl
 import logging
+import os
 import time
 from pathlib import Path
 from typing import IO
@@ -18,9 +19,8 @@ _POLL_S = 0.1
 
 
 def hold_directory(folder: Path, wait_s: float = _FORMER_S_MAX) -> IO[bytes]:
-    """The open file that keeps other workers out until it is closed or its process has ended. Raises Misconfigured (`data_dir_in_use`)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file, end, told = (folder / _LOCK_NAME).open("ab"), time.monotonic() + wait_s, False
+    """The open file that keeps other workers out until it is closed or its process has ended. Raises Misconfigured (`data_dir_in_use`, `data_dir_unusable`)."""
+    file, end, told = _open_lock(folder), time.monotonic() + wait_s, False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,6 +35,19 @@ def hold_directory(folder: Path, wait_s: float = _FORMER_S_MAX) -> IO[bytes]:
             _log.info("another worker uses %s; waiting up to %g s for its end", folder, wait_s)
             told = True
         time.sleep(_POLL_S)
+
+
+def _open_lock(folder: Path) -> IO[bytes]:
+    """The open lock file of a directory that is ours to write, with every shard in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in (folder, *folder.glob("shards"), *folder.glob("shards/*/")):
+            if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+                raise PermissionError(f"{place} is not writable")
+        return (folder / _LOCK_NAME).open("ab")
+    except OSError as error:
+        hint = "mount it writable or give it to this user, or begin in another one (AIF_WORKER__DATA_DIR) from the shards' snapshots"
+        raise Misconfigured("data_dir_unusable", f"user {os.geteuid()} cannot use {folder}: {error}; {hint}") from error
 
 
 def check_holds_no_shard(folder: Path, store_url: str) -> None:

@@ -38,7 +38,8 @@ def status(
 ) -> None:
     """The broker and its topics, the versions and their age. `--watch` shows the whole system live: owners, what is behind, freshness.
 
-    `unsealed` counts records after the last seal of the served version: its parts do not hold them, its increments do.
+    `unsealed` counts records after the last seal of the served version: its parts do not hold them, its increments do. Exit code 1 when the broker or the
+    index store does not answer; what does is shown.
     """
     from infra.clock import SystemClock
     from infra.index.control_log import ControlLog
@@ -53,14 +54,16 @@ def status(
         return
     log = ControlLog(open_index_store(settings.index.store))
     state = _reachable(log.refresh)
-    topics, broker = _topic_rows(settings, log, state)
+    topics, broker, answers = _topic_rows(settings, log, state)
     data: dict[str, Any] = {"broker": broker, "index_store": log.store.url, **(describe_served(state) if state else {})}
     versions = (_reachable(lambda: describe_versions(state, log.store, SystemClock().now_ms())) if state else None) or []
     print_parts(data, {"topics": topics, "versions": versions}, as_json)
+    if state is None or not answers:
+        raise typer.Exit(1)
 
 
-def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState | None") -> tuple[list[dict[str, Any]], str]:
-    """A row for each topic, and the state of the broker. `unsealed`: records after the sealed offsets of the served version."""
+def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState | None") -> tuple[list[dict[str, Any]], str, bool]:
+    """A row for each topic, the state of the broker, and whether it answers. `unsealed`: records after the sealed offsets of the served version."""
     from infra.kafka.admin import end_offsets, fetch_topics
     from schemas.errors import AifError
 
@@ -69,7 +72,7 @@ def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlSta
         found = fetch_topics(bootstrap, prefix, deadline_s=3.0)
         ends = {name: end_offsets(bootstrap, prefix + name, deadline_s=3.0) for name in found}
     except AifError as error:
-        return [], str(error)
+        return [], str(error), False
     sealed = _sealed_offsets(log.store, state)
     rows = [
         {
@@ -80,7 +83,7 @@ def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlSta
         }
         for name, topic in found.items()
     ]
-    return rows, f"answers at {bootstrap}"
+    return rows, f"answers at {bootstrap}", True
 
 
 def _sealed_offsets(store: "IndexStore", state: "ControlState | None") -> dict[str, int]:

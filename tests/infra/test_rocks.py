@@ -12,7 +12,7 @@ import pytest
 from rocksdict import Rdict
 
 from infra.rocks import Database, open_database, open_read_only
-from infra.rocks_errors import rocks_error
+from infra.rocks_errors import MappedErrors, rocks_error
 from infra.sst_directory import write_sst_directory
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 
@@ -230,6 +230,15 @@ def test_every_foreign_error_gets_a_class_by_who_must_act(text: str, kind: type[
     error = rocks_error(Exception(text), Path("db"), "write")
     assert type(error) is kind
     assert error.code == code
+
+
+def test_what_rocksdict_itself_cannot_write_is_named_too() -> None:
+    """As in a directory that was mounted read-only meanwhile: it writes a file of its own when it opens one."""
+    with (
+        pytest.raises(Unavailable, match=r"database_failed: open in db: Permission denied \(os error 13\); reopen"),
+        MappedErrors(Path("db"), "open"),
+    ):
+        raise PermissionError("Permission denied (os error 13)")
 
 
 def test_a_full_disk_is_named_and_reopen_recovers(tmp_path: Path) -> None:

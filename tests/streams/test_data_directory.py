@@ -18,6 +18,20 @@ def test_a_second_worker_is_refused_until_the_first_has_ended(tmp_path: Path, ca
     hold_directory(tmp_path / "worker", wait_s=0.2).close()
 
 
+@pytest.mark.parametrize("inside", ["", "shards", "shards/00001"])
+def test_a_directory_that_this_user_cannot_write_is_named_before_a_shard_is_opened(
+    tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests may run as root, whom no permission stops."""
+    (tmp_path / "shards" / "00001").mkdir(parents=True)
+    monkeypatch.setattr("os.access", lambda path, _: path != tmp_path / inside)
+    with pytest.raises(Misconfigured, match=rf"data_dir_unusable: user \d+ cannot use {tmp_path}: {tmp_path / inside} is not.*DATA_DIR"):
+        hold_directory(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(Misconfigured, match=r"data_dir_unusable: .*file"):
+        hold_directory(tmp_path / "file" / "worker")
+
+
 def test_shards_beside_an_empty_index_store_are_named_and_a_directory_without_any_is_fine(tmp_path: Path) -> None:
     check_holds_no_shard(tmp_path / "none", "store")
     (tmp_path / "shards" / "00001").mkdir(parents=True)

@@ -1,6 +1,7 @@
 """The loss that a fit minimises: a weighted sum of COPR (Eq. 10), cross-entropy of clicks, softmax, and cross-entropy of other outcomes.
 
-Here: the weights (`LossWeights`) and the sum for a batch. Not here: COPR itself (copr.py), batches, optimisers.
+Here: the sum for a batch; its weights are choices of [train] (schemas/train_choices.py), whose defaults trainer.py explains. Not here: COPR itself (copr.py),
+batches, optimisers.
 
     copr       the order of the ranking teacher's eCPM. It determines ratios of y only, so it is used together with `click`
     click      cross-entropy of y with the drawn clicks; with `soft_labels`, with the teacher's click probability (its eCPM over the bid) where it
@@ -29,26 +30,6 @@ _SCORE_MAX = 1e30  # an eCPM over a tiny bid is cut here, so that the sum over a
 
 
 @dataclass(frozen=True, slots=True)
-class LossWeights:
-    """The weight of each loss; 0 leaves it out. How the defaults were chosen stands in trainer.py."""
-
-    copr: float = 0.3
-    click: float = 1.0
-    softmax: float = 0.0
-    soft_labels: bool = False
-    outcomes: float = 1.0
-
-
-DEFAULT_LOSS = LossWeights()  # COPR and clicks
-CLICK_LOSS = LossWeights(copr=0.0)
-
-
-def loss_weights(chosen: TrainChoices) -> LossWeights:
-    """The weights of the choices of [train]."""
-    return LossWeights(chosen.copr, chosen.click, chosen.softmax, chosen.soft_labels, chosen.outcomes)
-
-
-@dataclass(frozen=True, slots=True)
 class Labels:
     """The labels of B requests: bid, teacher's eCPM (NaN where there is none) and click, float32 [B, C] each; which places hold an item, bool; other
     outcomes float32 [B, C, T], None if there are none."""
@@ -71,7 +52,7 @@ class LossValues:
 
 
 def batch_losses(
-    weights: LossWeights, logits_BC: Tensor, labels: Labels, rank_by: str, outcome_logits_BCT: Tensor | None = None
+    weights: TrainChoices, logits_BC: Tensor, labels: Labels, rank_by: str, outcome_logits_BCT: Tensor | None = None
 ) -> LossValues:
     """The losses of click logits and of those of the other tasks. The bid enters COPR as it enters `rank_by`: a model that ranks by click is taught
     the order of the teacher's click probabilities, in which bids have no part."""

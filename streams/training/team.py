@@ -87,8 +87,8 @@ def _open_team(rank: int, processes: int, meeting: Path, network: AifNetwork) ->
     try:
         shared = DistributedDataParallel(_Logits(network), find_unused_parameters=True)
 
-        def logits(_: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:
-            return gather_logits(shared, data, batch, vectors_of, rank, processes)
+        def logits(_: AifNetwork, data: TrainingSet, batch: Batch, vectors_RD: Tensor) -> Tensor:
+            return gather_logits(shared, data, batch, vectors_RD, rank, processes)
 
         yield Team(logits, _first, rank == 0)
     finally:
@@ -102,16 +102,14 @@ class _Logits(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:
-        return task_logits(self.network, data, batch, vectors_of)
+    def forward(self, data: TrainingSet, batch: Batch, vectors_RD: Tensor) -> Tensor:
+        return task_logits(self.network, data, batch, vectors_RD)
 
 
-def gather_logits(
-    shared: nn.Module, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor], rank: int, processes: int
-) -> Tensor:
+def gather_logits(shared: nn.Module, data: TrainingSet, batch: Batch, vectors_RD: Tensor, rank: int, processes: int) -> Tensor:
     """Logits [B, C, T] of the whole batch: every `processes`-th request is computed here, with gradient, the others elsewhere."""
     requests = len(batch.rows_BC)
-    own = shared(data, map_tensors(batch, lambda t: t[rank::processes]), vectors_of)
+    own = shared(data, map_tensors(batch, lambda t: t[rank::processes]), vectors_RD)
     if own.requires_grad:
         own.register_hook(lambda gradient: gradient * processes)  # DDP takes the mean over processes, the loss wants the sum
     padded = torch.zeros(-(-requests // processes), *own.shape[1:])

@@ -1,4 +1,4 @@
-"""Fits a network to a training set, by default with COPR (Eq. 10): `fit` is the loop, `train_step` one step of it.
+"""Fits a network to a training set, by default with COPR (Eq. 10): `fit` is the loop, `Learner.take_step` one step of it.
 
 Here: schedule, the requests of a step, the vectors of behaviours. Not here: the optimiser (adam.py), the mean of several fits (soup.py), where data
 comes from (topic_events.py), files of a model (schemas/model/checkpoint.py).
@@ -42,7 +42,7 @@ from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.training.adam import Adam
 from streams.training.impressions import Batch, TrainingSet
-from streams.training.losses import Labels, LossValues, LossWeights, batch_losses, loss_weights
+from streams.training.losses import Labels, batch_losses
 from streams.training.soup import Soup
 from streams.training.trainer_state import StateFile, TrainerState
 
@@ -68,27 +68,52 @@ class TrainReport:
 
 @dataclass(frozen=True)
 class Learnt:
-    """One step: its losses, the click logits that the requests had before it, and whether it was taken: a gradient that is not finite changes
-    nothing."""
+    """A step and its batch: the click logits float32 [B, C] from before it, the clicks, which places hold an item; the losses; and whether it was taken:
+    a gradient that is not finite changes nothing."""
 
-    losses: LossValues
-    logits_BC: Tensor
+    logits_BC: np.ndarray
+    clicked_BC: np.ndarray
+    mask_BC: np.ndarray
+    loss: float
+    copr: float
+    click: float
     applied: bool
 
 
-Forward = Callable[[AifNetwork, TrainingSet, Batch, Callable[[Tensor], Tensor]], Tensor]
+Forward = Callable[[AifNetwork, TrainingSet, Batch, Tensor], Tensor]
+
+
+def task_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_RD: Tensor) -> Tensor:
+    """Logits of every task [B, C, T], the click first. The user half runs once per request, the item half once per distinct row; `vectors_RD` are
+    those of the behaviours' items (`item_vectors`)."""
+    distinct_R, place_BC = torch.unique(batch.rows_BC.clamp(min=0), return_inverse=True)
+    shown_RD, bridge_RN = network.item_rows(map_tensors(data.items.inputs, lambda t: t[distinct_R]))
+    vectors_BLD = vectors_RD[batch.rows_BL.clamp(min=0)] * (batch.rows_BL >= 0).unsqueeze(-1)
+    users = UserInputs(batch.users.profile, dataclasses.replace(batch.users.behaviours, vectors_BLD=vectors_BLD))
+    rows = data.candidate_rows(batch, F.embedding(place_BC, shown_RD), F.embedding(place_BC, bridge_RN))
+    groups = group_by_length(users.behaviours.mask_BL)
+    if len(groups) == 1:
+        return network.joint_logits(network.user_states(users), rows)
+    parts = [network.joint_logits(network.user_states(take_users(users, g)), map_tensors(rows, itemgetter(g))) for g in groups]
+    return torch.cat(parts)[torch.cat(groups).argsort()]
+
+
+@torch.no_grad()
+def item_vectors(network: AifNetwork, data: TrainingSet) -> Tensor:
+    """Async vectors of every item row [R, D], without gradient."""
+    return network.item_rows(data.items.inputs)[0]
 
 
 @dataclass(frozen=True)
 class Team:
     """How a fit shares its work with other processes (team.py). All of them draw the same batches and take the same steps.
 
-    logits  logits of all tasks [B, C, T] of the whole batch with the gradient of this process's share, None: alone
+    logits  logits of all tasks [B, C, T] of the whole batch with the gradient of this process's share
     agree   makes one share of the run of everybody's, because clocks differ
     leads   whether it is this process that keeps the state
     """
 
-    logits: Forward | None = None
+    logits: Forward = task_logits
     agree: Callable[[float], float] = float
     leads: bool = True
 
@@ -96,30 +121,47 @@ class Team:
 ALONE = Team()
 
 
-class VectorTable:
-    """Async vectors of every item row, renewed now and then without gradient."""
+class Learner:
+    """A network, its optimiser and its generator: what a fit and a follower take their steps with, and keep."""
 
-    def __init__(self, network: AifNetwork, data: TrainingSet) -> None:
-        self._network, self._data = network, data
-        self.vectors_RD = torch.zeros(0)
+    def __init__(self, network: AifNetwork, chosen: TrainChoices, logits: Forward = task_logits) -> None:
+        self.network, self.chosen, self._logits = network, chosen, logits
+        self._chance = np.random.default_rng(chosen.seed)
+        self._optimiser = Adam(network.parameters(), chosen.learning_rate)
 
-    @torch.no_grad()
-    def renew(self) -> None:
-        self.vectors_RD = self._network.item_rows(self._data.items.inputs)[0]
+    def take_step(self, data: TrainingSet, requests: np.ndarray, vectors_RD: Tensor, rate: float) -> Learnt:
+        """One step from the requests with these numbers, [B], at `rate` times the learning rate."""
+        batch = data.batch(requests, self.chosen.behaviours_max)
+        logits_BCT = self._logits(self.network, data, batch, vectors_RD)
+        labels = Labels(batch.bid_BC, batch.teacher_BC, batch.clicked_BC, batch.mask_BC, batch.outcomes_BCT)
+        losses = batch_losses(self.chosen, logits_BCT[..., 0], labels, self.network.spec.rank_by, logits_BCT[..., 1:])
+        self._optimiser.zero_grad()
+        losses.total.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), GRADIENT_NORM_MAX)
+        applied = bool(norm.isfinite())
+        if applied:
+            self._optimiser.learning_rate = self.chosen.learning_rate * rate
+            self._optimiser.step()
+        total, copr, click = (float(loss.detach()) for loss in (losses.total, losses.copr, losses.click))
+        return Learnt(logits_BCT[..., 0].detach().numpy(), batch.clicked_BC.numpy(), batch.mask_BC.numpy(), total, copr, click, applied)
 
-    def of(self, rows_BL: Tensor) -> Tensor:
-        """[B, L, D]; zeros for a row that is not there."""
-        return self.vectors_RD[rows_BL.clamp(min=0)] * (rows_BL >= 0).unsqueeze(-1)
+    def state(self, step: int, about: Mapping[str, Any]) -> TrainerState:
+        """What `restore` goes on from."""
+        return TrainerState(step, self.network.state_dict(), self._optimiser.moments, self._chance.bit_generator.state, about)
+
+    def restore(self, state: TrainerState) -> None:
+        """Goes on from the state of a learner with the same network and choices."""
+        self.network.load_state_dict(dict(state.weights))
+        self._optimiser.restore(state.moments)
+        self._chance.bit_generator.state = dict(state.generator)
 
 
-class _Run:
+class _Run(Learner):
     """A fit between two steps: everything that the next step depends on."""
 
     def __init__(self, network: AifNetwork, data: TrainingSet, chosen: TrainChoices, team: Team) -> None:
-        self._network, self._data, self._chosen, self._team = network, data, chosen, team
-        self._chance = np.random.default_rng(chosen.seed)
-        self._optimiser = Adam(network.parameters(), chosen.learning_rate)
-        self._vectors = VectorTable(network, data)
+        super().__init__(network, chosen, team.logits)
+        self._data, self._vectors_RD = data, torch.zeros(0)
         self.losses: list[tuple[float, ...]] = []  # as in LOSSES
 
     @property
@@ -129,25 +171,21 @@ class _Run:
 
     def advance(self, share: float) -> None:
         """One step at that share of the run."""
-        chosen, data = self._chosen, self._data
         if self.step % VECTORS_EVERY == 0:
-            self._vectors.renew()
-        requests = draw_requests(self._chance, data.time_Q, chosen, share)
-        self._optimiser.learning_rate = chosen.learning_rate * _schedule(share)
-        batch = data.batch(requests, chosen.behaviours_max)
-        found = train_step(self._network, data, batch, self._vectors.of, self._optimiser, loss_weights(chosen), self._team.logits).losses
-        self.losses.append(tuple(float(loss.detach()) for loss in (found.total, found.copr, found.click)))
+            self._vectors_RD = item_vectors(self.network, self._data)
+        requests = draw_requests(self._chance, self._data.time_Q, self.chosen, share)
+        learnt = self.take_step(self._data, requests, self._vectors_RD, _schedule(share))
+        self.losses.append((learnt.loss, learnt.copr, learnt.click))
 
-    def state(self, about: Mapping[str, Any], soup: Mapping[str, Tensor]) -> TrainerState:
-        """What to go on from. Only where `VECTORS_EVERY` divides the step: there the table of vectors is renewed anyway."""
-        losses, weights = np.array(self.losses, np.float64).reshape(-1, len(LOSSES)), self._network.state_dict()
-        return TrainerState(self.step, weights, self._optimiser.moments, losses, self._chance.bit_generator.state, about, soup)
+    def keep(self, states: StateFile, soup: Soup) -> None:
+        """Writes what to go on from. Only where `VECTORS_EVERY` divides the step: there the vectors are renewed anyway."""
+        losses = np.array(self.losses, np.float64).reshape(-1, len(LOSSES))
+        kept = soup.state() if self.chosen.fits > 1 else {}
+        states.write(dataclasses.replace(self.state(self.step, states.about), losses=losses, soup=kept))
 
-    def restore(self, state: TrainerState) -> None:
-        """Goes on from a state of the same network, data and choices."""
-        self._network.load_state_dict(dict(state.weights))
-        self._optimiser.restore(state.moments)
-        self._chance.bit_generator.state = dict(state.generator)
+    def go_on(self, state: TrainerState) -> None:
+        """`restore`, with the losses so far."""
+        self.restore(state)
         self.losses = [tuple(losses) for losses in state.losses.tolist()]
 
 
@@ -173,7 +211,7 @@ def fit(
     while soup.fits < chosen.fits:
         run = _Run(network, data, dataclasses.replace(chosen, seed=chosen.seed + soup.fits), team)
         if kept is not None:
-            run.restore(kept)
+            run.go_on(kept)
             kept = None
         else:
             network.load_state_dict(soup.start)
@@ -192,7 +230,7 @@ def _advance_to_end(
     saved, started = run.step, time.monotonic()
     while (share := team.agree(_share(chosen, run.step, time.monotonic() - started))) < 1.0:
         if states is not None and team.leads and run.step % VECTORS_EVERY == 0 and run.step - saved >= states.every_steps:
-            states.write(run.state(states.about, soup.state() if chosen.fits > 1 else {}))
+            run.keep(states, soup)
             saved = run.step
         run.advance(share)
         progress(share)
@@ -234,42 +272,6 @@ def draw_requests(chance: np.random.Generator, time_Q: np.ndarray, chosen: Train
         weight_Q = np.exp2(-np.minimum(share * halvings_Q, _HALVINGS_MAX))
         chances_Q = weight_Q / weight_Q.sum()
     return chance.choice(len(time_Q), min(chosen.batch_requests, len(time_Q)), replace=False, p=chances_Q)
-
-
-def train_step(
-    network: AifNetwork,
-    data: TrainingSet,
-    batch: Batch,
-    vectors_of: Callable[[Tensor], Tensor],
-    optimiser: Adam,
-    weights: LossWeights,
-    forward: Forward | None = None,
-) -> Learnt:
-    """One step. The user half runs once per request, the item half once per distinct row. `forward` None: `task_logits`."""
-    logits_BCT = (forward or task_logits)(network, data, batch, vectors_of)
-    labels = Labels(batch.bid_BC, batch.teacher_BC, batch.clicked_BC, batch.mask_BC, batch.outcomes_BCT)
-    losses = batch_losses(weights, logits_BCT[..., 0], labels, network.spec.rank_by, logits_BCT[..., 1:])
-    optimiser.zero_grad()
-    losses.total.backward()
-    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), GRADIENT_NORM_MAX)
-    applied = bool(norm.isfinite())
-    if applied:
-        optimiser.step()
-    return Learnt(losses, logits_BCT[..., 0].detach(), applied)
-
-
-def task_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Logits of every task [B, C, T], the click first."""
-    distinct_R, place_BC = torch.unique(batch.rows_BC.clamp(min=0), return_inverse=True)
-    vectors_RD, bridge_RN = network.item_rows(map_tensors(data.items.inputs, lambda t: t[distinct_R]))
-    behaviours = dataclasses.replace(batch.users.behaviours, vectors_BLD=vectors_of(batch.rows_BL))
-    users = UserInputs(batch.users.profile, behaviours)
-    rows = data.candidate_rows(batch, F.embedding(place_BC, vectors_RD), F.embedding(place_BC, bridge_RN))
-    groups = group_by_length(behaviours.mask_BL)
-    if len(groups) == 1:
-        return network.joint_logits(network.user_states(users), rows)
-    parts = [network.joint_logits(network.user_states(take_users(users, g)), map_tensors(rows, itemgetter(g))) for g in groups]
-    return torch.cat(parts)[torch.cat(groups).argsort()]
 
 
 def group_by_length(mask_BL: Tensor) -> list[Tensor]:

@@ -38,9 +38,9 @@ class TrainerState:
     step: int
     weights: Mapping[str, Tensor]
     moments: Mapping[int, Mapping[str, Tensor]]
-    losses: np.ndarray
     generator: Mapping[str, Any]
     about: Mapping[str, Any] = field(default_factory=dict)
+    losses: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
     soup: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -74,7 +74,7 @@ def decode_state(data: bytes, name: str = "the state") -> TrainerState:
                 moments.setdefault(int(number), {})[moment] = tensor
         weights = {key.removeprefix("w/"): tensor for key, tensor in tensors.items() if key.startswith("w/")}
         soup = {key.removeprefix("s/"): tensor for key, tensor in tensors.items() if key.startswith("s/")}
-        return TrainerState(int(told["step"]), weights, moments, tensors[_LOSSES].numpy(), told["generator"], told["about"], soup)
+        return TrainerState(int(told["step"]), weights, moments, told["generator"], told["about"], tensors[_LOSSES].numpy(), soup)
     except (KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise Corrupted(
             "bad_trainer_state", f"{name} is damaged or no trainer's state: {error}; delete the file to start from the beginning"

@@ -5,7 +5,7 @@ plan.py                   which models are trained, with which sizes and losses
 cells.py                  one model with one seed: trained, measured per user, kept in a file; runner.py: many of them in several processes
 world_truth.py            the world's held-out users and their measures; questions.py: a network's scores for chosen candidates, a teacher's eCPM
 tables.py                 the figures made of cells; bootstrap.py: intervals over users; bits.py: how many bits a signature needs
-costs.py                  the cost of Table 3 and of Algorithm 1; grouped.py: of rows that are not grouped
+costs.py                  the cost of Table 3, of Algorithm 1, and of training rows that are not grouped
 program.py                one run of `aif eval tables`; cli.py: the commands; report.py, document.py, pictures.py, data_section.py: its report
 mapped_data.py            one run of `aif eval data`
 drift.py                  one run of `aif eval online`, a follower in a world that moves; live_bench.py: the same with processes

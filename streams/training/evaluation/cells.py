@@ -34,7 +34,6 @@ from streams.training.family.codes import with_codes
 from streams.training.family.network import build_network, variant_spec
 from streams.training.family.variant import Variant
 from streams.training.impressions import TrainingSet, join_events
-from streams.training.losses import CLICK_LOSS, LossWeights
 from streams.training.metrics import UserValues, calibration
 from streams.training.trainer import TrainReport, fit
 
@@ -47,32 +46,30 @@ class CellPlan:
     """Everything that determines a cell's numbers on one machine.
 
     spec           fields of the ModelSpec of the family, by name; the variant may change some
+    train          how it is trained; its seed is that of weights and batches
     signals        weights of the world's signals that differ from its defaults
     taught_by      the model whose eCPM replaces the true one as the teacher's; None: the true one
     """
 
     variant: Variant
-    seed: int
     size: WorldSize
-    steps: int
     spec: tuple[tuple[str, Any], ...]
-    loss: LossWeights
-    learning_rate: float
-    batch_requests: int = 32
+    train: TrainChoices
     signals: tuple[tuple[str, float], ...] = ()
     world_seed: int = 0
     taught_by: Variant | None = None
 
     @property
     def truth(self) -> WorldTruth:
-        """The world and its held-out users. It does not depend on `seed`: all seeds of a model see the same data."""
+        """The world and its held-out users. It does not depend on the training's seed: all seeds of a model see the same data."""
         return open_truth(self.world_seed, self.size, self.signals)
 
     @property
     def teachers(self) -> "CellPlan":
         """The plan by which `taught_by` is trained: on drawn clicks, because a teacher outside of a simulation has nothing else."""
         assert self.taught_by is not None
-        return dataclasses.replace(self, variant=self.taught_by, taught_by=None, loss=CLICK_LOSS)
+        of_clicks = dataclasses.replace(self.train, copr=0.0, click=1.0, softmax=0.0, outcomes=1.0, soft_labels=False)
+        return dataclasses.replace(self, variant=self.taught_by, taught_by=None, train=of_clicks)
 
     @property
     def digest(self) -> str:
@@ -86,7 +83,7 @@ class CellPlan:
     @property
     def file_name(self) -> str:
         """The name of the cell's file."""
-        return f"world.{self.variant.name}.{self.seed}.{self.digest}.json"
+        return f"world.{self.variant.name}.{self.train.seed}.{self.digest}.json"
 
 
 @dataclass(frozen=True)
@@ -114,16 +111,13 @@ def run_cell(plan: CellPlan) -> Cell:
         "cpu_s": time.process_time() - began_cpu,
         "parameters": sum(p.numel() for p in network.parameters()),
     }
-    return Cell(plan.variant.name, plan.seed, users, numbers)
+    return Cell(plan.variant.name, plan.train.seed, users, numbers)
 
 
 def _train(plan: CellPlan, data: TrainingSet) -> tuple[AifNetwork, TrainReport]:
-    torch.manual_seed(plan.seed)
+    torch.manual_seed(plan.train.seed)
     network = build_network(plan.variant, data.spec, _w_hash(data.spec))
-    chosen = TrainChoices(
-        steps=plan.steps, seed=plan.seed, learning_rate=plan.learning_rate, batch_requests=plan.batch_requests, **asdict(plan.loss)
-    )
-    return network, fit(network, data, chosen)
+    return network, fit(network, data, plan.train)
 
 
 @functools.lru_cache(1)

@@ -1,4 +1,4 @@
-"""What the models cost beside what they are worth: the rows of Table 3, bridges, and Full-Cross, counted and measured.
+"""What the models cost beside what they are worth: the rows of Table 3, bridges and Full-Cross, counted and measured; and what grouping saves training.
 
 Here: multiply-adds counted by hand, and times of one request on one thread, best of several rounds. Not here: quality (tables.py).
 
@@ -9,8 +9,12 @@ sum (schemas/model/din.py) and a compiled count of equal bits for hashed ones. A
 Bridges. The n user vectors are made once a request, and each candidate costs one product with its n weights. With Full-Cross, candidates are the bridges:
 each attends to every row of U and passes through f itself.
 
-Arrays: C candidates, L behaviours, D width of vectors, X width of any code, K bits, W words of 64 bits, T tiers, P principal directions, G clusters or rows
-of U, N bridges.  Source: AIF, sections 4.1, 5.2.2 and 5.2.3, Table 3 and Figure 6.
+Training. Grouped by request, the user half runs once per request and not once per impression: the rates of the same training step, with the same model and
+items, on both forms of the same impressions. Both learn from clicks alone: COPR needs pairs within a request, and an ungrouped request has one impression.
+
+Arrays: C candidates (of a request: shown items), L behaviours, D width of vectors, X width of any code, K bits, W words of 64 bits, T tiers, P principal
+directions, G clusters or rows of U, N bridges; of training Q requests, X impressions.
+Source: AIF, sections 4.1, 5.2.2 and 5.2.3, Table 3 and Figure 6.
 """
 
 import dataclasses
@@ -25,11 +29,17 @@ import torch
 
 from schemas.model.bea import BridgeEmbedding, join_bridges
 from schemas.model.compiled import int64
+from schemas.model.inputs import map_tensors
 from schemas.model.lsh import equal_bits_min
+from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
+from schemas.train_choices import TrainChoices
 from streams.training.family.cluster_moments import CLUSTER_SPREAD, CLUSTERS
 from streams.training.family.codes import MOMENT_WIDTH
 from streams.training.family.head import cross_fully
+from streams.training.impressions import TrainingSet
+from streams.training.item_table import NOT_AN_ITEM
+from streams.training.trainer import Learner, item_vectors
 
 ROUNDS = 15
 CANDIDATES, BEHAVIOURS, WIDTH, BITS = 500, 4_000, 256, 256  # of Table 3
@@ -185,3 +195,50 @@ def counted_full_cross(spec: ModelSpec) -> int:
     """Multiply-adds of one candidate with Full-Cross: attention over the rows of U, then the layers of f."""
     layers = (spec.width, *spec.bridge_hidden, spec.bridge_width)
     return 2 * USER_ROWS * spec.width + sum(a * b for a, b in itertools.pairwise(layers))
+
+
+# --- training ------------------------------------------------------------------------------------------------------------
+
+
+def ungroup(data: TrainingSet) -> TrainingSet:
+    """The same impressions, each as a request of its own (C = 1) with its own copy of the user."""
+    request_X, column_X = np.nonzero(data.row_QC != NOT_AN_ITEM)
+    at = torch.from_numpy(request_X)
+
+    def picked(values_QC: np.ndarray) -> np.ndarray:
+        return values_QC[request_X, column_X][:, None]
+
+    return dataclasses.replace(
+        data,
+        time_Q=data.time_Q[request_X],
+        user_Q=data.user_Q[request_X],
+        history_end_Q=data.history_end_Q[request_X],
+        row_QC=picked(data.row_QC),
+        bid_QC=picked(data.bid_QC),
+        teacher_QC=picked(data.teacher_QC),
+        clicked_QC=picked(data.clicked_QC),
+        outcomes_QCT=picked(data.outcomes_QCT),
+        context=map_tensors(data.context, lambda t: t[at]),
+    )
+
+
+def examples_per_second(network: AifNetwork, data: TrainingSet, requests: int, steps: int, behaviours_max: int) -> float:
+    """Impressions learnt per second of processor time: the median over `steps` steps, after one that is not counted. Changes the network's weights.
+
+    Processor time, because other processes on the machine must not change the figure.
+    """
+    learner = Learner(network, TrainChoices(1e-4, copr=0.0, behaviours_max=behaviours_max))
+    vectors_RD, chance, rates = item_vectors(network, data), np.random.default_rng(0), []
+    for _ in range(1 + steps):
+        started = time.process_time()
+        learnt = learner.take_step(data, chance.choice(len(data), min(requests, len(data)), replace=False), vectors_RD, 1.0)
+        rates.append(int(learnt.mask_BC.sum()) / (time.process_time() - started))
+    return float(np.median(rates[1:]))
+
+
+def grouped_speedup(network: AifNetwork, data: TrainingSet, requests: int = 32, steps: int = 8, behaviours_max: int = 256) -> float:
+    """Examples per second of request-grouped batches over those of batches with as many single impressions."""
+    shown = max(1, round(float((data.row_QC != NOT_AN_ITEM).sum(axis=1).mean())))
+    grouped = examples_per_second(network, data, requests, steps, behaviours_max)
+    single = examples_per_second(network, ungroup(data), requests * shown, steps, behaviours_max)
+    return grouped / single

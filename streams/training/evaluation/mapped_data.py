@@ -18,7 +18,6 @@ Each figure has `_low` and `_high`, the bounds of its 95% interval over users.
 Arrays: U users, C candidates (padded), T tasks.
 """
 
-import dataclasses
 import datetime as dt
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,7 +45,6 @@ from streams.training.evaluation.questions import ask, score_tasks
 from streams.training.histories import fold_users
 from streams.training.impressions import TrainingSet, join_table
 from streams.training.item_table import build_item_table
-from streams.training.losses import CLICK_LOSS, DEFAULT_LOSS, LossWeights
 from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
 from streams.training.model_file import apply_choices, default_spec
 from streams.training.similarity_start import new_network
@@ -79,7 +77,12 @@ CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each
 SEEN_OFTEN = 4  # how many times a request may be learnt without a warning; beyond, the network overfits and recall falls
 MODEL = "aif"
 _W_HASH_SEED = 0  # models of other seeds are compared under the same hashing
-LOSSES: Mapping[str, LossWeights] = {"copr": DEFAULT_LOSS, "click": CLICK_LOSS, "softmax": LossWeights(copr=0.0, click=0.0, softmax=1.0)}
+_DRAWN: dict[str, Any] = {"outcomes": 1.0, "soft_labels": False}
+LOSSES: Mapping[str, Mapping[str, Any]] = {  # choices of [train]
+    "copr": {"copr": 0.3, "click": 1.0, "softmax": 0.0, **_DRAWN},
+    "click": {"copr": 0.0, "click": 1.0, "softmax": 0.0, **_DRAWN},
+    "softmax": {"copr": 0.0, "click": 0.0, "softmax": 1.0, **_DRAWN},
+}
 
 
 @dataclass(frozen=True)
@@ -108,10 +111,10 @@ class DataOptions:
 
     def train(self, of_catalogue: TrainChoices) -> TrainChoices:
         """How to train: the command line's choices, else the catalogue's."""
-        weights = dataclasses.asdict(LOSSES[self.loss]) if self.loss is not None else {}
+        weights = LOSSES[self.loss] if self.loss is not None else {}
         names = ("steps", "learning_rate", "batch_requests", "seed")
         named = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return of_catalogue.replaced(weights | named)
+        return of_catalogue.replaced({**weights, **named})
 
 
 @dataclass(frozen=True)

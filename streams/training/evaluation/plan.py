@@ -4,15 +4,15 @@ Here: sizes, hyperparameters and lists. Not here: running them (runner.py), the 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from infra.data.world import WorldSize
 from infra.data.world_catalogue import BUY
+from schemas.train_choices import TrainChoices
 from streams.training.evaluation.cells import CellPlan
 from streams.training.family.variant import AIF, BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER, Variant
-from streams.training.losses import CLICK_LOSS, DEFAULT_LOSS, LossWeights
 
 # The family's sizes (fields of a ModelSpec). As in the paper, attention reads a short sequence; older behaviours are read by long_term only.
 SPEC: tuple[tuple[str, Any], ...] = (
@@ -25,9 +25,7 @@ SPEC: tuple[tuple[str, Any], ...] = (
 )
 # The label is the teacher's click probability, which gave the best GAUC and HR in this world (1,000 steps, width 32, default signals): GAUC .829
 # and HR .735; with COPR at 0.3 added .816 and .713; with COPR and drawn clicks .816 and .714.
-LOSS = LossWeights(copr=0.0, click=1.0, soft_labels=True)
-LEARNING_RATE = 6e-3
-BATCH_REQUESTS = 16
+TRAIN = TrainChoices(learning_rate=6e-3, batch_requests=16, copr=0.0, soft_labels=True)
 # The world of the tables has stronger facets than the default one (infra/data/world.py), which only bridges can represent: a width of 16 is too
 # narrow for a user's six facets, and there are twice as many bridges as facets. In other worlds Algorithm 1 has nothing to add.
 SIGNALS = (("facet", 1.8), ("quality", 0.7))
@@ -38,13 +36,8 @@ QUICK_STEPS, FULL_STEPS, FULL_SEEDS = 2_200, 6_000, 3
 _QUICK_TABLE_3 = ("din_simtier", "lsh_256", "mm_din_simtier", "mm_din_moments")
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """A model, the loss it is trained with, and the model that teaches it (None: the world's true eCPM is the teacher's)."""
-
-    variant: Variant
-    loss: LossWeights = LOSS
-    taught_by: Variant | None = None
+# A model, choices of its training that differ from TRAIN, and the model that teaches it (None: the world's true eCPM is the teacher's).
+Lesson = tuple[Variant, Mapping[str, Any], Variant | None]
 
 
 @dataclass(frozen=True)
@@ -64,28 +57,24 @@ class TablesPlan:
         """
         table_2 = tuple(v for v in TABLE_2 if v is not MORE_CANDIDATES)
         if self.quick:
-            return [Lesson(v) for v in (TEACHER, *table_2, *(v for v in TABLE_3 if v.name in _QUICK_TABLE_3))]
-        return [*(Lesson(v) for v in (*table_2, *BRIDGES, *TABLE_3, TEACHER, TWO_TASKS)), *OTHER_LOSSES.values()]
+            return [(v, {}, None) for v in (TEACHER, *table_2, *(v for v in TABLE_3 if v.name in _QUICK_TABLE_3))]
+        return [*((v, {}, None) for v in (*table_2, *BRIDGES, *TABLE_3, TEACHER, TWO_TASKS)), *OTHER_LOSSES]
 
     @property
     def cells(self) -> list[CellPlan]:
         """Every model with every seed, ordered by seed, so that an interrupted run has complete tables of the first seeds."""
         return [
             CellPlan(
-                variant=lesson.variant,
-                seed=seed,
+                variant=variant,
                 size=self.size,
-                steps=self.steps,
                 spec=SPEC,
-                loss=lesson.loss,
-                learning_rate=LEARNING_RATE,
-                batch_requests=BATCH_REQUESTS,
+                train=dataclasses.replace(TRAIN, steps=self.steps, seed=seed, **differing),
                 signals=SIGNALS,
                 world_seed=WORLD_SEED,
-                taught_by=lesson.taught_by,
+                taught_by=teacher,
             )
             for seed in range(self.seeds)
-            for lesson in self.lessons
+            for variant, differing, teacher in self.lessons
         ]
 
 
@@ -99,21 +88,20 @@ def _renamed(variant: Variant, name: str, title: str) -> Variant:
     return dataclasses.replace(variant, name=name, title=title)
 
 
-# AIF trained with other losses, and the teacher trained on drawn clicks; by the name of the cell.
-OTHER_LOSSES = {
-    lesson.variant.name: lesson
-    for lesson in (
-        Lesson(_renamed(AIF, "aif_copr_soft", "COPR and the true probability"), LossWeights(copr=0.3, click=1.0, soft_labels=True)),
-        Lesson(_renamed(AIF, "aif_copr_click", "COPR in the true order, and drawn clicks"), DEFAULT_LOSS),
-        Lesson(
-            _renamed(AIF, "aif_copr_taught", "COPR in the order of the teacher, who learnt from drawn clicks, and drawn clicks"),
-            DEFAULT_LOSS,
-            TEACHER,
-        ),
-        Lesson(_renamed(AIF, "aif_click", "drawn clicks"), CLICK_LOSS),
-        Lesson(_renamed(TEACHER, "teacher_click", "drawn clicks (the teacher itself)"), CLICK_LOSS),
-    )
-}
+_CLICKS = {"soft_labels": False}  # drawn clicks alone
+_COPR_CLICKS = {"copr": 0.3, "soft_labels": False}
+# AIF trained with other losses, and the teacher trained on drawn clicks.
+OTHER_LOSSES: Sequence[Lesson] = (
+    (_renamed(AIF, "aif_copr_soft", "COPR and the true probability"), {"copr": 0.3}, None),
+    (_renamed(AIF, "aif_copr_click", "COPR in the true order, and drawn clicks"), _COPR_CLICKS, None),
+    (
+        _renamed(AIF, "aif_copr_taught", "COPR in the order of the teacher, who learnt from drawn clicks, and drawn clicks"),
+        _COPR_CLICKS,
+        TEACHER,
+    ),
+    (_renamed(AIF, "aif_click", "drawn clicks"), _CLICKS, None),
+    (_renamed(TEACHER, "teacher_click", "drawn clicks (the teacher itself)"), _CLICKS, None),
+)
 
 
 def plan_tables(quick: bool, steps: int | None = None, seeds: int | None = None) -> TablesPlan:

@@ -18,9 +18,16 @@ from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from streams.training.evaluation.bits import sigma_ratio
 from streams.training.evaluation.cells import Cell
-from streams.training.evaluation.costs import bridges_ms, counted_bridges, counted_costs, counted_full_cross, full_cross_ms, measure_costs
+from streams.training.evaluation.costs import (
+    bridges_ms,
+    counted_bridges,
+    counted_costs,
+    counted_full_cross,
+    full_cross_ms,
+    grouped_speedup,
+    measure_costs,
+)
 from streams.training.evaluation.data_section import read_data_figures
-from streams.training.evaluation.grouped import grouped_speedup
 from streams.training.evaluation.plan import SPEC, WORLD_SEED, TablesPlan, plan_tables
 from streams.training.evaluation.report import FIGURES, write_report
 from streams.training.evaluation.runner import read_cells, run_cells

@@ -20,7 +20,7 @@ from schemas.model.inputs import FeatureTensors
 from schemas.model.network import AifNetwork
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
-from streams.training.trainer import VectorTable, task_logits
+from streams.training.trainer import item_vectors, task_logits
 
 PAIRS_PER_CHUNK = 8_000
 
@@ -60,14 +60,13 @@ def score_tasks(
 ) -> np.ndarray:
     """The same of every task, float32 [Q, C, T], the click first; `progress` gets the share that is done, 0 to 1."""
     network.eval()
-    vectors = VectorTable(network, questions)
-    vectors.renew()
+    vectors_RD = item_vectors(network, questions)
     chunk = max(1, PAIRS_PER_CHUNK // questions.row_QC.shape[1])
     # Copied, because a tensor that is kept lies among larger ones that are not, and their memory is not used again: 3 to 10 MB for each chunk.
     logits_QCT = np.empty((*questions.row_QC.shape, len(questions.spec.tasks)), np.float32)
     for first in range(0, len(questions), chunk):
         batch = questions.batch(np.arange(first, min(first + chunk, len(questions))), behaviours_max)
-        logits_QCT[first : first + chunk] = task_logits(network, questions, batch, vectors.of).numpy()
+        logits_QCT[first : first + chunk] = task_logits(network, questions, batch, vectors_RD).numpy()
         progress(min(1.0, (first + chunk) / len(questions)))
     return logits_QCT
 

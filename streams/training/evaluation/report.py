@@ -237,9 +237,9 @@ def _teacher(found: Lookup) -> list[Block]:
 
 
 def _losses(found: Lookup) -> list[Block]:
-    if not any(found.number(f"world.{name}.gauc") is not None for name in OTHER_LOSSES):
+    if not any(found.number(f"world.{variant.name}.gauc") is not None for variant, *_ in OTHER_LOSSES):
         return []
-    titles = {AIF.name: "the true probability (all other tables)"} | {name: lesson.variant.title for name, lesson in OTHER_LOSSES.items()}
+    titles = {AIF.name: "the true probability (all other tables)"} | {variant.name: variant.title for variant, *_ in OTHER_LOSSES}
     names = ("gauc", "hr_at_100", "calibration")
     rows = [[title, *(found.text(f"world.{model}.{name}", 4) for name in names)] for model, title in titles.items()]
     return [Heading("Losses"), Table(("AIF trained with", "GAUC", "HR@100", "predicted / expected clicks"), rows)]

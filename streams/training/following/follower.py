@@ -134,7 +134,7 @@ class Follower:
     def _keep(self, planned: Offsets | None) -> None:
         """Writes weights, moments, generator, offsets and the next round as one file, whole or not at all. Raises Unavailable."""
         self.place = dataclasses.replace(self.place, next=planned)
-        self._states.write(self.learner.state({**self._states.about, "place": self.place.to_dict()}))
+        self._states.write(self.learner.state(self.learner.steps, {**self._states.about, "place": self.place.to_dict()}))
 
     def _learn(self, planned: Offsets) -> None:
         records, unreadable = self._decoder.read[IMPRESSIONS], self._decoder.skipped[IMPRESSIONS]

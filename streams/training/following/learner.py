@@ -6,24 +6,19 @@ Invariants: a batch is scored with the weights from before it was learnt, so pro
 are trained, embeddings and bridges among them; multimodal embeddings (inputs) and W_hash (not a parameter) stay as they are, so the signatures in the
 index stay valid. Learning a round again gives the same weights: the batches are drawn by a generator that is part of the state, and the vectors of
 behaviours are recomputed at the beginning of each round.
-
-Arrays: B requests, C shown items.
 """
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import torch
 
 from schemas.errors import Misconfigured
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
-from streams.training.adam import Adam
 from streams.training.impressions import TrainingSet
-from streams.training.losses import loss_weights
-from streams.training.trainer import VECTORS_EVERY, WARM_RATE, VectorTable, train_step
+from streams.training.trainer import VECTORS_EVERY, WARM_RATE, Learner, Learnt, item_vectors
 from streams.training.trainer_state import TrainerState
 
 # choices of [train] that have no meaning for a training that continues a model and has no end
@@ -43,59 +38,30 @@ def follower_choices(given: Mapping[str, Any], of_file: TrainChoices = _DEFAULT_
     return dataclasses.replace(of_file, learning_rate=of_file.learning_rate * WARM_RATE).replaced(given)
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A batch as it was scored before its step: click logits float32 [B, C], clicks, which places hold an item, the losses, and whether the step
-    was applied."""
-
-    logits_BC: np.ndarray
-    clicked_BC: np.ndarray
-    mask_BC: np.ndarray
-    click: float
-    copr: float
-    applied: bool
-
-
-class OnlineLearner:
+class OnlineLearner(Learner):
     """A network that learns round after round. The rate that was chosen is constant, because what changes has to be followed without end. `steps` counts
-    the steps taken."""
+    the steps taken; it is the step of its state."""
 
     def __init__(self, network: AifNetwork, chosen: TrainChoices) -> None:
-        self.network, self._chosen = network, chosen
-        self._chance = np.random.default_rng(chosen.seed)
-        self._optimiser = Adam(network.parameters(), chosen.learning_rate)
+        super().__init__(network, chosen)
         self.steps = 0
 
-    def learn(self, data: TrainingSet) -> Iterator[Scored]:
-        """Learns a round in batches of random order; yields each batch as it was scored before it was learnt."""
+    def learn(self, data: TrainingSet) -> Iterator[Learnt]:
+        """Learns a round in batches of random order; yields each batch as it was scored before it was learnt. The learning rate is lower in the first
+        steps, and in proportion for a batch that is not full."""
         self.network.train()
-        size, vectors = self._chosen.batch_requests, VectorTable(self.network, data)
+        size, vectors_RD = self.chosen.batch_requests, torch.zeros(0)
         order_Q = self._chance.permutation(len(data))
         for number, first in enumerate(range(0, len(data), size)):
             if number % VECTORS_EVERY == 0:
-                vectors.renew()
-            yield self._learn_batch(data, order_Q[first : first + size], vectors)
+                vectors_RD = item_vectors(self.network, data)
+            requests = order_Q[first : first + size]
+            learnt = self.take_step(data, requests, vectors_RD, len(requests) / size * min(1.0, (self.steps + 1) / _WARM_UP_STEPS))
+            self.steps += learnt.applied
+            yield learnt
         self.network.eval()
 
-    def _learn_batch(self, data: TrainingSet, requests: np.ndarray, vectors: VectorTable) -> Scored:
-        """One step. The learning rate is lower in the first steps, and in proportion for a batch that is not full."""
-        share = len(requests) / self._chosen.batch_requests * min(1.0, (self.steps + 1) / _WARM_UP_STEPS)
-        self._optimiser.learning_rate = self._chosen.learning_rate * share
-        batch = data.batch(requests, self._chosen.behaviours_max)
-        learnt = train_step(self.network, data, batch, vectors.of, self._optimiser, loss_weights(self._chosen))
-        self.steps += learnt.applied
-        click, copr = (float(loss.detach()) for loss in (learnt.losses.click, learnt.losses.copr))
-        return Scored(learnt.logits_BC.numpy(), batch.clicked_BC.numpy(), batch.mask_BC.numpy(), click, copr, learnt.applied)
-
-    def state(self, about: Mapping[str, Any]) -> TrainerState:
-        """The state between two rounds, from which `restore` continues."""
-        return TrainerState(
-            self.steps, self.network.state_dict(), self._optimiser.moments, np.zeros((0, 2)), self._chance.bit_generator.state, about
-        )
-
     def restore(self, state: TrainerState) -> None:
-        """Continues from a state of a learner with the same network and choices."""
-        self.network.load_state_dict(dict(state.weights))
-        self._optimiser.restore(state.moments)
-        self._chance.bit_generator.state = dict(state.generator)
+        """Continues from a state between two rounds, of a learner with the same network and choices."""
+        super().restore(state)
         self.steps = state.step

@@ -11,8 +11,8 @@ from collections import deque
 
 import numpy as np
 
-from streams.training.following.learner import Scored
 from streams.training.metrics import calibration, gauc
+from streams.training.trainer import Learnt
 
 WINDOW_REQUESTS = 4_096
 
@@ -22,10 +22,10 @@ class ProgressiveValidation:
 
     def __init__(self, requests_max: int = WINDOW_REQUESTS) -> None:
         self._requests_max = requests_max
-        self._batches: deque[Scored] = deque()
+        self._batches: deque[Learnt] = deque()
         self._requests = 0
 
-    def add(self, scored: Scored) -> None:
+    def add(self, scored: Learnt) -> None:
         """Adds a batch as it was scored before it was learnt. One whose logits are not finite is left out."""
         if not np.isfinite(scored.logits_BC[scored.mask_BC]).all():
             return

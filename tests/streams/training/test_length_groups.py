@@ -36,7 +36,7 @@ def test_groups_change_no_logit_and_no_gradient(monkeypatch: pytest.MonkeyPatch)
     for groups in (group_by_length, lambda mask_BL: [torch.arange(len(mask_BL))]):
         monkeypatch.setattr(trainer, "group_by_length", groups)
         network.zero_grad()
-        logits_BC = task_logits(network, data, batch, lambda rows: 0.1 * (rows >= 0)[..., None].expand(*rows.shape, spec.width))[..., 0]
+        logits_BC = task_logits(network, data, batch, torch.full((len(data.items.version_R), spec.width), 0.1))[..., 0]
         logits_BC.square().sum().backward()
         found.append([logits_BC.detach(), *(p.grad for p in network.parameters() if p.grad is not None)])
     for grouped, whole in zip(*found, strict=True):

@@ -140,7 +140,7 @@ def test_a_killed_run_goes_on_with_the_same_offsets_and_weights_whatever_was_pub
         return plan_of(tmp_path / folder, model, state=state and tmp_path / state, given={"steps": 50, "seed": 5})
 
     run_training(settings, plan("whole", None))
-    step, done = trainer.train_step, 0
+    step, done = trainer.Learner.take_step, 0
 
     def killed(*arguments: Any) -> Any:
         nonlocal done
@@ -150,7 +150,7 @@ def test_a_killed_run_goes_on_with_the_same_offsets_and_weights_whatever_was_pub
         return step(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "train_step", killed)
+        patch.setattr(trainer.Learner, "take_step", killed)
         with pytest.raises(KeyboardInterrupt):
             run_training(settings, plan("killed", "state"))
     assert f"{tmp_path / 'state'} has the state of the fit: the same command goes on from it" in capsys.readouterr().err

@@ -30,7 +30,7 @@ def test_the_products_start_as_the_mean_similarity_of_a_candidate_to_the_history
     batch = data.batch(torch.arange(2).numpy(), behaviours_max=8)
     seen: list[torch.Tensor] = []
     network.user_half.register_forward_hook(lambda *call: seen.append(call[2][0]))
-    task_logits(network, data, batch, lambda rows_BL: vectors_RD[rows_BL.clamp(min=0)] * (rows_BL >= 0)[..., None])[..., 0]
+    task_logits(network, data, batch, vectors_RD)[..., 0]
     width = spec.width
     known_BL1 = batch.users.behaviours.mask_BL[..., None]
     history_BLD = vectors_RD[batch.rows_BL.clamp(min=0)] * (batch.rows_BL >= 0)[..., None]

@@ -16,7 +16,7 @@ from streams.training.copr import copr_loss, label_gains
 from streams.training.impressions import Batch, Events, TrainingSet, join_events
 from streams.training.losses import click_loss
 from streams.training.metrics import gauc
-from streams.training.trainer import VectorTable, fit, task_logits
+from streams.training.trainer import fit, item_vectors, task_logits
 from tests.schemas.catalogue import small_spec
 from tests.streams.training.shop import shop
 
@@ -48,9 +48,7 @@ def taste_world(users: int = 60, items: int = 40) -> TrainingSet:
 @torch.no_grad()
 def logits_of(network: AifNetwork, data: TrainingSet, requests: Sequence[int]) -> torch.Tensor:
     """Click logits [len(requests), C]."""
-    vectors = VectorTable(network, data)
-    vectors.renew()
-    return task_logits(network, data, data.batch(np.array(requests), 8), vectors.of)[..., 0]
+    return task_logits(network, data, data.batch(np.array(requests), 8), item_vectors(network, data))[..., 0]
 
 
 def test_the_same_seed_and_steps_give_the_same_weights() -> None:
@@ -136,8 +134,7 @@ def test_what_stands_in_masked_and_padded_places_never_matters() -> None:
     )
 
     def losses(of: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        filler = torch.where(of.users.behaviours.mask_BL[..., None], 0.1, 99.0 if of is changed else 0.0)
-        logits = task_logits(network, data, of, lambda rows: filler.expand(*rows.shape, spec.width))[..., 0]
+        logits = task_logits(network, data, of, torch.full((len(data.items.version_R), spec.width), 0.1))[..., 0]
         gains = label_gains(of.teacher_BC, of.clicked_BC, of.bid_BC)
         return copr_loss(logits, of.bid_BC, gains, of.mask_BC), click_loss(logits, of.clicked_BC, of.mask_BC)
 

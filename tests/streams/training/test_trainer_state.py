@@ -111,7 +111,7 @@ def test_a_mean_of_fits_that_is_killed_in_any_of_them_ends_the_same(
 def state() -> TrainerState:
     generator = np.random.default_rng(5).bit_generator.state
     moments = {0: {"step": torch.tensor(4.0), "exp_avg": torch.ones(2)}}
-    return TrainerState(4, {"a.b": torch.arange(3.0)}, moments, np.ones((4, 2)), generator, {"offsets": {"t": {"0": 7}}})
+    return TrainerState(4, {"a.b": torch.arange(3.0)}, moments, generator, {"offsets": {"t": {"0": 7}}}, np.ones((4, 2)))
 
 
 def test_a_state_reads_back_as_it_was() -> None:

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from infra.data.world_catalogue import NOW_MS
+from schemas.train_choices import TrainChoices
 from streams.training.evaluation.cells import Cell, CellPlan, read_cell, run_cell, write_cell
 from streams.training.evaluation.plan import TWO_TASKS, Lesson, plan_tables
 from streams.training.evaluation.questions import teacher_ecpm
 from streams.training.evaluation.runner import run_cells
 from streams.training.evaluation.world_truth import measure_any, measure_near, open_truth, run_cascade
 from streams.training.family.variant import AIF, BASE, FULL, TEACHER
-from streams.training.losses import LossWeights
 from streams.training.metrics import UserValues
 from tests.streams.training.evaluation.tiny import SIZE, tiny_plan
 from tests.streams.training.test_trainer import logits_of, network_of, taste_world
@@ -49,7 +49,12 @@ def test_a_cell_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"steps": 5}, {"learning_rate": 1e-3}, {"variant": BASE}, {"size": dataclasses.replace(SIZE, users=41)}]
+    "change",
+    [
+        *({"train": TrainChoices(**made)} for made in ({"seed": 1}, {"steps": 5}, {"learning_rate": 1e-3})),
+        {"variant": BASE},
+        {"size": dataclasses.replace(SIZE, users=41)},
+    ],
 )
 def test_whatever_decides_the_numbers_changes_the_files_name(change: dict[str, object]) -> None:
     plan = tiny_plan()
@@ -57,8 +62,9 @@ def test_whatever_decides_the_numbers_changes_the_files_name(change: dict[str, o
 
 
 def test_a_taught_model_learns_the_order_of_a_teacher_who_saw_clicks_alone() -> None:
-    plan = dataclasses.replace(tiny_plan(), loss=LossWeights(copr=1.0, click=0.0), taught_by=TEACHER)
-    assert plan.teachers.loss == LossWeights(copr=0.0, click=1.0) and plan.teachers.variant == TEACHER
+    train = tiny_plan().train.replaced({"copr": 1.0, "click": 0.0})
+    plan = dataclasses.replace(tiny_plan(), train=train, taught_by=TEACHER)
+    assert plan.teachers.train == train.replaced({"copr": 0.0, "click": 1.0, "soft_labels": False}) and plan.teachers.variant == TEACHER
     by_truth = dataclasses.replace(plan, taught_by=None)
     assert not same(run_cell(plan), run_cell(by_truth))
 
@@ -74,14 +80,17 @@ def test_the_teachers_ecpm_is_its_click_probability_times_the_bid_of_each_impres
 
 def test_a_model_of_two_tasks_learns_what_came_of_the_impressions() -> None:
     bought = run_cell(tiny_plan(TWO_TASKS))
-    assert not same(bought, run_cell(dataclasses.replace(tiny_plan(TWO_TASKS), loss=LossWeights(0.0, 1.0, soft_labels=True, outcomes=0.0))))
+    plan = tiny_plan(TWO_TASKS)
+    assert not same(bought, run_cell(dataclasses.replace(plan, train=plan.train.replaced({"outcomes": 0.0}))))
     assert {name for name in bought.users if "buy" in name}
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("lesson", plan_tables(quick=False).lessons, ids=lambda lesson: lesson.variant.name)
+@pytest.mark.parametrize("lesson", plan_tables(quick=False).lessons, ids=lambda lesson: lesson[0].name)
 def test_every_model_of_the_full_plan_learns_and_is_measured(lesson: Lesson) -> None:
-    cell = run_cell(dataclasses.replace(tiny_plan(lesson.variant, steps=1), loss=lesson.loss, taught_by=lesson.taught_by))
+    variant, differing, teacher = lesson
+    plan = tiny_plan(variant, steps=1)
+    cell = run_cell(dataclasses.replace(plan, train=plan.train.replaced(differing), taught_by=teacher))
     assert np.isfinite(cell.users["gauc"].value_U).all()
 
 
@@ -95,10 +104,10 @@ def test_a_stopped_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch:
     ran: list[int] = []
 
     def counted(plan: CellPlan) -> Cell:
-        ran.append(plan.seed)
+        ran.append(plan.train.seed)
         if len(ran) == 2:
             raise KeyboardInterrupt
-        return Cell("aif", plan.seed, {"ctr": UserValues(np.ones(2), np.ones(2))}, {"wall_s": 1.0, "cpu_s": 1.0})
+        return Cell("aif", plan.train.seed, {"ctr": UserValues(np.ones(2), np.ones(2))}, {"wall_s": 1.0, "cpu_s": 1.0})
 
     monkeypatch.setattr("streams.training.evaluation.runner.run_cell", counted)
     with pytest.raises(KeyboardInterrupt):

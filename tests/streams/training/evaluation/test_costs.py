@@ -19,10 +19,11 @@ from streams.training.evaluation.costs import (
     counted_full_cross,
     factored_din,
     full_cross_ms,
+    grouped_speedup,
     lsh_tiers,
     measure_costs,
+    ungroup,
 )
-from streams.training.evaluation.grouped import grouped_speedup, ungroup
 from streams.training.family.cluster_moments import expect_at_least
 from streams.training.family.codes import similarity_edges
 from streams.training.impressions import TrainingSet

@@ -144,9 +144,9 @@ def test_a_follower_that_is_killed_at_any_step_ends_with_the_same_weights_bit_fo
     begin_at_the_start(monkeypatch)
     stage.publish(40)
     expected = stage.follow(stage.plan("whole"), lambda f: f.place.requests >= 40)
-    from streams.training.following import learner
+    from streams.training.following.learner import OnlineLearner
 
-    step, done = learner.train_step, 0
+    step, done = OnlineLearner.take_step, 0
 
     def killed(*arguments: Any) -> Any:
         nonlocal done
@@ -156,7 +156,7 @@ def test_a_follower_that_is_killed_at_any_step_ends_with_the_same_weights_bit_fo
         return step(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(learner, "train_step", killed)
+        patch.setattr(OnlineLearner, "take_step", killed)
         with pytest.raises(Killed):
             stage.follow(stage.plan("killed"), lambda f: f.place.requests >= 40)
     write_base(stage.folder / "base.safetensors", TasteStream(seed=0))
@@ -189,13 +189,13 @@ def test_what_is_published_between_a_kill_and_the_restart_changes_nothing_of_the
     begin_at_the_start(monkeypatch)
     stage.publish(5)
     expected = stage.follow(stage.plan("whole"), lambda f: f.place.number >= 1)
-    from streams.training.following import learner
+    from streams.training.following.learner import OnlineLearner
 
     def killed(*arguments: Any) -> Any:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(learner, "train_step", killed)
+        patch.setattr(OnlineLearner, "take_step", killed)
         with pytest.raises(Killed):
             stage.follow(stage.plan("killed"), lambda f: False)
     stage.publish(20)

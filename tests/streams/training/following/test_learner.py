@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from schemas.train_choices import TrainChoices
-from streams.training.following.learner import OnlineLearner, Scored
+from streams.training.following.learner import OnlineLearner
 from streams.training.following.validation import ProgressiveValidation
 from streams.training.impressions import TrainingSet, join_events
+from streams.training.trainer import Learnt
 from tests.streams.training.following.stream import TasteStream, joined
 
 OPTIONS = TrainChoices(batch_requests=8, seed=2, learning_rate=1e-2)
@@ -80,7 +81,8 @@ def test_a_bid_beyond_all_measure_is_learnt_from_and_stays_finite() -> None:
 
 
 def test_what_cannot_be_scored_says_nothing() -> None:
-    nothing = Scored(np.full((2, 1), np.nan), np.ones((2, 1)), np.ones((2, 1), bool), float("nan"), 0.0, False)
+    nan = float("nan")
+    nothing = Learnt(np.full((2, 1), np.nan), np.ones((2, 1)), np.ones((2, 1), bool), nan, nan, nan, False)
     window = ProgressiveValidation()
     window.add(nothing)
     assert window.figures()["requests"] == 0 and window.figures()["gauc"] is None

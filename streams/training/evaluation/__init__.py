@@ -2,7 +2,7 @@
 (`aif eval data`), and what following is worth (`aif eval online`).
 
 plan.py                   which models are trained, with which sizes and losses
-cells.py                  one model with one seed: trained, measured per user, kept in a file; runner.py: many of them in several processes
+cells.py                  one model with one seed: trained, measured per user, kept in a file; many of them in several processes
 world_truth.py            the world's held-out users and their measures; questions.py: a network's scores for chosen candidates, a teacher's eCPM
 tables.py                 the figures made of cells; bootstrap.py: intervals over users; bits.py: how many bits a signature needs
 costs.py                  the cost of Table 3, of Algorithm 1, and of training rows that are not grouped

@@ -34,8 +34,7 @@ from schemas.model.lsh import equal_bits_min
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
-from streams.training.family.cluster_moments import CLUSTER_SPREAD, CLUSTERS
-from streams.training.family.codes import MOMENT_WIDTH
+from streams.training.family.codes import CLUSTER_SPREAD, CLUSTERS, MOMENT_WIDTH
 from streams.training.family.head import cross_fully
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
@@ -81,7 +80,7 @@ def cosine_tiers(unit_CD: np.ndarray, unit_LD: np.ndarray) -> np.ndarray:
 
 
 def cluster_tiers(codes_CP: np.ndarray, count_G: np.ndarray, mean_GP: np.ndarray) -> np.ndarray:
-    """Counts expected at or above each edge from the clusters of the user half (family/cluster_moments.py), [C, T - 1].
+    """Counts expected at or above each edge from the clusters of the user half (family/codes.py), [C, T - 1].
 
     A logistic step is 1 / (1 + exp(-z)) with z = (x - edge) / spread = x / spread - edge / spread, so one exponential per mean cosine x serves
     all edges."""

@@ -1,6 +1,6 @@
 """Which cells `aif eval tables` trains: the full plan (every model, three seeds, trained to the plateau) and the quick one (few models, one seed).
 
-Here: sizes, hyperparameters and lists. Not here: running them (runner.py), the figures (tables.py).
+Here: sizes, hyperparameters and lists. Not here: running them (cells.py), the figures (tables.py).
 """
 
 import dataclasses

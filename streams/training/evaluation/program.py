@@ -17,7 +17,7 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from streams.training.evaluation.bits import sigma_ratio
-from streams.training.evaluation.cells import Cell
+from streams.training.evaluation.cells import Cell, read_cells, run_cells
 from streams.training.evaluation.costs import (
     bridges_ms,
     counted_bridges,
@@ -30,7 +30,6 @@ from streams.training.evaluation.costs import (
 from streams.training.evaluation.data_section import read_data_figures
 from streams.training.evaluation.plan import SPEC, WORLD_SEED, TablesPlan, plan_tables
 from streams.training.evaluation.report import FIGURES, write_report
-from streams.training.evaluation.runner import read_cells, run_cells
 from streams.training.evaluation.tables import TABLES, add_world_figures
 from streams.training.evaluation.world_truth import measure_near
 from streams.training.family.variant import BITS, BRIDGE_COUNTS

@@ -18,8 +18,7 @@ from streams.training.evaluation.data_section import data_section
 from streams.training.evaluation.document import Block, Heading, Paragraph, Picture, Table, encode_html, encode_markdown
 from streams.training.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
 from streams.training.evaluation.plan import OTHER_LOSSES, TWO_TASKS, WORLD_SEED, TablesPlan, plan_tables
-from streams.training.family.cluster_moments import CLUSTERS
-from streams.training.family.codes import MOMENT_WIDTH
+from streams.training.family.codes import CLUSTERS, MOMENT_WIDTH
 from streams.training.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
 
 RESULTS, REPORT, FIGURES = "RESULTS.md", "report.html", "figures.json"

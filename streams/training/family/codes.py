@@ -7,7 +7,18 @@ A signature of K bits becomes the unit vector s / sqrt(K) with s = 2 bit - 1, so
 vector. So both kinds of similarity are one dot product in -1..1, and both DINs factor. By similar angles: cos(pi (1 - sim)) is the cosine
 that a share `sim` of equal bits stands for, so the tiers of the two kinds have the same meaning.
 
-Arrays: R rows, B users, C candidates, L behaviours, K bits, M multimodal width, P principal directions, X = K, M or P, D width, N tiers.
+Moments in the place of SimTier's histogram: how many of a user's behaviours lie in each cluster of the catalogue, and their mean vector. The mean cosine of
+a candidate c to the n_k behaviours of cluster k is c . m_k, m_k their mean vector, exactly. How they lie around it is not known, so they are taken to be
+spread as a logistic step of width CLUSTER_SPREAD, and about
+
+    sum_k n_k sigmoid((c . m_k - edge) / CLUSTER_SPREAD)
+
+of them reach a tier's lower edge. Counts and sums of vectors are made once per user, change by one addition when a behaviour comes, and cost a candidate
+the same however long the history is. It costs less than three moments of all cosines at once (mean, deviation, skewness), whose third is a sum over triples
+of directions, and needs no layers of its own. What each form knows, and what it loses in a trained model, is in docs/EXPERIMENTS.md.
+
+Arrays: R rows, B users, C candidates, L behaviours, K bits (of clusters: clusters), M multimodal width, P principal directions, X = K, M or P, D width,
+N tiers.
 """
 
 import dataclasses
@@ -19,10 +30,12 @@ import torch
 from torch import Tensor
 
 from schemas.model.hamming import decode_signs
-from streams.training.family.cluster_moments import cluster_rows, expect_at_least, sum_clusters
 from streams.training.impressions import TrainingSet
 
 MOMENT_WIDTH = 16  # principal directions in which moments are taken
+CLUSTERS = 32  # of a catalogue; 16 and 64 tell a small network about as much of the interest
+CLUSTER_SPREAD = 0.083  # of a logistic step with deviation .15; the real variance of each cluster told a small network no more
+_ROUNDS = 15
 _EQUAL = 1e-4  # a unit vector's product with itself misses 1 by rounding
 
 
@@ -47,6 +60,16 @@ def principal_directions(unit_RM: np.ndarray, count: int) -> np.ndarray:
     return vectors_MM[:, ::-1][:, :count].astype(np.float32)
 
 
+def cluster_rows(unit_RP: np.ndarray) -> np.ndarray:
+    """The cluster of each unit vector, int64 [R] in 0..CLUSTERS - 1: k-means on the sphere, begun at rows that lie evenly in the catalogue."""
+    centres_KP = unit_RP[np.linspace(0, len(unit_RP) - 1, min(CLUSTERS, len(unit_RP))).astype(np.int64)]
+    for _ in range(_ROUNDS):
+        member_RK = np.eye(len(centres_KP), dtype=unit_RP.dtype)[(unit_RP @ centres_KP.T).argmax(axis=1)]
+        sums_KP = member_RK.T @ unit_RP
+        centres_KP = sums_KP / np.maximum(np.linalg.norm(sums_KP, axis=1, keepdims=True), 1e-9)
+    return np.asarray((unit_RP @ centres_KP.T).argmax(axis=1))
+
+
 def similarity_edges(tier_edges: Sequence[float], kind: str) -> tuple[float, ...]:
     """The lower edges of the upper tiers as values of the dot product of codes; the last, "equal", allows for rounding."""
     if kind == "lsh":
@@ -69,9 +92,23 @@ def tier_features(similarity_BCL: Tensor, has_code_BL: Tensor, edges: Sequence[f
     return _counts_and_shares(upper_BCN, total_B)
 
 
+def sum_clusters(codes_BLP: Tensor, cluster_BL: Tensor, has_code_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """What is kept of a user: how many known behaviours each cluster has [B, K], and their mean vectors [B, K, P], 0 where it has none."""
+    member_BLK = torch.nn.functional.one_hot(cluster_BL, CLUSTERS).to(codes_BLP.dtype) * has_code_BL[..., None]
+    count_BK = member_BLK.sum(dim=1)
+    return count_BK, member_BLK.transpose(1, 2) @ codes_BLP / count_BK.clamp(min=1)[..., None]
+
+
+def expect_at_least(candidates_BCP: Tensor, count_BK: Tensor, mean_BKP: Tensor, edges: Sequence[float]) -> Tensor:
+    """How many behaviours are expected to reach each edge, [B, C, len(edges)]."""
+    mean_BCK = candidates_BCP @ mean_BKP.transpose(1, 2)
+    steps = [torch.sigmoid((mean_BCK - edge) / CLUSTER_SPREAD) @ count_BK[..., None] for edge in edges]
+    return torch.cat(steps, dim=2)
+
+
 @torch.no_grad()
 def moment_tier_features(candidates_BCX: Tensor, history_BLX: Tensor, has_code_BL: Tensor, edges: Sequence[float]) -> Tensor:
-    """The same expected from counts and means of clusters (cluster_moments.py), [B, C, 2 N]. Codes are a vector and the number of its cluster."""
+    """The same expected from counts and means of clusters, [B, C, 2 N]. Codes are a vector and the number of its cluster."""
     count_BK, mean_BKP = sum_clusters(history_BLX[..., :-1], history_BLX[..., -1].long(), has_code_BL)
     upper_BCN = expect_at_least(candidates_BCX[..., :-1], count_BK, mean_BKP, edges)
     return _counts_and_shares(upper_BCN, has_code_BL.sum(dim=1).float())

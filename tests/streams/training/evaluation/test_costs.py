@@ -24,8 +24,7 @@ from streams.training.evaluation.costs import (
     measure_costs,
     ungroup,
 )
-from streams.training.family.cluster_moments import expect_at_least
-from streams.training.family.codes import similarity_edges
+from streams.training.family.codes import expect_at_least, similarity_edges
 from streams.training.impressions import TrainingSet
 from tests.streams.training.shop import shop
 from tests.streams.training.test_trainer import network_of, taste_world

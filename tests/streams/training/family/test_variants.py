@@ -13,8 +13,10 @@ from schemas.model.lsh import lsh_similarity, make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.simtier import simtier_reference
 from schemas.train_choices import TrainChoices
-from streams.training.family.cluster_moments import CLUSTER_SPREAD, CLUSTERS, cluster_rows
 from streams.training.family.codes import (
+    CLUSTER_SPREAD,
+    CLUSTERS,
+    cluster_rows,
     factored_din,
     moment_tier_features,
     principal_directions,
@@ -22,7 +24,7 @@ from streams.training.family.codes import (
     tier_features,
     with_codes,
 )
-from streams.training.family.cold import LAYERS, ColdTrunk, FieldGate
+from streams.training.family.head import LAYERS, ColdTrunk, FieldGate
 from streams.training.family.network import FamilyNetwork, build_network, variant_spec
 from streams.training.family.variant import ABLATIONS, AIF, BASE, BRIDGES, FULL, MORE_PARAMETERS, PARTS, TABLE_2, TABLE_3, TEACHER, Variant
 from streams.training.impressions import TrainingSet, join_events

@@ -72,7 +72,15 @@ SchemaNumber = Annotated[int, Field(ge=1, le=1), WithJsonSchema({"const": 1, "ty
 
 
 class _Strict(BaseModel):
+    """Values are of their types, numbers finite, names known; nothing changes afterwards."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Record(_Strict):
+    """What the records of all topics have."""
+
+    schema_number: SchemaNumber = Field(1, alias="schema")
 
 
 class ItemFeaturesUpdate(_Strict):
@@ -101,39 +109,34 @@ class Behaviour(_Strict):
     features: RawFeatures = {}
 
 
-class ItemFeaturesRecord(_Strict):
+class ItemFeaturesRecord(Record):
     """Record of item-features."""
 
-    schema_number: SchemaNumber = Field(1, alias="schema")
     updates: Annotated[list[ItemFeaturesUpdate], Field(min_length=1, max_length=UPDATES_PER_RECORD_MAX, fail_fast=True)]
 
 
-class NewItemsRecord(_Strict):
+class NewItemsRecord(Record):
     """Record of new-items."""
 
-    schema_number: SchemaNumber = Field(1, alias="schema")
     updates: Annotated[list[NewItem], Field(min_length=1, max_length=UPDATES_PER_RECORD_MAX, fail_fast=True)]
 
 
-class BehavioursRecord(_Strict):
+class BehavioursRecord(Record):
     """Record of user-behaviours."""
 
-    schema_number: SchemaNumber = Field(1, alias="schema")
     updates: Annotated[list[Behaviour], Field(min_length=1, max_length=UPDATES_PER_RECORD_MAX, fail_fast=True)]
 
 
-class UserFeaturesRecord(_Strict):
+class UserFeaturesRecord(Record):
     """Record of user-features, keyed by user: the latest offset wins, a record without a value forgets the profile."""
 
-    schema_number: SchemaNumber = Field(1, alias="schema")
     user_id: WireId
     features: RawFeatures = {}
 
 
-class CheckpointRecord(_Strict):
+class CheckpointRecord(Record):
     """Record of model-checkpoints: a pointer and what it must point to. Its offset becomes the version number."""
 
-    schema_number: SchemaNumber = Field(1, alias="schema")
     uri: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
     size_bytes: Annotated[int, Field(gt=0, le=CHECKPOINT_BYTES_MAX)]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -154,10 +157,9 @@ class ShownItem(_Strict):
     outcomes: Annotated[list[Name], Field(max_length=TASKS_MAX)] = []
 
 
-class ImpressionRecord(_Strict):
+class ImpressionRecord(Record):
     """Record of impressions: one request of one user."""
 
-    schema_number: SchemaNumber = Field(1, alias="schema")
     request_id: Annotated[str, StringConstraints(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
     user_id: WireId
     time_ms: TimeMs
@@ -165,10 +167,9 @@ class ImpressionRecord(_Strict):
     items: Annotated[list[ShownItem], Field(min_length=1, max_length=ITEMS_PER_IMPRESSION_MAX, fail_fast=True)]
 
 
-class IndexEvent(_Strict):
+class IndexEvent(Record):
     """Record of index-events: `kind` as in the control log or a shard's step, with a reason for people."""
 
-    schema_number: SchemaNumber = Field(1, alias="schema")
     kind: Name
     version: int
     revision: int = 0
@@ -181,7 +182,7 @@ Milliseconds = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-class ServerReport(_Strict):
+class ServerReport(Record):
     """Record of server-reports, keyed by server: `seconds` of one server, all of them on one version.
 
     answers            rankings that were given; of these `not_finite` hold a score or a probability that is no number
@@ -190,7 +191,6 @@ class ServerReport(_Strict):
     latency_..., probability_...   of the answers and of what they hold; null where there were none
     """
 
-    schema_number: SchemaNumber = Field(1, alias="schema")
     server_id: Label
     at_ms: TimeMs
     version: Annotated[int, Field(ge=0, le=INT64_MAX)]
@@ -208,7 +208,7 @@ class ServerReport(_Strict):
     probability_p95: Probability | None = None
 
 
-RECORDS: dict[str, type[_Strict]] = {
+RECORDS: dict[str, type[Record]] = {
     "item-features": ItemFeaturesRecord,
     "new-items": NewItemsRecord,
     "model-checkpoints": CheckpointRecord,
@@ -223,7 +223,7 @@ ERRORS_NAMED_MAX = 4_096
 _ERRORS_SHOWN = 3
 
 U = TypeVar("U", bound=_Strict)
-R = TypeVar("R", bound=_Strict)
+R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def decode_record(record_type: type[R], value: bytes | None) -> R:
 
 
 def decode_updates(
-    record_type: type[_Strict],
+    record_type: type[Record],
     update_type: type[U],
     value: bytes | None,
     kind: IdKind,
@@ -347,7 +347,7 @@ def _shown(value: object) -> str:
     return reprlib.repr(value) if isinstance(value, list | dict) else str(value)
 
 
-def encode_record(record: _Strict) -> bytes:
+def encode_record(record: Record) -> bytes:
     """The JSON bytes of a record, including fields at their defaults, so that a reader need not know our defaults."""
     return record.model_dump_json(by_alias=True).encode()
 

@@ -15,7 +15,7 @@ Source: AIF, eq. (4), (5), Algorithm 1 line 3; FORMAT.md section 3.
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from streams.stored.item_block import EmbeddingValues
 from streams.stored.item_columns import PlainColumns, encode_columns, encode_plain_columns
 from streams.stored.kernels import load_kernels
 
-if TYPE_CHECKING:
-    from schemas.model.checkpoint import Checkpoint
-
 Raw = Mapping[str, Any]
 Embedding = np.ndarray | None
 
@@ -43,7 +40,7 @@ _ENCODERS_KEPT = 4  # live, backup, published and building; shards hold their ow
 class RowEncoder:
     """The one encoder of a version. Keeps no state between calls, so the threads of all shards share it."""
 
-    def __init__(self, version: int, checkpoint: "CheckpointFile | Checkpoint") -> None:
+    def __init__(self, version: int, checkpoint: CheckpointFile) -> None:
         self.version = version
         self.spec = checkpoint.spec
         self.layout = row_layout(checkpoint.spec)

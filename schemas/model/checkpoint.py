@@ -30,10 +30,7 @@ from schemas.model.checkpoint_file import (
     FORMAT,
     METADATA_KEY,
     W_HASH,
-    CheckpointInfo,
-    decode_header,
-    decode_manifest,
-    describe,
+    CheckpointFile,
     digest_tensors,
     lsh_version_of,
     read_checkpoint_file,
@@ -41,20 +38,14 @@ from schemas.model.checkpoint_file import (
 from schemas.model.inputs import FeatureTensors
 from schemas.model.item_network import EncodedRows
 from schemas.model.network import AifNetwork, build_network
-from schemas.model.parameters import Parameters
 from schemas.model.random_inputs import CANDIDATES, SEED, USERS, draw_block, draw_candidates, draw_users
-from schemas.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint that passed every check. `network` is in evaluation mode on the CPU; `w_hash` float32 [K, mm_width] or None."""
+class Checkpoint(CheckpointFile):
+    """A checkpoint that passed every check. `network` is in evaluation mode on the CPU."""
 
-    spec: ModelSpec
-    parameters: Parameters
     network: AifNetwork
-    w_hash: np.ndarray | None
-    info: CheckpointInfo
 
 
 def encode_checkpoint(network: AifNetwork, model_id: str, card: Mapping[str, Any]) -> bytes:
@@ -75,7 +66,7 @@ def encode_checkpoint(network: AifNetwork, model_id: str, card: Mapping[str, Any
     return safetensors.numpy.save(tensors, {METADATA_KEY: json.dumps(manifest, sort_keys=True, allow_nan=False)})
 
 
-def write_checkpoint(path: str | os.PathLike[str], network: AifNetwork, model_id: str, card: Mapping[str, Any]) -> CheckpointInfo:
+def write_checkpoint(path: str | os.PathLike[str], network: AifNetwork, model_id: str, card: Mapping[str, Any]) -> None:
     """Writes the file whole or not at all (temporary file, fsync, rename). Nothing is judged here: the reader does."""
     data, target = encode_checkpoint(network, model_id, card), Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -84,8 +75,6 @@ def write_checkpoint(path: str | os.PathLike[str], network: AifNetwork, model_id
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(target)
-    manifest = decode_manifest(decode_header(data))
-    return describe(manifest, data, sum(t.numel() for t in network.parameters()), network.spec)
 
 
 def read_checkpoint(
@@ -101,7 +90,7 @@ def read_checkpoint(
     failed = _find_failed_call(network)
     if failed is not None:
         raise RejectedInput("checkpoint_dry_run", f"{failed}; expected finite numbers for zeros and for random inputs; train again")
-    return Checkpoint(read.spec, read.parameters, network, read.w_hash, read.info)
+    return Checkpoint(read.parameters, read.w_hash, read.info, network)
 
 
 @torch.inference_mode()

@@ -69,7 +69,18 @@ def read_checkpoint_file(
     tensors = {name: array.copy() for name, array in _load_tensors(data).items()}
     _check_values(tensors, manifest)
     w_hash_KM = _check_w_hash(spec, tensors.pop(W_HASH, None), manifest)
-    return CheckpointFile(Parameters(spec, tensors), w_hash_KM, describe(manifest, data, sum(a.size for a in tensors.values()), spec))
+    info = CheckpointInfo(
+        model_id=manifest["model_id"],
+        sha256=hashlib.sha256(data).hexdigest(),
+        size_bytes=len(data),
+        schema_fingerprint=spec.schema.fingerprint,
+        spec_fingerprint=spec.fingerprint,
+        lsh_version=manifest.get("lsh_version"),
+        tensors_sha256=manifest["tensors_sha256"],
+        parameters=sum(a.size for a in tensors.values()),
+        card=manifest["card"],
+    )
+    return CheckpointFile(Parameters(spec, tensors), w_hash_KM, info)
 
 
 def _expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -200,18 +211,3 @@ def digest_tensors(tensors: Mapping[str, np.ndarray]) -> str:
         digest.update(f"{name}/{array.dtype.name}/{array.shape}/".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-def describe(manifest: Mapping[str, Any], data: bytes, parameters: int, spec: ModelSpec) -> CheckpointInfo:
-    """What is known of a file whose manifest was read."""
-    return CheckpointInfo(
-        model_id=manifest["model_id"],
-        sha256=hashlib.sha256(data).hexdigest(),
-        size_bytes=len(data),
-        schema_fingerprint=spec.schema.fingerprint,
-        spec_fingerprint=spec.fingerprint,
-        lsh_version=manifest.get("lsh_version"),
-        tensors_sha256=manifest["tensors_sha256"],
-        parameters=parameters,
-        card=manifest["card"],
-    )

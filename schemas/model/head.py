@@ -30,11 +30,10 @@ from schemas.model.bea import join_bridges
 from schemas.model.din import din_from_sums
 from schemas.model.embeddings import FeatureEmbedding, build_mlp, normal_parameter
 from schemas.model.feature_places import VALUE_ABS_MAX
-from schemas.model.hamming import decode_signs
 from schemas.model.inputs import CandidateRows, FeatureTensors, UserStates
 from schemas.model.parameters import segment_widths
 from schemas.model.sim_hard import look_up_sim
-from schemas.model.simtier import simtier_counts, simtier_features
+from schemas.model.simtier import decode_signs, simtier_counts, simtier_features
 from schemas.model.spec import ModelSpec
 
 DIN_GAIN = 4.0  # centred similarities are small; with this gain DIN starts at the size of the other segments

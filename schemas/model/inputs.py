@@ -1,6 +1,7 @@
 """The network's inputs, and the state between its two calls, as tensors with documented shapes.
 
-Here: the dataclasses and their builders from plain values. The same `CandidateRows` are built by training (from `item_rows`, with
+Here: the dataclasses and their builders, from plain values and from item rows as they are stored in an index (structured arrays of a row layout,
+schemas/index/layout.py). The same `CandidateRows` are built by training (from `item_rows`, with
 gradient), by serving (from index rows as stored, fp16) and by the audit that recomputes answers. Not here: arithmetic.
 
 Behaviours are oldest first and RIGHT-aligned: padding (mask false) is on the left, so "the latest n" are the last n columns. L >= 1.
@@ -153,3 +154,32 @@ def build_user_inputs(spec: ModelSpec, profile: Mapping[str, Any], behaviours: S
     block = map_tensors(FeatureTensors.from_block(features), lambda t: t[None])
     history = Behaviours(*head, block, *(torch.from_numpy(a)[None] for a in arrays))
     return UserInputs(FeatureTensors.from_block(encode_features(spec.schema.of(Scope.USER), [profile])), history)
+
+
+def candidate_rows(spec: ModelSpec, rows_C: np.ndarray, context: Mapping[str, Any]) -> CandidateRows:
+    """Structured rows as the head takes them (B = 1)."""
+    count = len(rows_C)
+
+    def column(name: str, width: int) -> torch.Tensor:
+        values = rows_C[name].reshape(count, width) if width else np.zeros((count, 0), np.float32)
+        return torch.from_numpy(values.copy())[None]
+
+    return CandidateRows(
+        vectors_BCD=column("vector", spec.width),
+        bridge_BCN=column("bridge", spec.bridges),
+        signatures_BCW=column("signature", spec.signature_bytes).to(torch.uint8),
+        has_signature_BC=torch.from_numpy(rows_C["has_signature"] != 0)[None],
+        category_BC=torch.from_numpy(rows_C["category"].astype(np.int64))[None],
+        realtime_BCQ=column("realtime", len(spec.schema.realtime_features)),
+        bid_BC=torch.from_numpy(rows_C["bid"].copy())[None],
+        context=encode_context(spec, context),
+    )
+
+
+def behaviour_row(spec: ModelSpec, item: Id, kind: str, features: Mapping[str, Any], row: np.ndarray | None) -> BehaviourRow:
+    """A behaviour with its item's row (a 0-d structured array); None: the item is gone from the version."""
+    if row is None:
+        return BehaviourRow(item, kind, features)
+    signature = row["signature"].tobytes() if spec.signature_bytes and row["has_signature"] else None
+    vector = np.atleast_1d(row["vector"]).astype(np.float32)
+    return BehaviourRow(item, kind, features, int(row["category"]), vector, signature)

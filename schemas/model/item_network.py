@@ -31,9 +31,8 @@ from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope
 from schemas.limits import BAG_VALUES_MAX
 from schemas.model.compiled import kernel, part
 from schemas.model.feature_places import VALUE_ABS_MAX, plan_features
-from schemas.model.item_code import LANES, layer_norm_row, round_numbers, softmax_row, widen_numbers
+from schemas.model.item_code import LANES, layer_norm_row, multiply, pack_panels, padded, round_numbers, softmax_row, widen_numbers
 from schemas.model.parameters import Parameters, parameter_shapes
-from schemas.model.products import multiply, pack_panels, padded
 from schemas.model.spec import ModelSpec
 from schemas.model.vector_blocks import TILE_ROWS, address, aligned
 

@@ -1,6 +1,7 @@
 """The AIF network: the parts of this folder in the order of the paper's two calls.
 
-Here: `AifNetwork` (item half, user half, joint part), `scores`, and the slow specification of call 2's answer (`rank_reference`).
+Here: `AifNetwork` (item half, user half, joint part), `scores`, the slow specification of call 2's answer (`rank_reference`), and the same without the
+rounding of fp32 (`InFloat64`), which other forms are compared with.
 Not here: signatures (Eq. 5, lsh.py), rows as they are stored (item_network.py), files (checkpoint.py), the loss (Eq. 10, streams/training).
 
     item_rows     nearline          item features -> async vector, bridge weights           Eq. 4, Algorithm 1 line 3
@@ -13,15 +14,16 @@ Arrays: B users, L behaviours, C candidates, R rows, D width, N bridges, T tasks
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from schemas.ids import Id, encode_index_key
 from schemas.model.bea import BridgeEmbedding
 from schemas.model.din import build_din_sums
-from schemas.model.hamming import decode_signs
 from schemas.model.head import Head
 from schemas.model.inputs import CandidateRows, FeatureTensors, UserInputs, UserStates
 from schemas.model.item_half import ItemHalf
@@ -29,6 +31,7 @@ from schemas.model.parameters import Parameters
 from schemas.model.request_split import check_request_split
 from schemas.model.score import rank_scores
 from schemas.model.sim_hard import build_sim_table
+from schemas.model.simtier import decode_signs
 from schemas.model.spec import ModelSpec
 from schemas.model.user_half import BehaviourProjection, UserHalf
 
@@ -101,3 +104,18 @@ def rank_reference(
     scores_BC, probabilities_BCT = network.scores(network.joint_logits(states, rows), rows.bid_BC)
     answer = list(zip(item_ids, scores_BC[0].tolist(), map(tuple, probabilities_BCT[0].tolist()), strict=True))
     return sorted(answer, key=lambda entry: (-entry[1], encode_index_key(entry[0])))[:top_k]
+
+
+class InFloat64(TorchFunctionMode):
+    """Inside, every torch function gets its floating-point arguments in fp64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*_widen(args), **_widen(kwargs or {}))
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.Tensor.double(value) if value.dtype in (torch.float16, torch.float32) else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_widen, value))
+    return {name: _widen(one) for name, one in value.items()} if isinstance(value, dict) else value

@@ -11,9 +11,8 @@ import math
 import numpy as np
 
 from schemas.model.compiled import kernel, part
-from schemas.model.item_code import LANES, store_signs
+from schemas.model.item_code import LANES, multiply, pack_panels, store_signs
 from schemas.model.lsh import EMBEDDING_GRID_BITS
-from schemas.model.products import multiply, pack_panels
 from schemas.model.vector_blocks import TILE_ROWS, address, aligned
 
 BLOCK = 8 * TILE_ROWS

@@ -1,6 +1,7 @@
 """SimTier: how many of the latest behaviours fall into each tier of similarity to a candidate (Eq. 9), and the head's features from that.
 
-Here: the NumPy reference, the torch form (counts have no gradient), the features. Not here: how equal bits are counted (hamming.py).
+Here: signatures as signs and the number of equal bits as a matrix product (Eq. 6), the NumPy reference, the torch form (counts have no gradient), the
+features. Not here: the reference of Eq. 6 (lsh.py).
 Tier 0 is below the first edge; tier t is [edge t-1, edge t). The last of the default edges is 1.0: their top tier counts equal signatures only.
 
 Arrays: B users, C candidates, S behaviours, K bits, W bytes, N tiers.
@@ -8,17 +9,36 @@ Source: AIF, eq. (9). Differs: the head reads log1p(count) and count / l instead
 `simtier_behaviours` that have a signature, not of the whole history, which DIN sees.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from schemas.model.hamming import decode_signs, equal_bits
 from schemas.model.lsh import equal_bits_min, lsh_similarity
 
 # Of the pair matrix at a time: 1 MiB of float32, which a cache holds while the thresholds are counted; on a GPU, where each chunk costs launches, 256 MiB.
 PAIRS_PER_CHUNK, PAIRS_PER_LAUNCH = 1 << 18, 1 << 26
+
+
+@functools.cache
+def _signs_of_bytes(device: torch.device) -> Tensor:
+    """float32 [256, 8]: byte -> its bits as -1/+1, most significant first."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+    return torch.from_numpy(bits.astype(np.float32) * 2 - 1).to(device)
+
+
+def decode_signs(signatures_W: Tensor, has_signature: Tensor) -> Tensor:
+    """Packed uint8 [..., W] to -1/+1 float32 [..., K]; all zeros where `has_signature` [...] is false, so that pads drop out of every sum."""
+    signs = F.embedding(signatures_W.int(), _signs_of_bytes(signatures_W.device)).flatten(-2)
+    return signs * has_signature.unsqueeze(-1)
+
+
+def equal_bits(candidates_BCK: Tensor, sequence_BSK: Tensor) -> Tensor:
+    """float32 [B, C, S]: the number of equal bits, (K + s_i . s_j) / 2; exact, because every sum is a whole number of at most K."""
+    return (candidates_BCK @ sequence_BSK.transpose(1, 2) + candidates_BCK.shape[-1]) / 2
 
 
 def simtier_reference(items_CW: np.ndarray, sequence_SW: np.ndarray, tier_edges: Sequence[float]) -> np.ndarray:

@@ -33,11 +33,9 @@ from schemas.ids import Id, IdKind, decode_id, encode_index_key
 from schemas.index.manifest import Manifest, checkpoint_path, decode_manifest, manifest_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import read_checkpoint
-from schemas.model.in_float64 import InFloat64
-from schemas.model.inputs import BehaviourRow, CandidateRows, UserStates, build_user_inputs
-from schemas.model.network import AifNetwork
+from schemas.model.inputs import BehaviourRow, CandidateRows, UserStates, behaviour_row, build_user_inputs, candidate_rows
+from schemas.model.network import AifNetwork, InFloat64
 from schemas.model.score import rank_scores
-from schemas.model.stored_rows import behaviour_row, candidate_rows
 from schemas.requests import InlineBehaviour, PrerankRequest, RankAnswer
 from schemas.token import VersionToken, decode_token
 from serving.audit.version_rows import VersionRows, positions_of

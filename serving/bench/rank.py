@@ -18,10 +18,9 @@ import torch
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.command import say
-from schemas.model.in_float64 import InFloat64
-from schemas.model.inputs import build_user_inputs
+from schemas.model.inputs import behaviour_row, build_user_inputs, candidate_rows
 from schemas.model.lsh import equal_bits_min
-from schemas.model.stored_rows import behaviour_row, candidate_rows
+from schemas.model.network import InFloat64
 from schemas.model.vector_blocks import aligned
 from schemas.users import BehaviourEvent
 from serving.bench.peer_runs import measure_peers

@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from schemas.index.layout import RowLayout
-from schemas.model.hamming import decode_signs
 from schemas.model.parameters import Parameters
 from schemas.model.score import rank_scores
-from schemas.model.simtier import count_plainly, simtier_features
+from schemas.model.simtier import count_plainly, decode_signs, simtier_features
 from serving.engine.call_one import CallOne
 from serving.engine.panels import pad_columns, unpack_panels
 from serving.engine.tables import Applied, Tables

@@ -30,10 +30,9 @@ from schemas.index.control import VersionStatus
 from schemas.index.manifest import Manifest, checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import read_checkpoint
-from schemas.model.inputs import UserInputs, build_user_inputs
+from schemas.model.inputs import UserInputs, behaviour_row, build_user_inputs, candidate_rows
 from schemas.model.network import AifNetwork
 from schemas.model.random_inputs import draw_value
-from schemas.model.stored_rows import behaviour_row, candidate_rows
 from streams.builders.jobs import CanaryJob
 from streams.core.canary import SPREAD_MIN, CanaryFigures, Scores, measure_bad_share, measure_distance, measure_overlap, measure_spread
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from schemas.model.hamming import decode_signs
+from schemas.model.simtier import decode_signs
 from streams.training.impressions import TrainingSet
 
 MOMENT_WIDTH = 16  # principal directions in which moments are taken

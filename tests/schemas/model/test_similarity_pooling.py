@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.model.din import DinSums, build_din_sums, din_from_sums, din_reference
-from schemas.model.hamming import decode_signs, equal_bits
 from schemas.model.lsh import equal_bits_min, lsh_similarity
 from schemas.model.sim_hard import build_sim_table, look_up_sim
-from schemas.model.simtier import simtier_counts, simtier_features, simtier_reference
+from schemas.model.simtier import decode_signs, equal_bits, simtier_counts, simtier_features, simtier_reference
 
 EDGES = (0.25, 0.45, 0.5, 0.6, 0.75, 1.0)
 SEEDS = st.integers(0, 2**32 - 1)

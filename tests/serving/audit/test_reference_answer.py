@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.model.in_float64 import InFloat64
+from schemas.model.network import InFloat64
 from serving.audit.reference_answer import score_plainly
 from serving.engine.user_arrays import arrays_of
 from tests.schemas.model.samples import SPECS

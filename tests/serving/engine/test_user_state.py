@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schemas.features import Scope, encode_features
 from schemas.model.behaviour_codes import NO_CATEGORY
 from schemas.model.feature_places import plan_features
-from schemas.model.in_float64 import InFloat64
+from schemas.model.network import InFloat64
 from schemas.model.vector_blocks import address, aligned
 from serving.engine.embedded_features import EmbeddedFeatures
 from serving.engine.history import join_history

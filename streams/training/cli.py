@@ -167,9 +167,9 @@ def export(
 ) -> None:
     """Write the topics that training reads to Parquet files, for `aif train --snapshot`. The same offsets give the same bytes."""
     from streams.training.snapshot import SnapshotEvents, write_snapshot
-    from streams.training.topic_events import LogAddress
+    from streams.training.topic_events import TopicEvents
 
-    log = LogAddress.of(read_settings())
+    log = TopicEvents.of(read_settings())
     wanted = log.range_now() if like is None else SnapshotEvents(like).range
     counts: dict[str, int] = {}
 

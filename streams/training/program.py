@@ -20,14 +20,13 @@ from schemas.model.checkpoint import read_checkpoint, write_checkpoint
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
-from streams.training.data_range import DataRange, find_span
 from streams.training.event_decoder import Offsets
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.model_file import read_model_file, read_train_choices
 from streams.training.refused_impressions import RefusedImpressions
 from streams.training.similarity_start import new_network
 from streams.training.snapshot import SnapshotEvents
-from streams.training.topic_events import LogAddress, TopicEvents
+from streams.training.topic_events import DataRange, TopicEvents, find_span
 from streams.training.trainer import LOSSES, WARM_RATE, TrainReport, fit
 from streams.training.trainer_state import StateFile
 
@@ -135,7 +134,7 @@ def _open_source(settings: ProcessSettings, plan: TrainPlan, refused: RefusedImp
     """The topics, or what was exported of them."""
     if plan.snapshot is not None:
         return SnapshotEvents(plan.snapshot)
-    return TopicEvents(LogAddress.of(settings), refused.refuse if refused is not None else None)
+    return TopicEvents.of(settings, refused.refuse if refused is not None else None)
 
 
 @collector_paused()

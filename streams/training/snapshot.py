@@ -27,7 +27,7 @@ from schemas.ids import IdKind
 from schemas.topics import TOPICS
 from streams.training.event_decoder import TRAINING_TOPICS, EventDecoder, Offsets
 from streams.training.impressions import Events
-from streams.training.topic_events import LogAddress, LogRange, partitions_of
+from streams.training.topic_events import LogRange, TopicEvents, partitions_of
 
 FORMAT = 1
 MANIFEST = "snapshot.json"
@@ -38,7 +38,7 @@ _GROUP_RECORDS, _GROUP_BYTES = 8_192, 32 << 20
 _COMPACTED = frozenset(topic.name for topic in TOPICS if topic.compacted)
 
 
-def write_snapshot(directory: Path, log: LogAddress, wanted: LogRange, progress: Callable[[str, int], None] = lambda *_: None) -> None:
+def write_snapshot(directory: Path, log: TopicEvents, wanted: LogRange, progress: Callable[[str, int], None] = lambda *_: None) -> None:
     """Writes the snapshot, completely or not at all. Raises Misconfigured (`snapshot_exists`), Incompatible (`offset_gone`)."""
     if directory.exists():
         raise Misconfigured("snapshot_exists", f"{directory} is there already; a snapshot never changes: name another folder")
@@ -47,14 +47,13 @@ def write_snapshot(directory: Path, log: LogAddress, wanted: LogRange, progress:
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir()
     topics = {t: _write_topic(staged / f"{t}.parquet", log, t, wanted, partial(progress, t)) for t in TRAINING_TOPICS}
-    identity = {"shards": log.shards, "user_partitions": log.user_partitions, "id_kind": str(log.kind)}
-    (staged / MANIFEST).write_text(json.dumps({"format": FORMAT, **identity, "topics": topics}, sort_keys=True, indent=1) + "\n")
+    (staged / MANIFEST).write_text(json.dumps({"format": FORMAT, **log.identity, "topics": topics}, sort_keys=True, indent=1) + "\n")
     fsync_folder(staged)
     staged.replace(directory)
     fsync_folder(directory.parent)
 
 
-def _write_topic(path: Path, log: LogAddress, topic: str, wanted: LogRange, progress: Callable[[int], None]) -> dict[str, Any]:
+def _write_topic(path: Path, log: TopicEvents, topic: str, wanted: LogRange, progress: Callable[[int], None]) -> dict[str, Any]:
     written = 0
     with pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=False) as writer:
         for group in _groups(_records(log, topic, wanted)):
@@ -66,7 +65,7 @@ def _write_topic(path: Path, log: LogAddress, topic: str, wanted: LogRange, prog
     return {**told, "sha256": sha256_of_file(path)}
 
 
-def _records(log: LogAddress, topic: str, wanted: LogRange) -> Iterator[SourceRecord]:
+def _records(log: TopicEvents, topic: str, wanted: LogRange) -> Iterator[SourceRecord]:
     """One partition after the other, so that memory does not grow with the log."""
     begins, ends = partitions_of(wanted.begins, topic), partitions_of(wanted.ends, topic)
     for p in sorted(ends):

@@ -1,10 +1,10 @@
 """Reads the log for training: every event of the input topics up to now.
 
-Here: topics to `Events`. Not here: decoding (event_decoder.py), joining (impressions.py), following the log for ever (following/). Reading stops at the
-end offsets that were read at the start, so it also ends on a busy log.
+Here: topics to `Events`, and what a checkpoint's card says of them. Not here: decoding (event_decoder.py), joining (impressions.py), following the log for
+ever (following/). Reading stops at the end offsets that were read at the start, so it also ends on a busy log.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ from streams.training.impressions import Events
 
 _WAIT_S_MAX = 900.0
 _POLL_S = 0.2
+FAR = 20  # widths of the middle eight tenths: a time that lies further outside of them is taken for a wrong clock
+_TENTHS = 10  # of fewer impressions nothing is left out
 
 
 @dataclass(frozen=True)
@@ -31,50 +33,65 @@ class LogRange:
 
 
 @dataclass(frozen=True)
-class LogAddress:
-    """Where the log is, and the identity of the index, which says how to read it."""
+class DataRange:
+    """What a checkpoint's card says of the data: where in the log it ended, and the times of its first and last impression."""
 
-    bootstrap: str
-    prefix: str
-    shards: int
-    user_partitions: int
-    kind: IdKind
+    offsets: Offsets
+    from_ms: int | None
+    until_ms: int | None
 
-    @classmethod
-    def of(cls, settings: ProcessSettings) -> "LogAddress":
-        """The one that the settings of a process name."""
-        index = settings.index
-        return cls(settings.bootstrap_servers(), settings.kafka.topic_prefix, index.shards, index.user_partitions, IdKind(index.id_kind))
+    def to_dict(self) -> dict[str, Any]:
+        """For a card: a follower goes on from `offsets`."""
+        return {"offsets": {topic: dict(of) for topic, of in self.offsets.items()}, "from_ms": self.from_ms, "until_ms": self.until_ms}
 
-    def range_now(self) -> LogRange:
-        """Everything that the log holds now."""
-        ends = fetch_ends(self.bootstrap, self.prefix)
-        return LogRange({t: as_text(start_offsets(self.bootstrap, self.prefix + t)) for t in TRAINING_TOPICS}, ends)
+
+def find_span(times_ms: Sequence[int]) -> tuple[int | None, int | None]:
+    """(first, last) of times in ms, without those that lie far from most; (None, None) of no times.
+
+    The time of an impression is set by its publisher: one client whose clock stands at 1970 or in the next century would make the span decades long."""
+    if not times_ms:
+        return None, None
+    ordered = sorted(times_ms)
+    low, high = ordered[len(ordered) // _TENTHS], ordered[-1 - len(ordered) // _TENTHS]
+    reach = FAR * (high - low) if len(ordered) >= _TENTHS else ordered[-1] - ordered[0]
+    return next(t for t in ordered if t >= low - reach), next(t for t in reversed(ordered) if t <= high + reach)
 
 
 class TopicEvents:
-    """Reads the topics of one index. `decoder` counts what was refused."""
+    """Reads the topics of one index, whose identity says how. `decoder` counts what was refused, and calls `refuse` for impressions."""
 
-    def __init__(self, log: LogAddress, refuse: Refuse | None = None) -> None:
-        self._bootstrap, self._prefix = log.bootstrap, log.prefix
-        self.decoder = EventDecoder(log.shards, log.user_partitions, log.kind, refuse)
+    def __init__(self, bootstrap: str, prefix: str, shards: int, user_partitions: int, kind: IdKind, refuse: Refuse | None = None) -> None:
+        self.bootstrap, self.prefix = bootstrap, prefix
+        self.identity = {"shards": shards, "user_partitions": user_partitions, "id_kind": str(kind)}
+        self.decoder = EventDecoder(shards, user_partitions, kind, refuse)
+
+    @classmethod
+    def of(cls, settings: ProcessSettings, refuse: Refuse | None = None) -> "TopicEvents":
+        """Those that the settings of a process name."""
+        index, prefix = settings.index, settings.kafka.topic_prefix
+        return cls(settings.bootstrap_servers(), prefix, index.shards, index.user_partitions, IdKind(index.id_kind), refuse)
+
+    def range_now(self) -> LogRange:
+        """Everything that the log holds now."""
+        ends = self.ends()
+        return LogRange({t: as_text(start_offsets(self.bootstrap, self.prefix + t)) for t in TRAINING_TOPICS}, ends)
 
     def wait_for_impressions(self, records: int) -> None:
         """Returns once the impressions topic holds at least `records`. Raises Unavailable (`timed_out`) after a quarter of an hour.
 
         Whoever publishes impressions last can start training early: what they refer to is in the log when the last of them is.
         """
-        topic = self._prefix + IMPRESSIONS
+        topic = self.prefix + IMPRESSIONS
 
         def held() -> int:
-            return sum(end_offsets(self._bootstrap, topic).values()) - sum(start_offsets(self._bootstrap, topic).values())
+            return sum(end_offsets(self.bootstrap, topic).values()) - sum(start_offsets(self.bootstrap, topic).values())
 
         if records:
             wait_until(lambda: held() >= records, _WAIT_S_MAX, f"{records} records in {topic}", poll_s=_POLL_S)
 
     def ends(self) -> Offsets:
         """Where each topic ends now: what `read` goes up to."""
-        return fetch_ends(self._bootstrap, self._prefix)
+        return fetch_ends(self.bootstrap, self.prefix)
 
     def read(self, until: Offsets) -> Events:
         """All five topics side by side, up to given ends. Raises Incompatible (`offset_gone`)."""
@@ -84,7 +101,7 @@ class TopicEvents:
 
     def _read(self, topic: str, until: Offsets) -> list[Any]:
         """One partition after the other, each in log order: how the broker interleaves them must not change what is learnt."""
-        records = read_topic(self._bootstrap, topic, end=partitions_of(until, topic), prefix=self._prefix)
+        records = read_topic(self.bootstrap, topic, end=partitions_of(until, topic), prefix=self.prefix)
         return self.decoder.decode(topic, in_log_order(records))
 
 

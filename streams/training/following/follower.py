@@ -19,16 +19,16 @@ from infra.clock import Clock
 from schemas.errors import Unavailable
 from schemas.events import ImpressionRecord
 from schemas.topics import IMPRESSIONS
-from streams.training.data_range import DataRange, find_span
 from streams.training.event_decoder import EventDecoder, Offsets
 from streams.training.following.followed_log import FollowedLog
 from streams.training.following.health import WINDOW_ROUNDS, RoundCounts, find_faults
 from streams.training.following.learner import OnlineLearner
 from streams.training.following.publications import Publications
-from streams.training.following.status import Status, StatusTeller
+from streams.training.following.status import StatusTeller
 from streams.training.following.validation import ProgressiveValidation
 from streams.training.following.view import View
 from streams.training.settings import TrainSection
+from streams.training.topic_events import DataRange, find_span
 from streams.training.trainer_state import StateFile
 
 SETTLED_AFTER_MS = (
@@ -42,7 +42,7 @@ _DISK_POLL_S = 1.0
 class Place:
     """How far a follower is: everything before `ends` is learnt, in `number` rounds, and `next` is the end of the round that was planned.
 
-    `requests` counts those learnt; `from_ms` and `until_ms` are the span of their times (training/data_range.py). `oldest_ms` has, of each of the
+    `requests` counts those learnt; `from_ms` and `until_ms` are the span of their times (training/topic_events.py). `oldest_ms` has, of each of the
     newest rounds, the time before which a tenth of its impressions lie. It is not the oldest time itself, because one client whose clock stands at
     1970 would then keep every version of every item in memory.
     """
@@ -117,7 +117,8 @@ class Follower:
                 self._learn(planned)
             faults = self._faults()
             self._publications.step(self.learner.network, self.learner.steps, faults, self.card)
-            self._tell.tell(self._status(faults))
+            newest = self._counts[-1] if self._counts else RoundCounts()
+            self._tell.tell(self._status(faults), self._validation.figures, newest)
         self._keep(self.place.next)
 
     def _is_kept(self, planned: Offsets) -> bool:
@@ -179,15 +180,17 @@ class Follower:
             "progressive": self._validation.figures(),
         }
 
-    def _status(self, faults: tuple[str, ...]) -> Status:
-        return Status(
-            round=self.place.number,
-            steps=self.learner.steps,
-            requests=self.place.requests,
-            lag_records=self._log.lag_records,
-            event_age_s=self._event_age_s(),
-            faults=faults,
-            published=self._publications.newest,
-            progress=self._validation.figures,
-            newest=self._counts[-1] if self._counts else RoundCounts(),
-        )
+    def _status(self, faults: tuple[str, ...]) -> dict[str, Any]:
+        """The status line."""
+        published = self._publications.newest
+        return {
+            "round": self.place.number,
+            "steps": self.learner.steps,
+            "requests": self.place.requests,
+            "lag_records": self._log.lag_records,
+            "event_age_s": self._event_age_s(),
+            "progressive": None,
+            "publishing": not faults,
+            "faults": list(faults),
+            "published": published and published.to_dict(),
+        }

@@ -6,7 +6,7 @@ from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewI
 from schemas.ids import Id, IdKind
 from schemas.model.spec import ModelSpec
 from streams.training.impressions import Events
-from streams.training.topic_events import LogAddress
+from streams.training.topic_events import TopicEvents
 from tests.schemas.catalogue import small_spec
 
 
@@ -45,10 +45,10 @@ def shop(kind: IdKind = IdKind.INT64) -> tuple[ModelSpec, Events]:
     )
 
 
-def open_log(bootstrap: str, prefix: str, kind: IdKind = IdKind.INT64) -> LogAddress:
+def open_log(bootstrap: str, prefix: str, kind: IdKind = IdKind.INT64) -> TopicEvents:
     """New topics of two shards and two user partitions."""
     apply_topics(bootstrap, prefix, 2, 2)
-    return LogAddress(bootstrap, prefix, 2, 2, kind)
+    return TopicEvents(bootstrap, prefix, 2, 2, kind)
 
 
 def publish_shop(bootstrap: str, prefix: str, kind: IdKind) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.training.data_range import find_span
+from streams.training.topic_events import find_span
 
 HOUR = [1_700_000_000_000 + 30_000 * n for n in range(120)]
 

@@ -20,7 +20,7 @@ from schemas.ids import IdKind
 from schemas.model.checkpoint import read_checkpoint
 from streams.training.program import TrainPlan, run_training
 from streams.training.snapshot import write_snapshot
-from streams.training.topic_events import LogAddress
+from streams.training.topic_events import TopicEvents
 from tests.schemas.catalogue import small_schema
 from tests.streams.training.shop import publish_shop
 
@@ -96,7 +96,7 @@ def test_text_ids_train_alike_and_the_same_steps_give_the_same_file(
         assert figures.value("requests") == 3
         files.append((tmp_path / folder / "aif-0000.safetensors").read_bytes())
     assert files[0] == files[1]
-    log = LogAddress(bootstrap_servers, topic_prefix, 2, 2, IdKind.TEXT)
+    log = TopicEvents(bootstrap_servers, topic_prefix, 2, 2, IdKind.TEXT)
     write_snapshot(tmp_path / "snapshot", log, log.range_now())
     run_training(settings, dataclasses.replace(plan, out=tmp_path / "c", snapshot=tmp_path / "snapshot"))
     of_topics, of_snapshot = (read_checkpoint(tmp_path / folder / "aif-0000.safetensors").info for folder in ("b", "c"))

@@ -15,7 +15,7 @@ from schemas.errors import RejectedInput
 from schemas.ids import IdKind
 from streams.training import refused_impressions
 from streams.training.refused_impressions import RefusedImpressions
-from streams.training.topic_events import LogAddress, TopicEvents
+from streams.training.topic_events import TopicEvents
 from tests.streams.training.shop import publish_shop, shop
 from tests.streams.training.test_topic_events import produce
 
@@ -25,7 +25,7 @@ OF_ANOTHER_KIND = b'{"schema": 1, "request_id": "r", "user_id": 7, "time_ms": 1,
 
 def _train_once(bootstrap: str, prefix: str, more: int = 0) -> RefusedImpressions:
     refused = RefusedImpressions(bootstrap, prefix)
-    topics = TopicEvents(LogAddress(bootstrap, prefix, 2, 2, IdKind.INT64), refused.refuse)
+    topics = TopicEvents(bootstrap, prefix, 2, 2, IdKind.INT64, refused.refuse)
     read = topics.read(topics.ends())
     assert len(read.impressions) == len(shop()[1].impressions) + more, "the good ones are learnt from"
     refused.settle()

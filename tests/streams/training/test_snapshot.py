@@ -14,7 +14,6 @@ from schemas.model.lsh import make_w_hash
 from streams.training import snapshot
 from streams.training.impressions import join_events
 from streams.training.snapshot import SnapshotEvents, write_snapshot
-from streams.training.topic_events import TopicEvents
 from tests.streams.training.shop import open_log, publish_shop, shop
 from tests.streams.training.test_topic_events import produce
 
@@ -35,7 +34,7 @@ def test_the_topics_and_their_snapshot_give_the_same_batches(
     write_snapshot(tmp_path / "a", log, log.range_now())
     spec, _ = shop(kind)
     w_hash_KM = make_w_hash(1, spec.hash_bits, 16)
-    sources = (TopicEvents(log), SnapshotEvents(tmp_path / "a"))
+    sources = (log, SnapshotEvents(tmp_path / "a"))
     ours, theirs = (join_events(spec, w_hash_KM, source.read(source.ends())) for source in sources)
     assert sources[0].decoder.skipped == sources[1].decoder.skipped and len(ours) == 3 and ours.digest == theirs.digest
     seen: list[list[torch.Tensor]] = [[], []]

@@ -11,7 +11,7 @@ from schemas.events import ImpressionRecord, ShownItem, UserFeaturesRecord
 from schemas.ids import IdKind, partition_of
 from schemas.users import UserHistory
 from streams.training.histories import fold_users
-from streams.training.topic_events import LogAddress, TopicEvents
+from streams.training.topic_events import TopicEvents
 from tests.streams.training.shop import open_log, publish_shop, shop
 
 
@@ -24,12 +24,11 @@ def produce(bootstrap_servers: str, topic: str, value: bytes | None, key: str | 
 
 @pytest.mark.parametrize("kind", list(IdKind), ids=str)
 def test_every_good_event_is_read_in_log_order_and_bad_ones_are_counted(bootstrap_servers: str, topic_prefix: str, kind: IdKind) -> None:
-    log = open_log(bootstrap_servers, topic_prefix, kind)
+    topics = open_log(bootstrap_servers, topic_prefix, kind)
     _, events = shop(kind)
     publish_shop(bootstrap_servers, topic_prefix, kind)
     for topic in ("item-features", "impressions", "user-behaviours", "user-features"):
         produce(bootstrap_servers, topic_prefix + topic, b"\xff not json", key="a compacted topic wants one")
-    topics = TopicEvents(log)
     read = topics.read(topics.ends())
     of_item_1 = [[u for u in told if u.item_id == events.items[1].item_id] for told in (read.items, events.items)]
     assert of_item_1[0] == of_item_1[1] and len(of_item_1[0]) == 3
@@ -37,7 +36,7 @@ def test_every_good_event_is_read_in_log_order_and_bad_ones_are_counted(bootstra
     assert list(read.behaviours) == events.behaviours and list(read.users) == events.users
     assert sorted(read.impressions, key=lambda i: i.request_id) == events.impressions
     assert topics.decoder.skipped == {"item-features": 1, "impressions": 1, "user-behaviours": 1, "user-features": 1, "new-items": 0}
-    assert TopicEvents(log).read(topics.ends()) == read  # however the broker interleaves the partitions
+    assert topics.read(topics.ends()) == read  # however the broker interleaves the partitions
 
 
 def test_an_id_of_another_kind_is_refused_and_a_long_one_in_text_is_the_number(bootstrap_servers: str, topic_prefix: str) -> None:
@@ -49,7 +48,7 @@ def test_an_id_of_another_kind_is_refused_and_a_long_one_in_text_is_the_number(b
         produce(bootstrap_servers, topic_prefix + "impressions", record.model_dump_json(by_alias=True).encode())
     profile = UserFeaturesRecord(user_id=str(long), features={"country": "UK"})
     produce(bootstrap_servers, topic_prefix + "user-features", profile.model_dump_json(by_alias=True).encode(), key=str(long))
-    topics = TopicEvents(LogAddress(bootstrap_servers, topic_prefix, 1, 1, IdKind.INT64))
+    topics = TopicEvents(bootstrap_servers, topic_prefix, 1, 1, IdKind.INT64)
     read = topics.read(topics.ends())
     assert [(i.user_id, i.items[0].item_id) for i in read.impressions] == [(long, long)]
     assert [u.user_id for u in read.users] == [long] and topics.decoder.skipped["impressions"] == 2
@@ -63,13 +62,13 @@ def test_a_user_who_asked_to_be_forgotten_has_no_profile(bootstrap_servers: str,
         publisher.publish_user(user, {"country": "UK"})
         publisher.publish_user(user, None)
     produce(bootstrap_servers, topic_prefix + "user-features", None, key="", partition=partition_of(user, 2))  # forgets nobody
-    topics = TopicEvents(LogAddress(bootstrap_servers, topic_prefix, 1, 2, kind))
+    topics = TopicEvents(bootstrap_servers, topic_prefix, 1, 2, kind)
     users = topics.read(topics.ends()).users
     assert fold_users(users, []) == {user: UserHistory(profile_offset=len(users) - 1)} and topics.decoder.skipped["user-features"] == 1
 
 
 def test_reading_may_wait_for_impressions_that_are_still_being_published(bootstrap_servers: str, topic_prefix: str) -> None:
-    topics = TopicEvents(open_log(bootstrap_servers, topic_prefix))
+    topics = open_log(bootstrap_servers, topic_prefix)
     topics.wait_for_impressions(0)
     waiting = threading.Thread(target=topics.wait_for_impressions, args=(4,), daemon=True)
     waiting.start()

@@ -16,7 +16,6 @@ import hashlib
 import json
 import multiprocessing
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -26,11 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TaskID
 
 from infra.data.world import WorldSize
 from infra.files import write_file_durably
+from infra.progress import open_progress
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
@@ -197,8 +196,7 @@ def run_cells(plans: Sequence[CellPlan], folder: Path, processes: int) -> list[C
     """Runs the missing cells and returns all of them in the order of the plans. A run that was interrupted continues with what is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     missing = [plan for plan in plans if read_cell(folder, plan) is None]
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+    with open_progress() as progress:
         task = progress.add_task("cells", total=len(plans), completed=len(plans) - len(missing))
         told = _Told(progress, task, len(missing), max(1, min(processes, len(missing))))
         try:

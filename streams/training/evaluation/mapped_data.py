@@ -8,12 +8,7 @@ A history is as long here as SimTier reads it, because much of what frequent buy
     popularity   what the catalogue calls popularity: positives of the last days, or clicks times bid
     repeats      how often the user met the item before; among equals, popularity
 
-    <name>.<score>.gauc           AUC of each user over all candidates, mean weighted by the user's positives
-    <name>.<score>.gauc_new       the same over the candidates that the user has not met before
-    <name>.<score>.recall_at_<k>  hits in the best k over min(k, positives), mean over users; k is that of [evaluation], 100 if it names none
-    <name>.aif.<measure>_gain     the model's measure minus that of the best plain score, paired over users
-
-Each figure has `_low` and `_high`, the bounds of its 95% interval over users.
+The figures are those of DATA, below. Each measure has `_low` and `_high`, the bounds of its 95% interval over users.
 
 Arrays: U users, C candidates (padded), T tasks.
 """

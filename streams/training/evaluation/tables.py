@@ -1,19 +1,9 @@
 """The figures of `aif eval tables`, made of cells: each model's measures, and what each part of AIF contributes.
 
-Here: the names of the figures and their arithmetic. Not here: text and pictures (report.py).
+Here: the names of the figures (TABLES; a model's measures also with `_low` and `_high`) and their arithmetic. Not here: text and pictures (report.py).
 A user's value for a model is the mean over the model's seeds. Intervals are 95% bootstrap intervals over users; all figures use the same resamples,
 so differences between models are paired. The variation between seeds is not in them; `gauc_seed_sd` shows it. All models have the same W_hash
 (cells.py), so what another draw of it would change is in neither.
-
-    world.<model>.<measure>[_low|_high]        gauc, gauc_new, hr_at_100, recall_at_100, ctr, rpm; of two tasks gauc_buy, gauc_buy_by_click
-    world.<model>.gauc_drop_pt[...]            points of GAUC that an ablation loses against AIF
-    world.<model>.gauc_loss_pt[...]            points of GAUC that a model of Table 3 loses against DIN + SimTier
-    world.<model>.gauc_seed_sd                 standard deviation of GAUC over the model's seeds, where there are several
-    world.<model>.ctr_lift_pct, .rpm_lift_pct  percent over Base, with the same users under both models
-    world.ab.<model>.ctr_lift_pct, ...         percent over Base, with users split 50/50 by a hash, as in an A/B test
-    hash_loss_pt_<bits>[...], hash_law_pt      points that signatures lose against exact cosine; the a of the law loss = a / bits
-    hash_bits_for_<points>, _by_law            the fewest bits for an allowed loss, by measured losses and by the law (bits.py)
-    teacher_margin_pt[...]                     points of GAUC of the ranking teacher above AIF, both trained with the same labels
 
 Arrays: U users, R resamples.  Source: AIF, sections 5.1 and 5.2.
 """

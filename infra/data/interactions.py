@@ -70,7 +70,8 @@ class Interactions:
         spool = Spool(pa.schema([(name, pa.int64()) for name in _COLUMNS]), bounds)
         for block in self.blocks():
             chosen = block.take(np.isin(block.kind_X, codes))
-            spool.append(_batch(spool.schema, (chosen.user_X, chosen.item_X, chosen.kind_X, chosen.time_X)))
+            columns = [pa.array(column) for column in (chosen.user_X, chosen.item_X, chosen.kind_X, chosen.time_X)]
+            spool.append(pa.RecordBatch.from_arrays(columns, schema=spool.schema))
         user_X, item_X, kind_X, time_X = (spool.finish().column(name) for name in _COLUMNS)
         return Interactions(self.user_ids, self.item_ids, self.kinds, user_X, item_X, kind_X, time_X)
 
@@ -200,10 +201,6 @@ def _without_repeats(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         changes = (np.diff(columns, axis=1, prepend=last) != 0).any(axis=0)
         last = columns[:, -1:] if len(table) else last
         yield table.filter(pa.array(changes))
-
-
-def _batch(schema: pa.Schema, columns: Iterable[np.ndarray]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
 
 
 def read_times(rows: LoadedRows, role: str, first: int = 0) -> np.ndarray:

@@ -76,10 +76,10 @@ class KnownUsers:
         self._same_users = positives.user_ids is history.user_ids
         self._known_U = np.zeros(len(history.user_ids), bool)
 
-    def takers(self, start_ms: int, end_ms: int | None, pool: np.ndarray | None = None) -> np.ndarray:
+    def takers(self, start_ms: int, end_ms: int, pool: np.ndarray | None = None) -> np.ndarray:
         """Places of the known users with a positive in [start, end), in the pool where one is given, ascending."""
         taken_U = np.zeros(len(self._positives.user_ids), bool)
-        for block in self._positives.blocks(self._positives.before(start_ms), _end(self._positives, end_ms)):
+        for block in self._positives.blocks(self._positives.before(start_ms), self._positives.before(end_ms)):
             taken_U[block.user_X if pool is None else block.user_X[np.isin(block.item_X, pool)]] = True
         return np.flatnonzero(taken_U & self._known_at(start_ms))
 
@@ -97,21 +97,17 @@ class KnownUsers:
         return np.array([user in ids for user in self._positives.user_ids], bool)
 
 
-def taken_items(positives: Interactions, users: Sequence[int], start_ms: int, end_ms: int | None) -> dict[int, np.ndarray]:
-    """The items that each of these users took from a time on (and before another), by the user's place, ascending."""
+def taken_items(positives: Interactions, users: Sequence[int], start_ms: int, end_ms: int) -> dict[int, np.ndarray]:
+    """The items that each of these users took from a time on and before another, by the user's place, ascending."""
     wanted_U = np.zeros(len(positives.user_ids), bool)
     wanted_U[list(users)] = True
     found = [np.zeros((0, 2), np.int64)]
-    for block in positives.blocks(positives.before(start_ms), _end(positives, end_ms)):
+    for block in positives.blocks(positives.before(start_ms), positives.before(end_ms)):
         chosen = block.take(wanted_U[block.user_X])
         found.append(np.stack([np.asarray(chosen.user_X), np.asarray(chosen.item_X)], 1))
     pairs = np.unique(np.concatenate(found), axis=0)
     takers, first = np.unique(pairs[:, 0], return_index=True)
     return dict(zip(takers.tolist(), np.split(pairs[:, 1], first[1:]), strict=False))
-
-
-def _end(positives: Interactions, end_ms: int | None) -> int:
-    return len(positives) if end_ms is None else positives.before(end_ms)
 
 
 def _sample(

@@ -4,7 +4,6 @@ Here: options and printing. Not here: topics (admin.py), the generated files (js
 (publisher.py).
 """
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ topics_app = typer.Typer(help="The topics of the index on the broker.", no_args_
 publish_app = typer.Typer(help="Publish events from a file.", no_args_is_help=True)
 
 Events = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="One JSON event a line.")]
-_PROGRESS_EVERY_S = 1.0
 
 
 # --- topics ----------------------------------------------------------------------------------------------------------
@@ -162,11 +160,13 @@ def _publish_lines(kind: str, file: Path, as_json: bool) -> None:
     """Publish the events of a file; exit code 1 when a line was rejected (the others are sent)."""
     from infra.kafka.json_lines import JsonLines, event_types
     from infra.kafka.publisher import open_publisher
+    from infra.progress import open_progress
     from schemas.ids import IdKind
 
     settings, began = read_settings(), time.monotonic()
-    lines = JsonLines(file, event_types()[kind], IdKind(settings.index.id_kind), _Progress(file.stat().st_size))
-    with open_publisher(settings, "aif-publish") as publisher:
+    with open_progress() as progress, open_publisher(settings, "aif-publish") as publisher:
+        task = progress.add_task("bytes read", total=file.stat().st_size)
+        lines = JsonLines(file, event_types()[kind], IdKind(settings.index.id_kind), lambda read: progress.advance(task, read))
         send: dict[str, Callable[[Any], int]] = {
             "items": publisher.publish_items,
             "new-items": publisher.publish_new_items,
@@ -181,17 +181,3 @@ def _publish_lines(kind: str, file: Path, as_json: bool) -> None:
     print_data({"published": sent, "rejected": lines.rejected, "seconds": seconds}, as_json)
     if lines.rejected:
         raise typer.Exit(1)
-
-
-class _Progress:
-    """Says on standard error how far a file is read, once a second, if that is a terminal."""
-
-    def __init__(self, total_bytes: int) -> None:
-        self._total, self._read, self._said_at = max(total_bytes, 1), 0, time.monotonic()
-
-    def __call__(self, read_bytes: int) -> None:
-        self._read += read_bytes
-        now = time.monotonic()
-        if sys.stderr.isatty() and now - self._said_at > _PROGRESS_EVERY_S:
-            self._said_at = now
-            say(f"{100 * self._read // self._total}% read")

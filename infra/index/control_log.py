@@ -161,6 +161,6 @@ def check_identity(state: ControlState, wanted: Init) -> None:
     if differences:
         raise Incompatible(
             "other_index",
-            f"the index store belongs to another index ({'; '.join(differences)}); use the settings and the broker of this index, or another index store and data "
-            "directory, and where a topic was deleted and made again, publish the catalogue again",
+            f"the index store belongs to another index ({'; '.join(differences)}); use the settings and the broker of this index, or another index store and "
+            "data directory, and where a topic was deleted and made again, publish the catalogue again",
         )

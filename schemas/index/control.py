@@ -134,6 +134,9 @@ class ControlState:
         return max(self.versions, default=-1)
 
 
+Effect = Callable[[ControlState, Entry], ControlState]
+
+
 def fold_entry(state: ControlState, number: int, raw: bytes) -> ControlState:
     """The state after entry `number`. Raises Corrupted: `bad_control_entry` if the bytes are no entry, `control_log_gap` if the number is not the next."""
     if number != state.next_number:
@@ -253,20 +256,9 @@ def _abort_overtaken(state: ControlState, newest: int, at_ms: int) -> ControlSta
     return dataclasses.replace(state, versions={**state.versions, **aborted})
 
 
-def _reject(state: ControlState, entry: Entry) -> ControlState:
-    return _set(state, _explained(_moved(state, entry), entry))
-
-
-def _abort(state: ControlState, entry: Entry) -> ControlState:
-    return _set(state, _explained(dataclasses.replace(_moved(state, entry), wanted_revision=None), entry, "aborted"))
-
-
-def _withhold(state: ControlState, entry: Entry) -> ControlState:
-    return _set(state, _explained(dataclasses.replace(_moved(state, entry), withheld=True, approved=False), entry))
-
-
-def _approve(state: ControlState, entry: Entry) -> ControlState:
-    return _set(state, _explained(dataclasses.replace(_moved(state, entry), withheld=False, approved=True), entry, "approved"))
+def _judged(otherwise: str = "", **fields: Any) -> Effect:
+    """Only the table's move, with these fields of the version and the entry's reason."""
+    return lambda state, entry: _set(state, _explained(dataclasses.replace(_moved(state, entry), **fields), entry, otherwise))
 
 
 def _publish(state: ControlState, entry: Entry) -> ControlState:
@@ -338,30 +330,22 @@ def _hold(state: ControlState, entry: Entry) -> ControlState:
     return _without_wishes(dataclasses.replace(state, held=True, held_why=f"{why}: {entry.reason}" if entry.reason else why))
 
 
-def _release(state: ControlState, _: Entry) -> ControlState:
-    return dataclasses.replace(state, held=False, held_why="")
-
-
-def _unpin(state: ControlState, _: Entry) -> ControlState:
-    return dataclasses.replace(state, pinned=None)
-
-
-_EFFECTS: dict[EntryKind, Callable[[ControlState, Entry], ControlState]] = {
+_EFFECTS: dict[EntryKind, Effect] = {
     EntryKind.INIT: _init,
     EntryKind.WANT: _want,
-    EntryKind.REJECT: _reject,
+    EntryKind.REJECT: _judged(),
     EntryKind.PUBLISH: _publish,
     EntryKind.PROMOTE: _promote,
     EntryKind.ROLLBACK: _rollback,
     EntryKind.PIN: _pin,
-    EntryKind.WITHHOLD: _withhold,
-    EntryKind.APPROVE: _approve,
-    EntryKind.ABORT: _abort,
+    EntryKind.WITHHOLD: _judged(withheld=True, approved=False),
+    EntryKind.APPROVE: _judged("approved", withheld=False, approved=True),
+    EntryKind.ABORT: _judged("aborted", wanted_revision=None),
     EntryKind.FREEZE: _plain,
     EntryKind.DROP: _plain,
     EntryKind.HOLD: _hold,
-    EntryKind.RELEASE: _release,
-    EntryKind.UNPIN: _unpin,
+    EntryKind.RELEASE: lambda state, _: dataclasses.replace(state, held=False, held_why=""),
+    EntryKind.UNPIN: lambda state, _: dataclasses.replace(state, pinned=None),
 }
 
 assert set(_EFFECTS) == set(EntryKind)

@@ -35,7 +35,7 @@ from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
-from streams.training.evaluation.questions import score_questions, score_tasks, teacher_ecpm
+from streams.training.evaluation.questions import score_tasks, teacher_ecpm
 from streams.training.evaluation.world_truth import CHEAP_FEATURES, WorldTruth, measure_any, measure_near, measure_purchases, open_truth
 from streams.training.family.codes import with_codes
 from streams.training.family.network import build_network, variant_spec
@@ -141,7 +141,7 @@ def _measure(plan: CellPlan, network: AifNetwork, data: TrainingSet) -> tuple[di
     near_UC = near_UCT[..., 0]
     predicted_UC = 1 / (1 + np.exp(-near_UC.astype(np.float64)))
     numbers = {"calibration": calibration(predicted_UC.ravel(), truth.probabilities(truth.near).ravel())}
-    any_UC = score_questions(network, truth.questions(data, truth.anywhere), BEHAVIOURS_MAX)
+    any_UC = score_tasks(network, truth.questions(data, truth.anywhere), BEHAVIOURS_MAX)[..., 0]
     found = measure_near(truth, near_UC) | measure_any(truth, any_UC)
     return found | (measure_purchases(truth, near_UCT) if near_UCT.shape[-1] > 1 else {}), numbers
 

@@ -38,7 +38,7 @@ from schemas.train_choices import TrainChoices
 from schemas.users import UserHistory
 from streams.training.evaluation.bootstrap import Bootstrap
 from streams.training.evaluation.pictures import draw_drift
-from streams.training.evaluation.questions import ask, score_questions
+from streams.training.evaluation.questions import ask, score_tasks
 from streams.training.following.followed_log import REQUESTS_MAX
 from streams.training.following.learner import OnlineLearner
 from streams.training.following.view import View
@@ -187,7 +187,7 @@ class _Exam:
 
     def hit_rates(self, network: AifNetwork) -> np.ndarray:
         """HR@K of each user by a model, [U]."""
-        logits_UC = score_questions(network, self._questions(), _BEHAVIOURS_MAX).astype(np.float64)
+        logits_UC = score_tasks(network, self._questions(), _BEHAVIOURS_MAX)[..., 0].astype(np.float64)
         scores_UC = self._catalogue.first.world.items.bid_I[self._rows_UC] / (1 + np.exp(-logits_UC))
         return hit_rates(scores_UC, self._relevant_UC, K).value_U
 

@@ -49,16 +49,11 @@ def ask(
     )
 
 
-def score_questions(network: AifNetwork, questions: TrainingSet, behaviours_max: int) -> np.ndarray:
-    """Click logits float32 [Q, C], undefined where no candidate stands."""
-    return score_tasks(network, questions, behaviours_max)[..., 0]
-
-
 @torch.no_grad()
 def score_tasks(
     network: AifNetwork, questions: TrainingSet, behaviours_max: int, progress: Callable[[float], None] = lambda _: None
 ) -> np.ndarray:
-    """The same of every task, float32 [Q, C, T], the click first; `progress` gets the share that is done, 0 to 1."""
+    """Logits of every task, float32 [Q, C, T], the click first, undefined where no candidate stands; `progress` gets the share that is done, 0 to 1."""
     network.eval()
     vectors_RD = item_vectors(network, questions)
     chunk = max(1, PAIRS_PER_CHUNK // questions.row_QC.shape[1])
@@ -74,6 +69,6 @@ def score_tasks(
 def teacher_ecpm(teacher: AifNetwork, data: TrainingSet, behaviours_max: int) -> np.ndarray:
     """A network's click probability times the bid of each impression of `data`, float32 [Q, C]; 0 where a place is padding: what stands for the ranking
     stage behind pre-ranking where a log has no eCPM of it."""
-    logits_QC = score_questions(teacher, data, behaviours_max).astype(np.float64)
+    logits_QC = score_tasks(teacher, data, behaviours_max)[..., 0].astype(np.float64)
     ecpm_QC = data.bid_QC / (1 + np.exp(-logits_QC))
     return np.where(data.row_QC == NOT_AN_ITEM, 0.0, ecpm_QC).astype(np.float32)

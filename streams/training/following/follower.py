@@ -22,10 +22,9 @@ from schemas.topics import IMPRESSIONS
 from streams.training.event_decoder import EventDecoder, Offsets
 from streams.training.following.followed_log import FollowedLog
 from streams.training.following.health import WINDOW_ROUNDS, RoundCounts, find_faults
-from streams.training.following.learner import OnlineLearner
+from streams.training.following.learner import OnlineLearner, ProgressiveValidation
 from streams.training.following.publications import Publications
 from streams.training.following.status import StatusTeller
-from streams.training.following.validation import ProgressiveValidation
 from streams.training.following.view import View
 from streams.training.settings import TrainSection
 from streams.training.topic_events import DataRange, find_span

@@ -14,7 +14,7 @@ from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewI
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
-from streams.training.evaluation.questions import score_questions
+from streams.training.evaluation.questions import score_tasks
 from streams.training.impressions import Events, TrainingSet, join_events
 from streams.training.metrics import gauc
 from streams.training.trainer import fit
@@ -61,7 +61,7 @@ def held_out_gauc(data: TrainingSet) -> float:
     network = AifNetwork(data.spec, make_w_hash(1, 64, 16))
     fit(network, part(data, slice(0, 80)), TrainChoices(steps=60, batch_requests=16, copr=0.0))
     held_out = part(data, slice(80, USERS))
-    scores = score_questions(network, held_out, 8)
+    scores = score_tasks(network, held_out, 8)[..., 0]
     return gauc(np.repeat(np.arange(len(held_out)), SHOWN), scores.ravel(), held_out.clicked_QC.ravel())
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from schemas.train_choices import TrainChoices
-from streams.training.following.learner import OnlineLearner
-from streams.training.following.validation import ProgressiveValidation
+from streams.training.following.learner import OnlineLearner, ProgressiveValidation
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.trainer import Learnt
 from tests.streams.training.following.stream import TasteStream, joined

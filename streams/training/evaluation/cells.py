@@ -17,7 +17,7 @@ import json
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import Progress, TaskID
 
 from infra.data.world import WorldSize
 from infra.files import write_file_durably
@@ -193,20 +192,22 @@ def read_cell(folder: Path, plan: CellPlan) -> Cell | None:
 
 
 def run_cells(plans: Sequence[CellPlan], folder: Path, processes: int) -> list[Cell]:
-    """Runs the missing cells and returns all of them in the order of the plans. A run that was interrupted continues with what is missing."""
+    """Runs the missing cells, with a line for each, and returns all of them in the order of the plans. A run that was interrupted continues with what is
+    missing."""
     folder.mkdir(parents=True, exist_ok=True)
     missing = [plan for plan in plans if read_cell(folder, plan) is None]
-    with open_progress() as progress:
+    processes, seconds = max(1, min(processes, len(missing))), 0.0
+    with open_progress() as progress, contextlib.closing(_run_each(missing, folder, processes)) as finished:
+        say = functools.partial(progress.console.print, highlight=False, soft_wrap=True)
         task = progress.add_task("cells", total=len(plans), completed=len(plans) - len(missing))
-        told = _Told(progress, task, len(missing), max(1, min(processes, len(missing))))
         try:
-            if told.processes > 1:
-                _run_beside(missing, folder, told)
-            else:
-                for plan in missing:
-                    told.finish(plan, _run_and_write(plan, folder))
+            for done, (plan, cell) in enumerate(finished, 1):
+                took, seconds, left = cell.numbers["wall_s"], seconds + cell.numbers["wall_s"], len(missing) - done
+                left_min = left * seconds / done / processes / 60
+                say(f"{plan.file_name}: {took:.0f} s, {cell.numbers['cpu_s']:.0f} s of processor; {left} left, about {left_min:.0f} min")
+                progress.update(task, advance=1, description=plan.variant.title[:28])
         except KeyboardInterrupt:
-            told.say(f"{len(read_cells(plans, folder))} of {len(plans)} cells are in {folder}; the same command goes on with the others")
+            say(f"{len(read_cells(plans, folder))} of {len(plans)} cells are in {folder}; the same command goes on with the others")
             raise
     return read_cells(plans, folder)
 
@@ -217,40 +218,17 @@ def read_cells(plans: Sequence[CellPlan], folder: Path) -> list[Cell]:
     return [cell for cell in found if cell is not None]
 
 
-@dataclass
-class _Told:
-    """The progress bar, and a line for each finished cell: its time, and an estimate for the remaining ones."""
-
-    progress: Progress
-    task: TaskID
-    left: int
-    processes: int
-    seconds: float = 0.0
-    done: int = 0
-
-    def finish(self, plan: CellPlan, cell: Cell) -> None:
-        """Counts and prints a finished cell."""
-        numbers = cell.numbers
-        self.left, self.done, self.seconds = self.left - 1, self.done + 1, self.seconds + numbers["wall_s"]
-        left_min = self.left * self.seconds / self.done / self.processes / 60
-        self.say(
-            f"{plan.file_name}: {numbers['wall_s']:.0f} s, {numbers['cpu_s']:.0f} s of processor; {self.left} left, about {left_min:.0f} min"
-        )
-        self.progress.update(self.task, advance=1, description=plan.variant.title[:28])
-
-    def say(self, line: str) -> None:
-        """Prints a line above the bar."""
-        self.progress.console.print(line, highlight=False, soft_wrap=True)
-
-
-def _run_beside(missing: Sequence[CellPlan], folder: Path, told: _Told) -> None:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(told.processes, mp_context=context) as pool:
+def _run_each(missing: Sequence[CellPlan], folder: Path, processes: int) -> Generator[tuple[CellPlan, Cell]]:
+    """Each cell when it is finished; its file is written."""
+    if processes == 1:
+        yield from ((plan, _run_and_write(plan, folder)) for plan in missing)
+        return
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         with _interrupts_ignored():  # the processes inherit it: who presses Ctrl-C hears of it from this one, once
             plans = {pool.submit(_run_and_write, plan, folder): plan for plan in missing}
         try:
             for done in as_completed(plans):
-                told.finish(plans[done], done.result())
+                yield plans[done], done.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():

@@ -21,6 +21,7 @@ import dataclasses
 import itertools
 import math
 import time
+import timeit
 from collections.abc import Callable
 
 import numba
@@ -50,12 +51,7 @@ USER_ROWS = 9  # rows of U in the synthetic world: six facets, the price level, 
 def best_seconds(work: Callable[[], object]) -> float:
     """Wall-clock seconds of the fastest of `ROUNDS` calls, after one that is not counted."""
     work()
-    times = []
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    return min(timeit.repeat(work, number=1, repeat=ROUNDS))
 
 
 # --- Table 3 -------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.errors import Misconfigured
 from schemas.model.bea import BridgeEmbedding
 from schemas.model.lsh import lsh_similarity, make_w_hash
 from schemas.model.network import AifNetwork
@@ -26,7 +25,7 @@ from streams.training.family.codes import (
 )
 from streams.training.family.head import LAYERS, ColdTrunk, FieldGate
 from streams.training.family.network import FamilyNetwork, build_network, variant_spec
-from streams.training.family.variant import ABLATIONS, AIF, BASE, BRIDGES, FULL, MORE_PARAMETERS, PARTS, TABLE_2, TABLE_3, TEACHER, Variant
+from streams.training.family.variant import ABLATIONS, AIF, BASE, BRIDGES, FULL, MORE_PARAMETERS, TABLE_2, TABLE_3, TEACHER, Variant
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.trainer import fit
 from tests.streams.training import test_trainer
@@ -223,10 +222,3 @@ def test_fifteen_percent_more_parameters_are_about_that() -> None:
         return sum(p.numel() for p in ColdTrunk(widths, 1, variant.hidden_scale).parameters())
 
     assert trunk_parameters(MORE_PARAMETERS) / trunk_parameters(BASE) == pytest.approx(1.15, abs=0.04)
-
-
-def test_unknown_parts_and_choices_are_refused() -> None:
-    with pytest.raises(Misconfigured, match="bad_variant"):
-        Variant("x", "X", (*PARTS, "magic"))
-    with pytest.raises(Misconfigured, match="expected one of"):
-        Variant("x", "X", din="cosine")

@@ -26,23 +26,19 @@ from schemas.model.spec import ModelSpec
 from schemas.users import UserHistory
 from streams.training.histories import Histories, build_histories, fold_users
 from streams.training.item_table import NOT_AN_ITEM, ItemTable, build_item_table
+from streams.training.losses import Labels
 
 _NUMBER_MAX = 1e30  # the sum over a request stays finite in fp32
 
 
-@dataclass(frozen=True)
-class Batch:
-    """B requests. `rows_BC`, `rows_BL` index the item table (-1 = none). The behaviours' vectors in `users` are empty; trainer.py adds them."""
+@dataclass(frozen=True, kw_only=True)
+class Batch(Labels):
+    """B requests with their labels. `rows_BC`, `rows_BL` index the item table (-1 = none). Behaviours have no vectors in `users` yet; trainer.py adds them."""
 
     users: UserInputs
     rows_BL: Tensor
     rows_BC: Tensor
     context: FeatureTensors
-    bid_BC: Tensor
-    teacher_BC: Tensor
-    clicked_BC: Tensor
-    outcomes_BCT: Tensor
-    mask_BC: Tensor
 
 
 @dataclass(frozen=True)

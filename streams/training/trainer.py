@@ -42,7 +42,7 @@ from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.training.adam import Adam
 from streams.training.impressions import Batch, TrainingSet
-from streams.training.losses import Labels, batch_losses
+from streams.training.losses import batch_losses
 from streams.training.soup import Soup
 from streams.training.trainer_state import StateFile, TrainerState
 
@@ -133,8 +133,7 @@ class Learner:
         """One step from the requests with these numbers, [B], at `rate` times the learning rate."""
         batch = data.batch(requests, self.chosen.behaviours_max)
         logits_BCT = self._logits(self.network, data, batch, vectors_RD)
-        labels = Labels(batch.bid_BC, batch.teacher_BC, batch.clicked_BC, batch.mask_BC, batch.outcomes_BCT)
-        losses = batch_losses(self.chosen, logits_BCT[..., 0], labels, self.network.spec.rank_by, logits_BCT[..., 1:])
+        losses = batch_losses(self.chosen, logits_BCT[..., 0], batch, self.network.spec.rank_by, logits_BCT[..., 1:])
         self._optimiser.zero_grad()
         losses.total.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), GRADIENT_NORM_MAX)

@@ -120,7 +120,7 @@ def test_a_log_that_would_be_read_as_of_other_ids_is_refused_and_nothing_becomes
     publish_shop(bootstrap_servers, topic_prefix, IdKind.TEXT)
     with pytest.raises(Misconfigured, match="id_kind_differs: the model has text ids, the log would be read as of int64 ids"):
         run_training(settings, plan_of(tmp_path, write_model(tmp_path, IdKind.TEXT)))
-    assert not read_topic(bootstrap_servers, "dlq.impressions", prefix=topic_prefix)
+    assert not list(read_topic(bootstrap_servers, "dlq.impressions", prefix=topic_prefix))
 
 
 def test_a_killed_run_goes_on_with_the_same_offsets_and_weights_whatever_was_published_since(

@@ -37,7 +37,7 @@ def infer_feature(source: FeatureSource, scope: Scope, arrays: Sequence[pa.Chunk
         details = {"width": infer_width(arrays, source.separator, f"the column of embedding feature {source.name!r}")}
     else:
         details = {"buckets": infer_buckets(arrays, kind, source)}
-    return make_feature(source.name, scope, kind, {**details, **source.details})
+    return Feature(source.name, scope, kind, **{**details, **source.details})
 
 
 def _require_plain(source: FeatureSource, arrays: Sequence[pa.ChunkedArray]) -> None:
@@ -60,11 +60,6 @@ def _require_numbers(source: FeatureSource, arrays: Sequence[pa.ChunkedArray], n
             "bad_mapping",
             f"feature {source.name!r} is numeric, but no cell of column {source.columns[0]!r} is a number; the first is {cells[0].as_py()!r}",
         )
-
-
-def make_feature(name: str, scope: Scope, kind: Kind, details: Mapping[str, Any]) -> Feature:
-    """A feature from plain details. Raises Misconfigured that names the feature."""
-    return Feature(name, scope, kind, **{k: v for k, v in details.items() if k != "kind"})
 
 
 def guess_kind(column: Column, arrays: Sequence[pa.ChunkedArray]) -> Kind:

@@ -14,7 +14,7 @@ import numpy as np
 from infra.clock import DAY_MS
 from infra.data.columns import decode_numbers
 from infra.data.held_out_period import HeldOutPeriod, find_period
-from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, make_feature
+from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers
 from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times
 from infra.data.item_embeddings import ItemEmbeddings, ItemMarks
 from infra.data.item_history import read_item_history
@@ -178,19 +178,23 @@ class MappedSources:
         history = self.mapping.item_history
         if history is None:
             return []
-        details = {f.name: f.details for f in self.mapping.items.features.values()}
-        return [(f.model_copy(update={**details.get(f.name, {}), **f.details}), history) for f in history.features.values()]
+        found: list[tuple[FeatureSource, Source]] = []
+        for feature in history.features.values():
+            of_items = self.mapping.items.features.get(feature.name, feature)
+            fixed = {"kind": feature.kind or of_items.kind, **of_items.details, **feature.details}
+            found.append((feature.model_copy(update=fixed), history))
+        return found
 
     def _item_feature(self, source: FeatureSource, table_source: Source, role: Kind | None) -> Feature:
         if source.taken_together is not None:
-            return make_feature(source.name, Scope.ITEM, Kind.EMBEDDING, {"width": source.taken_together, **source.details})
+            return Feature(source.name, Scope.ITEM, Kind.EMBEDDING, **{"width": source.taken_together, **source.details})
         if source.from_behaviours:
             numbers = self._statistic(source).at(self.now_ms).astype(np.float64)
             details = infer_numbers(numbers[numbers >= 0], {"transform": Transform.LOG1P})
             details |= {"default": 0.0} if source.count_days is not None else {}
-            return make_feature(source.name, Scope.ITEM, Kind.NUMERIC, {**details, **source.details})
+            return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **{**details, **source.details})
         if source.clusters is not None:
-            return make_feature(source.name, Scope.ITEM, Kind.CATEGORICAL, {"buckets": buckets_for(source.clusters), **source.details})
+            return Feature(source.name, Scope.ITEM, Kind.CATEGORICAL, **{"buckets": buckets_for(source.clusters), **source.details})
         rows = self.table(table_source).sample
         if rows.has("time"):
             rows = rows.take(np.flatnonzero(read_times(rows, "time") <= self.now_ms))
@@ -198,7 +202,7 @@ class MappedSources:
             numbers = ItemStates(self.item_rows, (), self.now_ms).numbers_at(source.name, self.now_ms)
             if table_source is self.mapping.item_history:
                 numbers = decode_numbers(rows.arrays(source)[0])
-            return make_feature(source.name, Scope.ITEM, Kind.NUMERIC, infer_bid(numbers, source.details))
+            return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **infer_bid(numbers, source.details))
         return infer_feature(source, Scope.ITEM, rows.arrays(source), role)
 
     @cached_property

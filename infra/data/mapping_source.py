@@ -120,7 +120,7 @@ class FeatureSource(Column):
 
     @property
     def details(self) -> dict[str, Any]:
-        """What the mapping fixes of the feature."""
+        """What the mapping fixes of the feature beside its kind."""
         return {name: getattr(self, name) for name in DETAILS if name in self.model_fields_set}
 
     @property
@@ -135,7 +135,7 @@ class FeatureSource(Column):
 
 
 DERIVED = ("count_days", "days_since", "expected_days", "taken_together", "clusters")
-DETAILS = ("kind", "buckets", "transform", "mean", "scale", "default", "width", "realtime")
+DETAILS = ("buckets", "transform", "mean", "scale", "default", "width", "realtime")
 
 
 class Source(FileFormat):

@@ -56,16 +56,17 @@ class Topic:
 
 # The workers' client reads gzip and plain records only and stops at any other codec. The broker unpacks what publishers pack.
 _UNPACKED = {"compression.type": "uncompressed"}
+# One clock for all who write, whose own may be wrong: a broker refuses records of more than an hour ahead, and removes those of days ago, applied or not.
+_BROKERS_CLOCK = {"message.timestamp.type": "LogAppendTime"}
+_ITEMS = {**_UNPACKED, **_BROKERS_CLOCK}
 _INPUTS = (
-    Topic(ITEM_FEATURES, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="features and existence of items", extra=_UNPACKED),
-    Topic(NEW_ITEMS, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="multimodal embeddings of items", extra=_UNPACKED),
+    Topic(ITEM_FEATURES, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="features and existence of items", extra=_ITEMS),
+    Topic(NEW_ITEMS, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="multimodal embeddings of items", extra=_ITEMS),
     Topic(MODEL_CHECKPOINTS, 1, FOR_EVER, why="pointers to checkpoints; the offset is the version", extra=_UNPACKED),
     Topic(USER_FEATURES, "M", FOR_EVER, compacted=True, why="profiles and aggregates of users"),
     Topic(USER_BEHAVIOURS, "M", FOR_EVER, why="the one central sequence log"),
     Topic(IMPRESSIONS, "M", 30 * 24, why="what was shown and what came of it"),
 )
-# One clock for all workers and servers, whose own may be wrong: a broker refuses records of more than an hour ahead, and removes those of days ago.
-_BROKERS_CLOCK = {"message.timestamp.type": "LogAppendTime"}
 _OUTPUTS = (
     Topic(INDEX_DELTAS, "N", 3 * RESEAL_INTERVAL_HOURS, why="row changes of versions that receive increments", extra=_BROKERS_CLOCK),
     Topic(INDEX_EVENTS, 1, 7 * 24, why="what happened to versions", extra=_BROKERS_CLOCK),

@@ -23,7 +23,7 @@ from infra.kafka.admin import (
 )
 from infra.processes import free_ports
 from schemas.errors import Incompatible, Unavailable
-from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, SERVER_REPORTS, TOPICS
+from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, NEW_ITEMS, SERVER_REPORTS, TOPICS
 from tests.infra.kafka.deleted_topics import delete_topics
 
 
@@ -74,11 +74,18 @@ def test_the_broker_has_every_topic_after_apply_and_a_second_apply_changes_nothi
     assert start_offsets(bootstrap_servers, topic_prefix + "item-features") == {0: 0, 1: 0}
 
 
-def test_a_worker_or_server_whose_clock_is_days_off_is_still_heard(bootstrap_servers: str, topic_prefix: str) -> None:
+def test_whoever_has_a_clock_that_is_days_off_is_still_heard_and_its_items_are_kept(bootstrap_servers: str, topic_prefix: str) -> None:
     apply_topics(bootstrap_servers, topic_prefix, 1, 1)
     refused: list[str] = []
     told = producer.open_producer(bootstrap_servers, 10.0, lambda _: None)
-    written = [INDEX_DELTAS, INDEX_EVENTS, SERVER_REPORTS, *(t.name for t in TOPICS if t.name.startswith(DEAD_LETTER_PREFIX))]
+    written = [
+        ITEM_FEATURES,
+        NEW_ITEMS,
+        INDEX_DELTAS,
+        INDEX_EVENTS,
+        SERVER_REPORTS,
+        *(t.name for t in TOPICS if t.name.startswith(DEAD_LETTER_PREFIX)),
+    ]
     for name in written:
         for days in (-30, 3):
             at_ms = SystemClock().now_ms() + days * DAY_MS

@@ -7,7 +7,7 @@ whoever finds a manifest without its `publish` writes it. A manifest is never ma
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from infra.clock import Clock
@@ -42,36 +42,36 @@ class Publication:
         """The best seal of each shard that has one: the one whose readers go on from the latest position in index-deltas. `complain` gets the paths of
         damaged ones, which are passed over, and what is wrong with them."""
         best: dict[int, Seal] = {}
-        for path in self.store.list(f"versions/{wanted.version}/{wanted.revision}/seals/"):
-            raw = self.store.get(path)
-            try:
-                seal = decode_seal(raw, path)
-            except Corrupted as error:
-                complain(path, f"{path}: {error}; its shard seals again, and the file goes once nothing needs it")
-                continue
+        for seal in self._list_seals(wanted, complain):
             known = best.get(seal.shard)
             if seal.encoder_fingerprint == status.encoder_fingerprint and (known is None or seal.delta_position > known.delta_position):
                 best[seal.shard] = seal
         return best
 
-    def create_manifest(self, status: VersionStatus, wanted: Revision, encoder: Encoder, seals: Mapping[int, Seal]) -> bytes:
-        """Creates the manifest from a complete set of seals. Returns the bytes that are in the store then, ours or another worker's."""
-        manifest = Manifest(
-            wanted.version,
-            wanted.revision,
-            status.model_id,
-            status.checkpoint_sha256,
-            status.feature_schema,
-            encoder.lsh_version,
-            status.encoder_fingerprint,
-            encoder.layout,
-            tuple(seals[shard] for shard in sorted(seals)),
-            self.clock.now_ms(),
-        )
-        path, raw = manifest_path(wanted.version, wanted.revision), encode_manifest(manifest)
-        created = self.store.put_exclusive(path, raw)
+    def _list_seals(self, wanted: Revision, complain: Callable[[str, str], None] = lambda *_: None) -> Iterator[Seal]:
+        for path in self.store.list(f"versions/{wanted.version}/{wanted.revision}/seals/"):
+            raw = self.store.get(path)
+            try:
+                yield decode_seal(raw, path)
+            except Corrupted as error:
+                complain(path, f"{path}: {error}; its shard seals again, and the file goes once nothing needs it")
+
+    def create_manifest(self, status: VersionStatus, wanted: Revision, encoder: Encoder, seals: Mapping[int, Seal]) -> bytes | None:
+        """Creates the manifest from a complete set of seals, and returns its bytes, which `publish` names whatever the disk makes of them; None if another
+        worker was faster."""
+        raw = encode_manifest(_manifest_of(status, wanted, encoder, seals, self.clock.now_ms()))
+        created = self.store.put_exclusive(manifest_path(wanted.version, wanted.revision), raw)
         failpoint("after-manifest")
-        return raw if created else self.store.get(path)  # `publish` names the bytes that were meant, whatever the disk has made of them
+        return raw if created else None
+
+    def check_manifest(self, status: VersionStatus, wanted: Revision, encoder: Encoder, raw: bytes) -> None:
+        """Compares a manifest that somebody left without its `publish` with the seals. No entry has its checksum yet, but their names have theirs. Raises
+        Corrupted (`bad_manifest`)."""
+        found = decode_manifest(raw)
+        seals = {seal.shard: seal for seal in self._list_seals(wanted) if seal in found.seals}
+        if found != _manifest_of(status, wanted, encoder, seals, found.created_ms):
+            path = manifest_path(wanted.version, wanted.revision)
+            raise Corrupted("bad_manifest", f"{path} is not made of this revision's seals; remove it from the store, and it is made again")
 
     def find_base(self, status: VersionStatus, shard: int) -> BuildBase | None:
         """The parts that a build takes rows from: the last published ones, or those of the replay that the version adopts. None: all rows are computed."""
@@ -92,13 +92,7 @@ class Publication:
     # --- entries -------------------------------------------------------------------------------------------------------
 
     def publish(self, wanted: Revision, manifest: bytes) -> bool:
-        """Writes `publish` for a manifest; whether this call wrote it. Raises Corrupted if the bytes are not this revision's manifest."""
-        decoded = decode_manifest(manifest)
-        if (decoded.version, decoded.revision) != (wanted.version, wanted.revision):
-            raise Corrupted(
-                "bad_manifest",
-                f"the manifest of {wanted.version}.{wanted.revision} says {decoded.version}.{decoded.revision}; remove it from the store",
-            )
+        """Writes `publish` for a manifest; whether this call wrote it."""
         digest = hashlib.sha256(manifest).hexdigest()
 
         def make(state: ControlState) -> Entry | None:
@@ -125,3 +119,18 @@ class Publication:
     def _entry(self, kind: EntryKind, version: int, revision: int = 0, cause: str = "", manifest_sha256: str = "") -> Entry:
         now_ms = self.clock.now_ms()
         return Entry(kind, now_ms, self.by, version, revision, cause=cause, manifest_sha256=manifest_sha256)
+
+
+def _manifest_of(status: VersionStatus, wanted: Revision, encoder: Encoder, seals: Mapping[int, Seal], created_ms: int) -> Manifest:
+    return Manifest(
+        wanted.version,
+        wanted.revision,
+        status.model_id,
+        status.checkpoint_sha256,
+        status.feature_schema,
+        encoder.lsh_version,
+        status.encoder_fingerprint,
+        encoder.layout,
+        tuple(seals[shard] for shard in sorted(seals)),
+        created_ms,
+    )

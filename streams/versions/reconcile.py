@@ -141,7 +141,9 @@ class Reconciler:
                 return
             encoder = self._encoders.get(status.version, status.checkpoint_sha256)
             manifest = self._publication.create_manifest(status, wanted, encoder, seals)
-        if self._publication.publish(wanted, manifest):
+        else:
+            self._publication.check_manifest(status, wanted, self._encoders.get(status.version, status.checkpoint_sha256), manifest)
+        if manifest is not None and self._publication.publish(wanted, manifest):
             self._attempts.announce("published", wanted.version, wanted.revision)
 
     def _promote(self) -> None:

@@ -14,6 +14,7 @@ import pytest
 from infra.index.parts import is_tombstone
 from infra.index.store import FolderStore
 from schemas.index.lifecycle import EntryKind, State
+from schemas.index.manifest import manifest_path
 from streams.builders import sealer
 from streams.builders.jobs import SealJob
 from streams.builders.sealer import SealPoint
@@ -21,6 +22,7 @@ from streams.shard.log_ends import LogEnds
 from streams.shard.reader import ShardReader
 from streams.shard.shard import Shard
 from streams.versions import shard_versions
+from streams.versions.publication import Publication
 from tests.streams.shard_world import delete, embed, upsert
 from tests.streams.version_world import Worker, World
 
@@ -132,6 +134,30 @@ def test_a_kill_at_any_action_and_a_restart_still_end_published_once(
         assert world.reader(4) == world.oracle(4), at
         assert not list(folder.glob("scratch-*/*"))
         shutil.rmtree(folder)
+
+
+def test_a_manifest_that_was_left_without_its_publish_and_then_damaged_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No entry has its checksum yet: whatever a disk had made of it would have become the version."""
+    world = World(tmp_path)
+    fill(world)
+    worker, switch = Worker(world), KillSwitch()
+    with monkeypatch.context() as patch:
+        switch.watch(Publication, "publish", patch)
+        switch.at = 0
+        with pytest.raises(Killed):
+            run_to_live(world, worker)
+    path = world.store.local_path(manifest_path(4, 0))
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b'"item-features":', b'"item-features":1'))
+    assert path.read_bytes() != good
+    errors = [error for _ in range(10) for error in worker.step().errors]
+    assert errors and all("bad_manifest" in error and "remove it from the store" in error for error in errors)
+    assert world.entries(EntryKind.PUBLISH) == 0
+    path.unlink()
+    run_to_live(world, worker)
+    assert world.reader(4) == world.oracle(4)
 
 
 def test_workers_that_reconcile_at_once_publish_one_manifest(tmp_path: Path) -> None:

@@ -9,4 +9,8 @@ losses.py                 what is minimised; copr.py: Eq. 10
 model_file.py             what to train, and how; similarity_start.py: initial weights that suit small data
 metrics.py                HR@K, recall@K, GAUC
 family/                   the models of the paper's tables; evaluation/: the tables, and a model on mapped data; following/: online learning
+
+    one training            program.run_training -> trainer.fit -> trainer.Learner.take_step
+    one cell of the tables  evaluation/program.run_tables -> cells.run_cell -> trainer.fit
+    one round that follows  following/follower.Follower._learn -> learner.OnlineLearner.learn -> trainer.Learner.take_step
 """

@@ -151,10 +151,10 @@ def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing_or_m
     assert {check: after[check]["state"] for check in healthy} == dict.fromkeys(healthy, "ok")
     assert "is empty" in after["store"]["found"]
     publish_version(open_index_store(str(tmp_path / "store")))
+    told = findings()["store"]
+    assert told["state"] == "fail" and "(user_partitions: index has 2, here 1)" in told["found"]
+    monkeypatch.setenv("AIF_INDEX__USER_PARTITIONS", "2")
     assert "entries in the control log" in findings()["store"]["found"]
-    monkeypatch.setenv("AIF_INDEX__ID_KIND", "text")
-    assert "id_kind: index has int64, here text" in findings()["store"]["found"]
-    monkeypatch.delenv("AIF_INDEX__ID_KIND")
     monkeypatch.setattr(unknown_features, "read_schema", lambda *_: small_schema())
     known = {"price": 2.5, "category": None}
     with Publisher(bootstrap_servers, prefix, "test", 2, 1, "int64") as publisher:

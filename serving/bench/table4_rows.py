@@ -34,7 +34,7 @@ from serving.engine.behaviour_blocks import Arranged, arrange_behaviours
 from serving.engine.cpu import CpuScorer
 from serving.engine.history import join_history
 from serving.engine.history_pass import HistorySums
-from serving.engine.joint_pass import Columns, RequestUser, Scratch
+from serving.engine.joint_pass import Columns, RequestUser, Scratch, build_sign_table
 from serving.engine.panels import pack_panels, pad_columns
 from serving.engine.vector_code import LANES, SIGN_CHUNK
 from serving.engine.version_weights import VersionWeights, product_weights, slice_first_layer
@@ -252,7 +252,7 @@ class RowScorer(CpuScorer):
             np.zeros(0, np.float32),
             made.get("bea", np.zeros(0, np.float32)),
             made.get("sim", np.zeros((1, 0), np.float32)),
-            self.sign_table_of(signs_KF),
+            build_sign_table(signs_KF),
             np.zeros(signs_KF.shape[1], np.float32),
             arranged.planes_ZQBL,
             arranged.valid_ZL,

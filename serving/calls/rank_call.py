@@ -24,8 +24,7 @@ from serving.calls.request_ids import decode_candidates
 from serving.calls.state_pool import prior_key
 from serving.calls.user_halves import Asked, Users
 from serving.calls.user_rungs import Half, UserRungs
-from serving.calls.version_choice import check_consistency, choose_version
-from serving.calls.watermark_wait import is_reached, wait_for_watermark
+from serving.calls.version_choice import check_consistency, choose_version, is_reached, wait_for_watermark
 from serving.core.ladder import DEGRADED, Rung
 from serving.engine.work import RankResult, RankWork
 

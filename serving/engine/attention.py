@@ -16,13 +16,14 @@ import numpy as np
 from schemas.model.compiled import int64, kernel, part
 from schemas.model.vector_blocks import address, aligned
 from serving.engine.joint_pass import BLOCK, multiply
-from serving.engine.panels import padded
+from serving.engine.panels import pack_panels, padded
 from serving.engine.user_weights import UserWeights
-from serving.engine.vector_code import LANES, PANEL, soften_row
+from serving.engine.vector_code import LANES, soften_row
 
 
-class AttentionScratch(NamedTuple):
-    """Scratch memory of one user: panels of the behaviours as columns and as rows, weights of a block and their sums, its layers' outputs, their mean."""
+class Attended(NamedTuple):
+    """One user's latest behaviours as panels of columns [D, A] and of rows [A, D] of products, and memory to work in: weights of a block and their sums, its
+    layers' outputs, their mean."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -34,47 +35,27 @@ class AttentionScratch(NamedTuple):
     zeros: np.ndarray
 
 
-def open_attention_scratch(weights: UserWeights) -> AttentionScratch:
-    """Scratch memory for as many behaviours as the spec attends to."""
-    attended, width = padded(weights.spec.attended_behaviours, PANEL), weights.width_padded
+def lay_out_attended(weights: UserWeights, rows_AD: np.ndarray) -> Attended:
+    """What `attend` works on; rows_AD are padded to whole vectors."""
+    columns, width = padded(len(rows_AD)), weights.width_padded
     widest = max([width, *weights.ffn[0][:, 3].tolist()])
-    return AttentionScratch(
-        keys=aligned((attended * width,)),
-        values=aligned((attended * padded(width, PANEL),)),
-        weights_BA=aligned((BLOCK, attended)),
+    return Attended(
+        keys=pack_panels(rows_AD[:, : weights.spec.width].T),
+        values=pack_panels(rows_AD),
+        weights_BA=aligned((BLOCK, columns)),
         totals_B=np.zeros(BLOCK, np.float32),
         first_BH=aligned((BLOCK, widest)),
         second_BH=aligned((BLOCK, widest)),
         mean_H=np.zeros(widest, np.float32),
-        zeros=aligned((max(attended, widest),)),
+        zeros=aligned((max(columns, widest),)),
     )
 
 
 @part
-def _pack(rows_AD: np.ndarray, width: int, scratch: AttentionScratch) -> int:
-    """Panels of the behaviours as columns [D, A] and as rows [A, D] of products; returns how many columns there are, padded."""
-    length, padded_width = rows_AD.shape
-    columns = -(-length // LANES) * LANES
-    for first in range(0, columns, PANEL):
-        wide, at = min(PANEL, columns - first), first * width
-        for d in range(width):
-            for j in range(wide):
-                scratch.keys[at + d * wide + j] = rows_AD[first + j, d] if first + j < length else np.float32(0)
-    for first in range(0, padded_width, PANEL):
-        wide, at = min(PANEL, padded_width - first), first * length
-        for j in range(length):
-            for d in range(wide):
-                scratch.values[at + j * wide + d] = rows_AD[j, first + d]
-    return columns
-
-
-@part
-def _attend_block(
-    rows: int, queries: int, query_stride: int, width: int, length: int, columns: int, padded_width: int, scratch: AttentionScratch
-) -> None:
+def _attend_block(rows: int, queries: int, query_stride: int, width: int, length: int, padded_width: int, scratch: Attended) -> None:
     """scratch.first_BH = softmax(queries behaviours^T / sqrt(D)) behaviours of a block of queries at an address."""
-    zeros, none = address(scratch.zeros), np.float32(-np.inf)
-    stride = 4 * scratch.weights_BA.shape[1]
+    zeros, none, columns = address(scratch.zeros), np.float32(-np.inf), scratch.weights_BA.shape[1]
+    stride = 4 * columns
     multiply(rows, queries, query_stride, address(scratch.keys), width, columns, zeros, int64(0), scratch.weights_BA, none)
     scale = np.float32(1.0 / np.sqrt(width))
     for i in range(rows):
@@ -89,7 +70,7 @@ def _attend_block(
 
 
 @part
-def _run_hidden(layers: np.ndarray, rest: np.ndarray, rows: int, scratch: AttentionScratch) -> None:
+def _run_hidden(layers: np.ndarray, rest: np.ndarray, rows: int, scratch: Attended) -> None:
     """Every layer but the last, from scratch.first_BH to and fro between it and scratch.second_BH."""
     here, there, stride = scratch.first_BH, scratch.second_BH, 4 * scratch.first_BH.shape[1]
     for layer in range(layers.shape[0] - 1):
@@ -105,20 +86,18 @@ def attend(
     width: int,
     layers: np.ndarray,
     rest: np.ndarray,
-    scratch: AttentionScratch,
+    scratch: Attended,
     out_2D: np.ndarray,
 ) -> None:
     """out_2D [2, D] = (Eq. 2, Eq. 3) of A >= 1 projected behaviours, in memory for whole tiles of rows; profile_D is padded as they are. `layers` and
-    `rest` are Eq. 2's network."""
+    `rest` are Eq. 2's network, `scratch` what `lay_out_attended` made of these rows."""
     length, padded_width = rows_AD.shape
-    columns, stride = _pack(rows_AD, width, scratch), 4 * padded_width
-    last, mean_H, none = layers.shape[0] - 1, scratch.mean_H, np.float32(-np.inf)
+    stride, none = 4 * padded_width, np.float32(-np.inf)
+    last, mean_H = layers.shape[0] - 1, scratch.mean_H
     depth, stride_H = layers[last, 2], 4 * scratch.second_BH.shape[1]
-    for h in range(depth):
-        mean_H[h] = np.float32(0)
     for start in range(0, length, BLOCK):
         rows = min(BLOCK, length - start)
-        _attend_block(rows, address(rows_AD) + start * stride, stride, width, length, columns, padded_width, scratch)
+        _attend_block(rows, address(rows_AD) + start * stride, stride, width, length, padded_width, scratch)
         _run_hidden(layers, rest, rows, scratch)
         hidden_BH = scratch.second_BH if last % 2 else scratch.first_BH
         for i in range(rows):
@@ -133,6 +112,6 @@ def attend(
     for d in range(padded_width):
         out_2D[0, d] = out_2D[0, d] / length + scratch.first_BH[0, d]
         scratch.second_BH[0, d] = profile_D[d]
-    _attend_block(1, address(scratch.second_BH), stride_H, width, length, columns, padded_width, scratch)
+    _attend_block(1, address(scratch.second_BH), stride_H, width, length, padded_width, scratch)
     for d in range(padded_width):
         out_2D[1, d] = scratch.first_BH[0, d]

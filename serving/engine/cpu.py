@@ -13,13 +13,11 @@ import numpy as np
 
 from schemas.model.parameters import Parameters
 from schemas.model.score import rank_scores
-from schemas.model.vector_blocks import aligned
 from serving.engine.call_one import CallOne
 from serving.engine.folded_user import FoldedUser
 from serving.engine.joint_pass import RequestUser, Scratch, build_sign_table, open_scratch, score_part
 from serving.engine.tables import Applied, Tables
 from serving.engine.user_state import EngineUserState
-from serving.engine.vector_code import SIGN_CHUNK
 from serving.engine.version_weights import fold_version
 from serving.engine.work import UserState, UserWork
 from serving.engine.workers import WORKERS
@@ -37,8 +35,6 @@ class CpuScorer:
         self.weights, self.call_one = fold_version(parameters), CallOne(parameters, version, tables)
         self._words = -(-self.spec.signature_bytes // 8)
         self._scratch: list[Scratch] = []
-        self._log1p_L = np.zeros(1, np.float32)
-        self._sign_table = aligned((0, 0, 16, SIGN_CHUNK))
 
     def user_state(self, work: UserWork) -> UserState:
         """Call 1."""
@@ -83,28 +79,14 @@ class CpuScorer:
             tables.user_panels,
             tables.bea_panels,
             tables.sim_GD,
-            self.sign_table_of(tables.signs_KF),
+            build_sign_table(tables.signs_KF),
             tables.sign_start_F,
             behaviours.planes_ZQBL,
             behaviours.valid_ZL,
             behaviours.shift_ZL,
-            self._log1p(behaviours.length),
+            np.log1p(np.arange(behaviours.length + 1, dtype=np.float32)),
             behaviours.length,
         )
-
-    def sign_table_of(self, signs_KF: np.ndarray) -> np.ndarray:
-        """Nibble tables [chunks, 2 W, 16, SIGN_CHUNK], in memory that is reused by every request."""
-        shape = (signs_KF.shape[1] // SIGN_CHUNK, signs_KF.shape[0] // 4, 16, SIGN_CHUNK)
-        if self._sign_table.shape != shape:
-            self._sign_table = aligned(shape)
-        build_sign_table(signs_KF, self._sign_table)
-        return self._sign_table
-
-    def _log1p(self, length: int) -> np.ndarray:
-        """log(1 + count) for every count up to `length` at least."""
-        if len(self._log1p_L) <= length:
-            self._log1p_L = np.log1p(np.arange(2 * length + 1, dtype=np.float32))
-        return self._log1p_L
 
     def _open_scratch(self, candidates: int) -> None:
         """Scratch for each thread that may take a share of `candidates`."""

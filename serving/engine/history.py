@@ -7,17 +7,15 @@ A behaviour whose item the version does not have keeps its hashed id, kind and f
 Arrays: L behaviours, oldest first, F inputs made of a behaviour's own features and of its recency.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from schemas.behaviour_columns import BehaviourColumns
+from schemas.behaviour_columns import EMPTY, BehaviourColumns
 from schemas.features import Scope, encode_features
-from schemas.ids import Id
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.model.behaviour_codes import encode_item_buckets, encode_kind
-from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
 from serving.engine.changes import encode_ids
 from serving.engine.tables import Tables
@@ -43,40 +41,25 @@ class History(NamedTuple):
 def join_history(weights: UserWeights, tables: Tables, events: Sequence[BehaviourEvent]) -> History:
     """Looks the events' items up in this version. `events` must end with the user's newest, or their recency would be another one's. Raises RejectedInput
     (`bad_id`)."""
-    spec, length = weights.spec, len(events)
-    ids, behaviour = item_ids_of(events), spec.schema.of(Scope.BEHAVIOUR)
-    slots_L = tables.find(encode_ids(ids, tables.layout.id_kind)) if length else np.zeros(0, np.int64)
-    bucket_L = encode_item_buckets(spec, list(ids)) if spec.item_id_buckets else np.zeros(length, np.int64)
-    features_LF = np.zeros((length, 0), np.float32)
+    spec, length, columns = weights.spec, len(events), _columns_of(events)
+    bucket_L = encode_item_buckets(spec, list(columns.item_ids)) if spec.item_id_buckets else np.zeros(length, np.int64)
+    names, kinds_L = columns.kinds
+    kind_L = np.array([encode_kind(spec, name) for name in names], np.int64)[kinds_L]
+    behaviour, features_LF = spec.schema.of(Scope.BEHAVIOUR), np.zeros((length, 0), np.float32)
     if behaviour:
-        features_LF = weights.behaviour_features.embed(encode_features(behaviour, features_of(events)))
+        features_LF = weights.behaviour_features.embed(encode_features(behaviour, columns.features or [{}] * length))
     newest = slice(BEHAVIOURS_PER_USER_MAX - length, None)
     if spec.recency:
         features_LF = np.concatenate([features_LF, weights.recency_LS[newest]], axis=1)
-    return History(slots_L, kinds_of(spec, events), bucket_L, features_LF, weights.gate_L[newest])
+    return History(find_slots(tables, columns), kind_L, bucket_L, features_LF, weights.gate_L[newest])
 
 
 def find_slots(tables: Tables, events: Sequence[BehaviourEvent]) -> np.ndarray:
     """int64 [L]: only the slots of the events' items."""
-    return tables.find(encode_ids(item_ids_of(events), tables.layout.id_kind)) if len(events) else np.zeros(0, np.int64)
+    return tables.find(encode_ids(_columns_of(events).item_ids, tables.layout.id_kind)) if len(events) else np.zeros(0, np.int64)
 
 
-def item_ids_of(events: Sequence[BehaviourEvent]) -> np.ndarray | list[Id]:
-    """The item of each event, [L]."""
-    return events.item_ids if isinstance(events, BehaviourColumns) else [event.item_id for event in events]
-
-
-def kinds_of(spec: ModelSpec, events: Sequence[BehaviourEvent]) -> np.ndarray:
-    """int64 [L]: rows of the table of kinds."""
+def _columns_of(events: Sequence[BehaviourEvent]) -> BehaviourColumns:
     if isinstance(events, BehaviourColumns):
-        names, kinds_L = events.kinds
-        return np.array([encode_kind(spec, name) for name in names], np.int64)[kinds_L]
-    codes = {kind: encode_kind(spec, kind) for kind in {event.kind for event in events}}
-    return np.fromiter((codes[event.kind] for event in events), np.int64, len(events))
-
-
-def features_of(events: Sequence[BehaviourEvent]) -> Sequence[Mapping[str, Any]]:
-    """The features of each event, [L]."""
-    if isinstance(events, BehaviourColumns):
-        return events.features or [{}] * len(events)
-    return [event.features for event in events]
+        return events
+    return EMPTY.append([(event.item_id, event.kind, event.time_ms, event.features) for event in events], len(events))

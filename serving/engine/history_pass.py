@@ -50,7 +50,7 @@ class HistorySums(NamedTuple):
 
 
 class HistoryScratch(NamedTuple):
-    """Scratch memory of a pass. entry_of_category int32: all zeros between two passes."""
+    """Scratch memory of one pass. entry_of_category int32: row of a category's sums + 1; 0 = not met yet."""
 
     inputs_BX: np.ndarray
     starts_BD: np.ndarray
@@ -59,7 +59,7 @@ class HistoryScratch(NamedTuple):
 
 
 def open_history_scratch(weights: UserWeights) -> HistoryScratch:
-    """Scratch memory for any history of one version."""
+    """Scratch memory for a history of any length."""
     width = weights.width_padded
     return HistoryScratch(
         inputs_BX=aligned((BLOCK, padded(weights.history.inputs))),
@@ -204,8 +204,6 @@ def read_history(
             _add_signed(columns, history, start, end, first_signed, scratch.projected_BD, sums)
         if latest > 0:
             _add_to_categories(columns, history, start, end, latest, scratch.projected_BD, scratch.entry_of_category, sums)
-    for g in range(sums.counts[1]):
-        scratch.entry_of_category[sums.categories_G[g]] = 0
 
 
 @kernel

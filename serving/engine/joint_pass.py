@@ -102,9 +102,15 @@ def open_scratch(weights: VersionWeights, width: int, words: int, candidates: in
     )
 
 
+def build_sign_table(rows_KF: np.ndarray) -> np.ndarray:
+    """[chunks, 2 W, 16, SIGN_CHUNK]: for each nibble of a signature and each of its values the signed sum of its four rows."""
+    table = aligned((rows_KF.shape[1] // SIGN_CHUNK, rows_KF.shape[0] // 4, 16, SIGN_CHUNK))
+    _fill_sign_table(rows_KF, table)
+    return table
+
+
 @kernel
-def build_sign_table(rows_KF: np.ndarray, table: np.ndarray) -> None:
-    """table [chunks, 2 W, 16, SIGN_CHUNK]: for each nibble of a signature and each of its values the signed sum of its four rows."""
+def _fill_sign_table(rows_KF: np.ndarray, table: np.ndarray) -> None:
     for chunk in range(table.shape[0]):
         for nibble in range(table.shape[1]):
             for f in range(SIGN_CHUNK):

@@ -7,8 +7,6 @@ attention.py), the fold through the head (folded_user.py), extending an earlier 
 Arrays: L behaviours, D width, N bridges, P bridge width, K bits, S for SimTier, G categories, W signature bytes.
 """
 
-import threading
-
 import numpy as np
 
 from schemas.errors import RejectedInput
@@ -16,7 +14,7 @@ from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.model.behaviour_codes import NO_CATEGORY
 from schemas.model.parameters import Parameters
 from schemas.model.vector_blocks import aligned
-from serving.engine.attention import attend, open_attention_scratch
+from serving.engine.attention import attend, lay_out_attended
 from serving.engine.history import History, join_history
 from serving.engine.history_pass import HistorySums, open_history_scratch, open_sums, read_history, spread_nibbles
 from serving.engine.joint_pass import Columns
@@ -28,20 +26,12 @@ from serving.engine.user_weights import UserWeights
 from serving.engine.work import UserWork
 
 
-class _Scratch(threading.local):
-    """Scratch memory, one for each thread."""
-
-    def __init__(self, weights: UserWeights) -> None:
-        self.history, self.attention = open_history_scratch(weights), open_attention_scratch(weights)
-
-
 class UserHalf:
-    """The user half of one version on its tables. Several threads may use it at once, because each has scratch memory of its own."""
+    """The user half of one version on its tables. Several threads may use it at once."""
 
     def __init__(self, parameters: Parameters, tables: Tables, columns: Columns) -> None:
         self.spec, self.tables, self.weights = parameters.spec, tables, UserWeights(parameters)
         self._columns, self.vectors = columns, UserVectors(self.weights)
-        self._scratch = _Scratch(self.weights)
 
     def make(self, work: UserWork) -> tuple[UserArrays, int]:
         """(the user half of one user, how many behaviours have no row). Raises RejectedInput (`too_many_behaviours`, `bad_id`)."""
@@ -60,7 +50,7 @@ class UserHalf:
         """One pass over a history; see `read_history`."""
         length = len(history.slots_L)
         sums = open_sums(self.weights, length, min(length, attended), min(length, signatures))
-        read_history(self._columns, self.weights.history, history, first_signed, latest, self._scratch.history, sums)
+        read_history(self._columns, self.weights.history, history, first_signed, latest, open_history_scratch(self.weights), sums)
         return sums
 
     def make_vectors(self, work: UserWork, attended_AD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +61,7 @@ class UserHalf:
         if len(attended_AD):
             padded_D = np.zeros(self.weights.width_padded, np.float32)
             padded_D[:width] = profile_D
-            attend(attended_AD, padded_D, width, *self.weights.ffn, self._scratch.attention, out_2D)
+            attend(attended_AD, padded_D, width, *self.weights.ffn, lay_out_attended(self.weights, attended_AD), out_2D)
         attended_2D = out_2D[:, :width]
         return np.concatenate([profile_D, *attended_2D]), self.vectors.bridge_vectors(features_F, attended_2D)
 

@@ -15,7 +15,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 THREADS_DEFAULT_MAX = 2
@@ -120,9 +120,9 @@ class Workers:
 
 
 def _wait_for(begun: Sequence[Future[Any]]) -> None:
-    wait(begun)
-    for future in begun:
-        future.result()
+    for error in [future.exception() for future in begun]:  # which waits for each
+        if error is not None:
+            raise error
 
 
 def bind_to_core(core: int) -> None:

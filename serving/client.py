@@ -169,15 +169,7 @@ class AifClient:
         try:
             answer = self._http.request(method, path, content=content, headers={"content-type": "application/json"} if content else None)
         except httpx.RequestError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise Misconfigured(
-                    "tls_untrusted",
-                    f"{self.url} has a certificate that is not trusted here ({error}); name its PEM file: AIF_SERVE__TLS_CERT, or ca=",
-                ) from error
-            other = ", with TLS (https://)" if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http://") else ""
-            raise Unavailable(
-                "server_unreachable", f"{self.url} does not answer ({error}); is `aif serve` running there{other}?"
-            ) from error
+            raise name_unreachable(self.url, error) from error
         if answer.status_code != 200:
             raise decode_error(answer)
         return answer
@@ -200,6 +192,15 @@ def _is_address(url: str) -> bool:
     except httpx.InvalidURL:
         return False
     return address.scheme in ("http", "https") and bool(address.host)
+
+
+def name_unreachable(url: str, error: httpx.RequestError) -> Unavailable | Misconfigured:
+    """Why a server did not answer: `tls_untrusted`, or `server_unreachable`."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        told = f"{url} has a certificate that is not trusted here ({error}); name its PEM file: AIF_SERVE__TLS_CERT, or ca="
+        return Misconfigured("tls_untrusted", told)
+    other = ", with TLS (https://)" if isinstance(error, httpx.RemoteProtocolError) and url.startswith("http://") else ""
+    return Unavailable("server_unreachable", f"{url} does not answer ({str(error) or repr(error)}); is `aif serve` running there{other}?")
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext | bool:

@@ -22,7 +22,7 @@ import httpx
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import Id, encode_wire_id, partition_of
 from schemas.requests import RankAnswer, UserAnswer
-from serving.client import decode_error
+from serving.client import decode_error, name_unreachable
 from serving.core.routing import ServerLoad, plan_route
 from serving.core.timeline import Span
 
@@ -167,7 +167,7 @@ class Merger:
             raise request.passed() from error
         except httpx.RequestError as error:
             server.lost_until_s = time.monotonic() + _LOST_S
-            raise Unavailable("server_unreachable", f"{url} does not answer ({error!r}); is `aif serve` running there?", 0.0) from error
+            raise Unavailable("server_unreachable", name_unreachable(url, error).message, 0.0) from error
         finally:
             server.in_flight -= 1
         server.lost_until_s = float("-inf")

@@ -292,6 +292,28 @@ def test_a_latency_that_is_none_is_refused_with_what_was_expected(text: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), "a certificate that is not trusted here"),
+        (httpx.RemoteProtocolError("closed"), r"running there, with TLS \(https://\)"),
+    ],
+)
+def test_a_server_that_speaks_tls_otherwise_is_unreachable_with_the_reason(error: httpx.RequestError, words: str) -> None:
+    def refuse(_: httpx.Request) -> httpx.Response:
+        raise error
+
+    def open_client(url: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=url, transport=httpx.MockTransport(refuse))
+
+    async def run() -> None:
+        async with Merger(["http://one"], 4, candidates(1), open_client, poll_s=0.01) as merger:
+            with pytest.raises(Unavailable, match=words):
+                await merger.recommend(1, deadline_ms=2_000)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
     ("headers", "content", "code"),
     [({}, b"<html>busy</html>", "bad_answer"), ({"content-encoding": "gzip"}, b"no gzip", "server_unreachable")],
 )

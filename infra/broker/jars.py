@@ -92,7 +92,7 @@ def _maven_client(maven_url: str) -> Any:
     except ImportError as error:
         raise Misconfigured(
             "broker_not_installed",
-            "the package maven-artifact of the local broker is not installed; run `uv sync`, which brings it by default",
+            "the package maven-artifact of the local broker is missing; run `uv sync` in the clone, or name another broker: AIF_KAFKA__BOOTSTRAP_SERVERS",
         ) from error
     return Downloader(maven_url) if maven_url else Downloader()
 

@@ -110,8 +110,9 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
             if number == 0:
                 figures.add("steps", report.steps)
                 figures.add("fit_s", report.seconds)
-                for name in LOSSES:
-                    figures.add(name, getattr(report, name))
+                figures.add("loss", report.loss)
+                figures.add("copr", report.copr)
+                figures.add("click", report.click)
     return figures
 
 

@@ -36,6 +36,10 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# A shell in which somebody runs the system has its settings; those of tests are their own, but for the broker that they may be given.
+for _name in [name for name in os.environ if name.startswith("AIF_") and name != "AIF_KAFKA__BOOTSTRAP_SERVERS"]:
+    del os.environ[_name]
+
 # What tests and their processes write, the broker's topics too, waits for no disk. Nothing cuts the power of the machine here; a lost write is simulated.
 if MEMORY is not None:
     os.environ["TMPDIR"] = tempfile.tempdir = MEMORY

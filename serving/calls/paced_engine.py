@@ -86,12 +86,9 @@ class PacedEngine:
         return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))])
 
     def queue_ms(self) -> float:
-        """Milliseconds that a piece of work submitted now would wait. Those behind one that takes longer than predicted are not shorter for it."""
+        """Milliseconds that a piece of work submitted now would wait."""
         with self._lock:
-            if not self._waiting:
-                return 0.0
-            _, computed_ms = next(iter(self._waiting.values()))
-            return max(0.0, self._waiting_ms - min(computed_ms, (self._clock() - self._began_s) * 1000))
+            return self._left_ms(self._waiting_ms, next(iter(self._waiting.values()))[1], self._began_s) if self._waiting else 0.0
 
     def wait_ms(self, work: UserWork) -> float:
         """Milliseconds that a user half submitted now would wait: in the queue, or a long one for others like it."""
@@ -99,7 +96,12 @@ class PacedEngine:
             return self.queue_ms()
         with self._lock:
             predicted_ms = [predicted for _, predicted in self._beside.values()]
-            return sum(predicted_ms) - min(*predicted_ms[:1], (self._clock() - self._beside_began_s) * 1000) if predicted_ms else 0.0
+            return self._left_ms(sum(predicted_ms), predicted_ms[0], self._beside_began_s) if predicted_ms else 0.0
+
+    def _left_ms(self, predicted_ms: float, first_ms: float, began_s: float) -> float:
+        """What is left of work of `predicted_ms`, whose first piece, of `first_ms`, was begun then. Those behind one that takes longer than predicted are
+        not shorter for it."""
+        return max(0.0, predicted_ms - min(first_ms, (self._clock() - began_s) * 1000))
 
     def load(self) -> float:
         """The load offered now, refused requests included; 1 = as much as the engine can do."""

@@ -16,6 +16,7 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
@@ -85,8 +86,8 @@ def _file_schema(path: Path, source: Source) -> pa.Schema:
     columns = _wanted_columns(path, source)
     if not _is_parquet(path):
         return pa.schema([(name, pa.string()) for name in columns])
-    types = pyarrow.parquet.read_schema(path)
-    return pa.schema([(name, _plain_type(types.field(name).type)) for name in columns])
+    fields = _parquet_fields(path)
+    return pa.schema([(name, _plain_type(fields[name][1])) for name in columns])
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
@@ -193,7 +194,7 @@ def read_column_names(path: Path, source: Source) -> list[str]:
     thread that reads ahead."""
     try:
         if _is_parquet(path):
-            return list(pyarrow.parquet.read_schema(path).names)
+            return list(_parquet_fields(path))
         if _is_json(path):
             return read_keys(path)
         quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if source.quoted else csv.QUOTE_NONE
@@ -223,13 +224,28 @@ def _read_head(path: Path, source: Source) -> str:
         return str(stream.read(_HEADER_BYTES).decode(source.encoding, errors="replace").removeprefix("\ufeff").lstrip("\r\n"))
 
 
+def _parquet_fields(path: Path) -> dict[str, tuple[list[str], pa.DataType]]:
+    """(way to it, type) of each column, and of each field of a struct: `user.id` is the field `id` of `user`, unless a column is spelt so."""
+    fields = [([field.name], field.type) for field in pyarrow.parquet.read_schema(path)]
+    for way, kind in fields:  # grows while it is read
+        fields += [([*way, inner.name], inner.type) for inner in kind] if pa.types.is_struct(kind) else []
+    found: dict[str, tuple[list[str], pa.DataType]] = {}
+    for way, kind in fields:
+        found.setdefault(".".join(way), (way, kind))
+    return found
+
+
 def _parquet_batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Chunks of at most 65,536 rows or about 8 MiB. Pages are read as they are needed: a row group may be the whole file."""
+    fields = _parquet_fields(path)
     with pyarrow.parquet.ParquetFile(path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False) as file:
         columns = columns or file.schema_arrow.names[:1]
+        ways = [fields[name][0] for name in columns]
         row_bytes = file.metadata.row_group(0).total_byte_size // max(1, file.metadata.row_group(0).num_rows) if file.num_row_groups else 0
         rows = min(CHUNK_ROWS, max(256, _BLOCK_BYTES // max(1, row_bytes)))
-        yield from file.iter_batches(rows, columns=columns, use_threads=False)
+        for batch in file.iter_batches(rows, columns=columns, use_threads=False):
+            found = [(batch.column(first), inner) for first, *inner in ways]
+            yield pa.RecordBatch.from_arrays([pc.struct_field(cells, inner) if inner else cells for cells, inner in found], columns)
 
 
 def _csv_batches(path: Path, source: Source, columns: list[str], skipped: list[int], rejections: Rejections) -> Iterator[pa.RecordBatch]:

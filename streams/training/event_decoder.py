@@ -6,7 +6,7 @@ is called for each bad one (refused_impressions.py).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from infra.kafka.reader import SourceRecord
@@ -37,7 +37,7 @@ class EventDecoder:
     """Decodes for one index. `read` counts records, `skipped` records and updates that were refused, by topic."""
 
     def __init__(self, shards: int, user_partitions: int, kind: IdKind, refuse: Refuse | None = None) -> None:
-        self._kind, self._refuse = kind, refuse
+        self._counts, self._kind, self._refuse = (shards, user_partitions), kind, refuse
         self._partitions = {ITEM_FEATURES: shards, NEW_ITEMS: shards, USER_BEHAVIOURS: user_partitions}
         self._of_topic: Mapping[str, Callable[[SourceRecord], list[Any]]] = {
             ITEM_FEATURES: lambda r: self._updates(r, ItemFeaturesRecord, ItemFeaturesUpdate, lambda u: u.item_id),
@@ -56,6 +56,16 @@ class EventDecoder:
                 "id_kind_differs",
                 f"the model has {model} ids, the log would be read as of {self._kind} ids; set AIF_INDEX__ID_KIND={model} if the topics have such ids "
                 "(for a snapshot, when it is exported), else take a model that was made for them",
+            )
+
+    def check_ids(self, topic: str, records: Sequence[SourceRecord]) -> None:
+        """Raises Misconfigured (`id_kind_differs`) where it reads none of some records, and a decoder of the other kind of ids reads some."""
+        other = next(kind for kind in IdKind if kind is not self._kind)
+        read = {kind: EventDecoder(*self._counts, kind).decode(topic, records) for kind in (self._kind, other)}
+        if read[other] and not read[self._kind]:
+            raise Misconfigured(
+                "id_kind_differs",
+                f"{topic} has {other} ids and would be read as of {self._kind} ids: AIF_INDEX__ID_KIND={other} for every process of this index",
             )
 
     def decode(self, topic: str, records: Iterable[SourceRecord]) -> list[Any]:

@@ -35,11 +35,12 @@ SCHEMA = pa.schema(
     [("partition", pa.int32()), ("offset", pa.int64()), ("timestamp_ms", pa.int64()), ("key", pa.binary()), ("value", pa.binary())]
 )
 _GROUP_RECORDS, _GROUP_BYTES = 8_192, 32 << 20
+_LOOKED_AT = 64  # records of each topic of which ids are looked at
 _COMPACTED = frozenset(topic.name for topic in TOPICS if topic.compacted)
 
 
 def write_snapshot(directory: Path, log: TopicEvents, wanted: LogRange, progress: Callable[[str, int], None] = lambda *_: None) -> None:
-    """Writes the snapshot, completely or not at all. Raises Misconfigured (`snapshot_exists`), Incompatible (`offset_gone`)."""
+    """Writes the snapshot, completely or not at all. Raises Misconfigured (`snapshot_exists`, `id_kind_differs`), Incompatible (`offset_gone`)."""
     if directory.exists():
         raise Misconfigured("snapshot_exists", f"{directory} is there already; a snapshot never changes: name another folder")
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -57,6 +58,8 @@ def _write_topic(path: Path, log: TopicEvents, topic: str, wanted: LogRange, pro
     written = 0
     with pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=False) as writer:
         for group in _groups(_records(log, topic, wanted)):
+            if not written:
+                log.decoder.check_ids(topic, group[:_LOOKED_AT])
             columns = {name: [getattr(record, name) for record in group] for name in SCHEMA.names}
             writer.write_table(pa.table(columns, SCHEMA), row_group_size=_GROUP_RECORDS)
             written += len(group)

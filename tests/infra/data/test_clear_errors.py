@@ -133,5 +133,7 @@ def test_what_can_be_imported_but_looks_wrong_is_said(tmp_path: Path, before: st
 @pytest.mark.parametrize("cells", [[{"n": 1}], [[{"n": "a"}, {"n": "b"}]], [[[1.5], [2.5]]]])
 def test_structs_and_lists_of_lists_are_no_categories(cells: list[object]) -> None:
     source = FeatureSource(name="facts", columns=("facts",))
-    with pytest.raises(Misconfigured, match=r"'facts': column 'facts' holds (struct|list)<.*as columns of their own"):
+    with pytest.raises(
+        Misconfigured, match=r"'facts': column 'facts' holds (struct|list)<.*name a field of a struct, like 'facts.NAME'; .* as columns"
+    ):
         infer_feature(source, Scope.ITEM, [pa.chunked_array([cells])])

@@ -75,6 +75,20 @@ def test_what_lies_deeper_in_a_line_of_json_is_named_by_its_path(tmp_path: Path)
         _load(tmp_path, Items(file="t.jsonl", id=Column(columns=("a.b.d",))))
 
 
+def test_a_field_of_a_struct_in_parquet_is_named_by_its_path(tmp_path: Path) -> None:
+    deep = [{"b": {"c": "x", "n": 1}}, {"b": None}, None]
+    pq.write_table(pa.table({"who.id": [7, 8, 9], "who": [{"id": 1}, {"id": 2}, None], "a": deep}), tmp_path / "t.parquet")
+
+    def load(name: str, **more: object) -> dict[str, list[object]]:
+        features = {"name": FeatureSource(columns=(name,))}
+        return _cells(_load(tmp_path, Items(file="t.parquet", id=Column(columns=("who.id",)), features=features, **more)))  # type: ignore[arg-type]
+
+    assert load("a.b.c") == {"who.id": [7, 8, 9], "a.b.c": ["x", None, None]}
+    assert load("a.b.c", where="a.b.n != 1") == {"who.id": [8, 9], "a.b.c": [None, None], "a.b.n": [None, None]}
+    with pytest.raises(Misconfigured, match=r"t.parquet has no column 'a.b.d'; did you mean 'a.b"):
+        load("a.b.d")
+
+
 def test_a_file_without_a_header_whose_cells_end_in_two_characters_reads_the_same(tmp_path: Path) -> None:
     text = '1::2::The "Best" One\n2::x\n3:::::é: the end:\n'
     (tmp_path / "t.dat.gz").write_bytes(gzip.compress(text.encode("latin-1")))

@@ -59,6 +59,16 @@ def test_the_same_offsets_give_the_same_bytes_whatever_was_published_since(
     assert SnapshotEvents(tmp_path / "c").read(first.ends()).impressions == first.read(first.ends()).impressions
 
 
+@pytest.mark.parametrize("kind", list(IdKind), ids=str)
+def test_topics_of_the_other_kind_of_ids_are_not_written(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, kind: IdKind) -> None:
+    other = next(k for k in IdKind if k is not kind)
+    log = open_log(bootstrap_servers, topic_prefix, kind)
+    publish_shop(bootstrap_servers, topic_prefix, other)
+    with pytest.raises(Misconfigured, match=f"id_kind_differs: item-features has {other} ids .* AIF_INDEX__ID_KIND={other}"):
+        write_snapshot(tmp_path / "a", log, log.range_now())
+    assert not (tmp_path / "a").exists()
+
+
 def test_of_the_compacted_topic_only_the_last_record_of_each_user_is_taken(
     bootstrap_servers: str, topic_prefix: str, tmp_path: Path
 ) -> None:

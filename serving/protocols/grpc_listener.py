@@ -35,7 +35,8 @@ _LOST_MAX = 1_000  # some 30 KB each
 _KEEPALIVE_MS = 30_000  # between two looks at whether a connection still reads
 _CALLS_MAX = 4_096  # open at once, most of which have sent nothing yet; one more gets the library's answer
 _HEALTH = f"/{health.SERVICE_NAME}/"
-_LIBRARY_LOGGER, _NOT_SENT = "grpc._cython.cygrpc", "ExecuteBatchError raised in core"
+_LIBRARY_LOGGER = "grpc._cython.cygrpc"
+_ANYBODYS_LINES = ("ExecuteBatchError raised in core", "Invalid encoding on ")  # an answer that nobody took; a header that is no UTF-8
 _OPTIONS = (
     ("grpc.max_receive_message_length", BODY_BYTES_MAX),
     ("grpc.max_send_message_length", BODY_BYTES_MAX),
@@ -137,8 +138,8 @@ class GrpcListener:
 
 
 def is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a line of the library is logged. It writes a stack trace at level error for each answer whose client went away, as many as clients like."""
-    return not record.getMessage().startswith(_NOT_SENT)
+    """Whether a line of the library is logged. It writes a stack trace at level error for each of these faults of clients, as many as clients like."""
+    return not record.getMessage().startswith(_ANYBODYS_LINES)
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):

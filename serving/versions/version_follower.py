@@ -36,6 +36,7 @@ from schemas.index.lifecycle import SERVABLE
 from schemas.index.manifest import Manifest, checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
+from schemas.token import VersionToken
 from schemas.topics import INDEX_DELTAS
 from schemas.users import BehaviourEvent
 from serving.engine.loop import Engine
@@ -94,6 +95,7 @@ class VersionFollower:
         self.counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0}
         self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
         self._retry = (0.0, PAUSE_S_MIN, -1)  # (not before this time, the last pause, the log's length then)
+        self._waiting: VersionToken | None = None  # could be loaded, and waits for a slot
         self.before_flip: Callable[[int], None] = lambda version: None  # called with the version that is about to go live; must not raise
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
@@ -234,8 +236,10 @@ class VersionFollower:
         """Loads a version and flips to it, if it is still the wanted one or is served `instead` of it."""
         manifest = read_manifest(self._store, wanted)
         positions = {seal.shard: seal.delta_position for seal in manifest.seals}
-        self._check_positions(positions)
+        if self._waiting != wanted.token:  # the broker is asked once, and not at every poll until a slot is free
+            self._check_positions(positions)
         slot = self._free_slot(wanted.version)
+        self._waiting = wanted.token if slot is None else None
         if slot is None:
             return
         started_s = time.monotonic()

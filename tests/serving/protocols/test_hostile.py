@@ -206,6 +206,7 @@ HEAD = (
 @example(b"POST /v1/user HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")
 @example(b"GET /v2 HTTP/1.1\r\nhost: a\r\nauthorization: \xff\xfe\r\n\r\n")
 @example(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+@example(b"\x16\x03\x01\x00\xa5\x01\x00" * 40 + b"\r\n\r\n")
 def test_a_damaged_request_is_answered_or_its_connection_closed(front: Front, sent: bytes) -> None:
     answer = exchange(front, sent, half_close=True)
     assert answer == b"" or (answer.startswith(b"HTTP/1.") and b" 500 " not in answer.partition(b"\r\n")[0]), answer

@@ -151,13 +151,6 @@ def test_a_deadline_header_that_is_no_number_of_milliseconds_is_refused(front: F
     assert (answer.status_code, answer.json()["code"]) == (400, "bad_deadline")
 
 
-def test_bytes_that_are_not_http_leave_the_server_up(front: Front) -> None:
-    with connect(front.http) as raw:
-        raw.sendall(b"\x16\x03\x01\x00\xa5\x01\x00" * 40 + b"\r\n\r\n")
-        raw.recv(1024)
-    assert get(front.url + "/v2/health/live").status_code == 200
-
-
 def test_past_the_deadline_the_answer_is_504() -> None:
     with open_front(FakeEngine(stuck=True)) as front:
         answer = post(front.url + PRERANK, content=body(deadline_ms=30))

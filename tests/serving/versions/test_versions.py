@@ -183,6 +183,23 @@ def test_a_third_version_reuses_the_former_slot_and_a_new_revision_is_not_loaded
     assert d.follower.counters["loads"] == 3 and str(d.engine.status().current).startswith("3.0-")
 
 
+def test_a_version_that_waits_for_a_slot_asks_the_broker_once_and_not_at_every_poll(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d, asked, check = deployment, list[Any](), version_follower.check_positions
+    monkeypatch.setattr(version_follower, "check_positions", lambda *of: asked.append(of) or check(*of))
+    for number in (1, 2, 3):
+        d.follower._grace_s = 60.0 if number == 3 else 0.0
+        d.publish(number, make_version(SPECS["full"], ITEMS, seed=number))
+        asked.clear()
+        for _ in range(3):
+            d.follower.step()
+        assert (d.live, len(asked)) == ((number, 2) if number < 3 else (2, 1)), "before a load and after it"
+    d.follower._grace_s = 0.0
+    d.follower.step()
+    assert (d.live, len(asked)) == (3, 2)
+
+
 def test_a_slot_from_before_a_freeze_is_never_continued_not_even_after_a_further_revision(deployment: Deployment) -> None:
     d, stale = deployment, deployment.version
     fresh = with_bids(stale, [3], 90.0)  # changed while nobody wrote changes for the version

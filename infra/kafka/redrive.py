@@ -13,7 +13,8 @@ Invariants:
   that came in a wrong one.
 - An identity is sent once. Before the first record a run makes `audit/redrive/<n>/begin`, by exclusive create and with the number after the last run that
   it has read, so of two runs that planned at the same time one is refused. `begin` holds the ends of the target topic; `end` names what was sent. What a
-  run without an end has sent is found in the target topic, from those ends on, by header.
+  run without an end has sent is found in the target topic, from those ends on, by header. One that was taken over and had not died says so, and leaves
+  `late` in place of `end`.
 - Letters are read one by one. Kept are their identities, and of a redrive the letters that it sends.
 """
 
@@ -44,7 +45,7 @@ from infra.kafka.dead_letters import (
 )
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord, read_topic
-from schemas.errors import Corrupted, RejectedInput, Unavailable
+from schemas.errors import Corrupted, Incompatible, RejectedInput, Unavailable
 from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
 
 AUDIT = "audit/redrive/"
@@ -191,18 +192,16 @@ class Sent:
 
 def read_redriven(store: IndexStore) -> tuple[set[Identity], list[str]]:
     """What the runs that ended have sent, of all topics, and the `begin` of each run without an end. Raises Corrupted (`bad_audit`)."""
-    begins = _list_begins(store)
-    ended = {begin for begin in begins if store.exists(_end_of(begin))}
-    sent = {identity for begin in ended for identity in _read_audit(store, _end_of(begin), "sent")["sent"]}
-    return sent, [begin for begin in begins if begin not in ended]
+    runs = _list_runs(store)
+    sent = {identity for ends in runs.values() for end in ends for identity in _read_audit(store, end, "sent")["sent"]}
+    return sent, [begin for begin, ends in runs.items() if not ends]
 
 
-def _list_begins(store: IndexStore) -> list[str]:
-    return [path for path in store.list(AUDIT) if path.endswith("/begin")]
-
-
-def _end_of(begin: str) -> str:
-    return begin.removesuffix("begin") + "end"
+def _list_runs(store: IndexStore) -> dict[str, list[str]]:
+    """The `begin` of each run, with the files that say what it sent: none while it runs, two if it was taken over and had not died."""
+    paths = dict.fromkeys(store.list(AUDIT))
+    folders = [path.removesuffix("begin") for path in paths if path.endswith("/begin")]
+    return {f"{folder}begin": [end for name in ("end", "late") if (end := folder + name) in paths] for folder in folders}
 
 
 def read_sent(store: IndexStore, bootstrap: str, prefix: str, topic: str, take_over: bool) -> Sent:
@@ -211,24 +210,25 @@ def read_sent(store: IndexStore, bootstrap: str, prefix: str, topic: str, take_o
     Raises Unavailable (`redrive_running`) when there is such a run and `take_over` does not say that it is dead, Corrupted (`bad_audit`).
     """
     sent: set[Identity] = set()
-    begins = _list_begins(store)
-    for begin in begins:
+    runs = _list_runs(store)
+    for begin, ends in runs.items():
         run = _read_audit(store, begin, "topic", "ends", "by")
         if run["topic"] != topic:
             continue
-        end = _end_of(begin)
-        if store.exists(end):
+        for end in ends:
             sent.update(_read_audit(store, end, "sent")["sent"])
-        elif take_over:
-            found = _find_sent(bootstrap, prefix, topic, {int(p): offset for p, offset in run["ends"].items()})
-            store.put_exclusive(end, _json({"sent": sorted(found), "taken_over_by": _user()}))
+        if ends:
+            continue
+        if take_over:
+            found = _find_sent(bootstrap, prefix, topic, {int(p): offset for p, offset in run["ends"].items()}, begin)
+            store.put_exclusive(begin.removesuffix("begin") + "end", _json({"sent": sorted(found), "taken_over_by": _user()}))
             sent |= found
         else:
             raise Unavailable(
                 "redrive_running",
                 f"{begin} by {run['by']} has no end: that redrive still runs, or it died; wait for it, or say --take-over if it is dead",
             )
-    numbers = [int(name) for begin in begins if (name := begin.removeprefix(AUDIT).partition("/")[0]).isdigit()]
+    numbers = [int(name) for begin in runs if (name := begin.removeprefix(AUDIT).partition("/")[0]).isdigit()]
     return Sent(sent, 1 + max(numbers, default=-1))
 
 
@@ -245,10 +245,19 @@ def _read_audit(store: IndexStore, path: str, *names: str) -> Mapping[str, Any]:
         ) from error
 
 
-def _find_sent(bootstrap: str, prefix: str, topic: str, ends: Mapping[int, int]) -> set[Identity]:
-    """What a dead run had sent: the records after its begin that say so."""
-    records = read_topic(bootstrap, topic, start=ends, prefix=prefix)
-    return {value.decode() for record in records for name, value in record.headers if name == FROM_HEADER and value}
+def _find_sent(bootstrap: str, prefix: str, topic: str, ends: Mapping[int, int], begin: str) -> set[Identity]:
+    """What a dead run had sent: the records after its begin that say so. Raises Incompatible (`redrive_unknown`) if retention removed some of them."""
+    try:
+        records = read_topic(bootstrap, topic, start=ends, prefix=prefix)
+        return {value.decode() for record in records for name, value in record.headers if name == FROM_HEADER and value}
+    except Incompatible as error:
+        if error.code != "offset_gone":
+            raise
+        raise Incompatible(
+            "redrive_unknown",
+            f"{begin} has no end, and {prefix}{topic} no longer holds all that came after it, so what that redrive sent is not known; remove its folder from "
+            "the index store if its updates may be sent again",
+        ) from error
 
 
 def _begin(store: IndexStore, number: int, fields: Mapping[str, Any]) -> str:
@@ -290,7 +299,8 @@ def run_redrive(
     """Sends `records` at `per_s` updates a second and writes the audit. `before`: the `read_sent` with which they were planned. Returns the audit's folder.
 
     The audit gets its `end` only if every record that was handed to the producer is known to be in the topic, because one that was given up may be there
-    too. Raises Unavailable: `redrive_running` before anything is sent, `not_delivered` where not all of it is known to have arrived.
+    too. Raises Unavailable: `redrive_running` before anything is sent, `not_delivered` where not all of it is known to have arrived. Raises Incompatible
+    (`redrive_taken_over`) where another run took this one for dead.
     """
     ends = end_offsets(bootstrap, prefix + topic)
     about = {"topic": topic, "filter": asdict(chosen), "records": len(records), "per_s": per_s}
@@ -301,7 +311,7 @@ def run_redrive(
     )
     sent: list[Identity] = []
     failed: list[str] = []
-    handed_over = 0
+    handed_over, alone = 0, True
     producer = open_producer(bootstrap, _FLUSH_S_MAX)
     try:
         for record, _ in zip(records, _paced(per_s), strict=False):
@@ -310,12 +320,19 @@ def run_redrive(
     finally:
         producer.flush(_FLUSH_S_MAX)
         if len(sent) == handed_over:
-            store.put_exclusive(f"{folder}end", _json({"sent": sorted(sent), "at_ms": SystemClock().now_ms()}))
+            end = _json({"sent": sorted(sent), "at_ms": SystemClock().now_ms()})
+            alone = store.put_exclusive(f"{folder}end", end) or not store.put_exclusive(f"{folder}late", end)
     if len(sent) < len(records):
         why = failed[0] if failed else f"no answer from {bootstrap} within {_FLUSH_S_MAX:g} s"
         raise Unavailable(
             "not_delivered",
             f"{len(records) - len(sent)} of {len(records)} may not have arrived ({why}); run it again with --take-over, which finds what did",
+        )
+    if not alone:
+        raise Incompatible(
+            "redrive_taken_over",
+            f"while this redrive sent {len(sent)} updates, another took it for dead and went on, so some may have been sent twice; {folder}late names "
+            "those of this one: compare it with what later runs sent",
         )
     return folder
 

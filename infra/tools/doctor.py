@@ -37,6 +37,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only looked at
 _SHARED_BYTES_WARN = 1 << 30
 _ASK_S_MAX = 5.0
 _NAMES_SHOWN = 5
+_NEW_INDEX = "(another index store and data directory), and publish the catalogue and a checkpoint again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,9 @@ def check_topics(settings: InfraSettings) -> Finding:
     found = fetch_topics(settings.bootstrap_servers(), prefix, deadline_s=_ASK_S_MAX)
     if (index := ControlLog(open_index_store(settings.index.store)).refresh().init) is not None:
         check_topic_ids(index.topic_ids, {name: topic.topic_id for name, topic in found.items()}, prefix)
+        if gone := [f"{prefix}{name}" for name in index.topic_ids if name not in found]:
+            step = "see that broker and prefix are those of the index; a topic that was deleted is another one when it is made again: begin a new index "
+            return Finding("topics", FAIL, f"the index has offsets in topics that are not there: {', '.join(gone)}", f"{step}{_NEW_INDEX}")
     changes = plan_topics(found, settings.index.shards, settings.index.user_partitions)
     if not changes:
         return Finding("topics", OK, f"{len(found)} topics under {prefix!r} are as wanted")

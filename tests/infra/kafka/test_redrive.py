@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from infra.cli import build_app
 from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import GROW, apply_topics
+from infra.kafka import redrive
+from infra.kafka.admin import GROW, apply_topics, end_offsets
 from infra.kafka.dead_letters import DeadLetterSource, attempt_of, encode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.kafka.redrive import AUDIT, DeadLetter, Filter, encode_redriven, plan_redrive, read_dead_letters, read_sent, run_redrive
-from schemas.errors import AifError, Corrupted, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.events import Rejection
 from schemas.ids import IdKind, partition_of
 from schemas.index.control import Init
@@ -127,6 +129,35 @@ def test_what_a_dead_redrive_had_sent_is_found_in_the_topic(
     left = run("redrive", "item-features", "--take-over", "--dry-run")["would_send"]
     assert [row["code"] for row in left] == ["wrong_partition", "bad_update"]
     assert [r.value for r in resent(bootstrap_servers, prefix)] == [GARBAGE.value]
+
+
+def test_a_redrive_that_was_taken_for_dead_and_was_not_says_so_and_what_it_sent_is_not_sent_once_more(
+    prefix: str, bootstrap_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, send = open_index_store(str(tmp_path / "store")), redrive._send
+
+    def send_after_another(*arguments: Any) -> None:
+        monkeypatch.setattr(redrive, "_send", send)
+        read_sent(store, bootstrap_servers, prefix, "item-features", take_over=True)
+        send(*arguments)
+
+    monkeypatch.setattr(redrive, "_send", send_after_another)
+    with pytest.raises(Incompatible, match=f"redrive_taken_over: while this redrive sent 3 updates.*{AUDIT}000000000/late"):
+        run("redrive", "item-features", "--rate", "1000")
+    assert run("redrive", "item-features")["would_send"] == [] and run("list", "item-features", "--left")["dead_letters"] == []
+
+
+def test_a_dead_redrive_whose_records_retention_removed_is_named_and_nothing_is_sent(
+    prefix: str, bootstrap_servers: str, tmp_path: Path
+) -> None:
+    run("redrive", "item-features", "--rate", "1000")
+    (tmp_path / "store" / AUDIT / "000000000" / "end").unlink()
+    ends = [TopicPartition(f"{prefix}item-features", p, end) for p, end in end_offsets(bootstrap_servers, f"{prefix}item-features").items()]
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.delete_records(ends).values():
+        future.result(30)
+    with pytest.raises(Incompatible, match=f"redrive_unknown: {AUDIT}000000000/begin .* remove its folder"):
+        run("redrive", "item-features", "--take-over")
 
 
 @pytest.mark.parametrize("damaged", [b'{"topic": "item-fe', b'{"tapic": "item-features"}', b"[]"])

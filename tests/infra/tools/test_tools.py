@@ -19,7 +19,7 @@ from infra.clock import SystemClock
 from infra.files import sha256_of_file
 from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import apply_topics
+from infra.kafka.admin import apply_topics, topic_ids
 from infra.kafka.publisher import Publisher
 from infra.settings import InfraSettings
 from infra.tools import doctor, inspect, unknown_features
@@ -33,6 +33,7 @@ from schemas.index.manifest import checkpoint_path
 from schemas.index.snapshot import ShardSnapshot, encode_snapshot
 from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
+from tests.infra.kafka.deleted_topics import delete_topics
 from tests.schemas.catalogue import small_schema
 
 
@@ -218,6 +219,17 @@ def test_the_doctor_names_a_topic_that_was_grown_or_made_again(prefix: str, boot
     ensure_init(ControlLog(open_index_store(str(tmp_path / "store"))), init, 0, "test")
     found = {one.check: one for one in doctor.examine(InfraSettings())}
     assert found["topics"].state == "fail" and "expected the one before: it was deleted and made again" in found["topics"].found
+
+
+def test_the_doctor_names_a_topic_of_the_index_that_is_gone_and_does_not_have_it_made_again(
+    prefix: str, bootstrap_servers: str, tmp_path: Path
+) -> None:
+    apply_topics(bootstrap_servers, prefix, 2, 1)
+    log, known = ControlLog(open_index_store(str(tmp_path / "store"))), topic_ids(bootstrap_servers, prefix)
+    ensure_init(log, Init(2, 1, IdKind.INT64, {}, {"model-checkpoints": known["model-checkpoints"]}), 0, "test")
+    delete_topics(bootstrap_servers, [f"{prefix}model-checkpoints"])
+    found = doctor.check_topics(InfraSettings())
+    assert found.state == "fail" and f"{prefix}model-checkpoints" in found.found and "begin a new index" in found.next_step
 
 
 def test_a_failed_check_is_exit_code_1_and_the_others_are_made_all_the_same(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

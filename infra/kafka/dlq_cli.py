@@ -66,7 +66,7 @@ def list_letters(
     chosen = _filter(disposition, code, partition, since_s, contains)
     topics, sent = _topics() if topic is None else [_known(topic)], _redriven(settings)
     letters = (letter for name in topics for letter in read_dead_letters(*where, name) if chosen.takes(letter))
-    rows = (_row(letter, sent) for letter in letters if not (left and letter.identity in sent))
+    rows = (_row(letter, sent) for letter in letters if not (left and letter.was_sent(sent)))
     if topic is None:
         print_table("counts" if as_json else "dead_letters", _count(rows), as_json)
     else:
@@ -81,14 +81,17 @@ def show_letter(
     as_json: AsJson = False,
 ) -> None:
     """One dead letter: the reason, the headers, the record."""
+    from collections import deque
+
     from infra.kafka.redrive import read_dead_letters
     from schemas.errors import Incompatible
 
-    settings, identity = read_settings(), f"{topic}/{partition}/{offset}/{index}"
+    settings, place = read_settings(), f"{topic}/{partition}/{offset}/{index}"
     letters = read_dead_letters(settings.bootstrap_servers(), settings.kafka.topic_prefix, _known(topic))
-    found = next((letter for letter in letters if letter.identity == identity), None)
-    if found is None:
-        raise Incompatible("no_such_dead_letter", f"{identity} is not in dlq.{topic}; `aif dlq list {topic}` shows what is")
+    newest = deque((letter for letter in letters if letter.place == place), maxlen=1)  # of several where the topic was made again
+    if not newest:
+        raise Incompatible("no_such_dead_letter", f"{place} is not in dlq.{topic}; `aif dlq list {topic}` shows what is")
+    found = newest[0]
     value = found.record.value
     record = {
         "key": None if found.record.key is None else found.record.key.decode(errors="replace"),
@@ -189,7 +192,7 @@ def _row(letter: "DeadLetter", sent: AbstractSet[str]) -> dict[str, Any]:
         "disposition": source.disposition,
         "code": source.code,
         "attempt": attempt_of(letter.record.headers),
-        "redriven": letter.identity in sent,
+        "redriven": letter.was_sent(sent),
         "rejected_at_ms": letter.record.timestamp_ms,
         "reason": source.reason,
     }

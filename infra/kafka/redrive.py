@@ -1,6 +1,7 @@
 """Sending rejected updates once more: which, at what rate, never twice.
 
-    read_dead_letters   the letters of a dead-letter topic, one for each identity (source topic, partition, offset, index in the record)
+    read_dead_letters   the letters of a dead-letter topic, one for each identity (source topic, partition, offset, index in the record,
+                        checksum of the record)
     read_redriven       what the runs that ended have sent, for whoever only looks
     read_sent           what earlier runs have sent, from the audit in the index store; a dead run's is looked for
     plan_redrive        pure: the letters that a filter takes, without those sent before, at most so many
@@ -23,6 +24,7 @@ import itertools
 import json
 import os
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
@@ -54,7 +56,7 @@ _FLUSH_S_MAX = 60.0
 _POLL_S = 0.05
 # Codes of records whose updates were not judged alone.
 _WHOLE_RECORD = frozenset({"not_json", "record_too_large", "empty_record", "bad_record"})
-Identity = str  # "topic/partition/offset/index"
+Identity = str  # "topic/partition/offset/index/checksum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,19 @@ class DeadLetter:
     record: SourceRecord
 
     @property
-    def identity(self) -> Identity:
-        """The source position: the same update rejected twice has the same."""
+    def place(self) -> str:
+        """The source position."""
         s = self.source
         return f"{s.topic}/{s.partition}/{s.offset}/{s.index}"
+
+    @property
+    def identity(self) -> Identity:
+        """The source position and a checksum of the record, because the same place is another record after a topic was made again."""
+        return f"{self.place}/{zlib.crc32(self.record.value or b''):08x}"
+
+    def was_sent(self, sent: AbstractSet[Identity]) -> bool:
+        """Whether it is one of these. Audits of before there were checksums name places."""
+        return self.identity in sent or self.place in sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +140,7 @@ def plan_redrive(
     letters: Iterable[DeadLetter], topic: str, chosen: Filter, sent: AbstractSet[Identity], records_max: int
 ) -> list[DeadLetter]:
     """The letters of `topic` that pass the filter and were not sent before, the oldest first, at most `records_max`."""
-    fitting = (letter for letter in letters if letter.source.topic == topic and letter.identity not in sent and chosen.takes(letter))
+    fitting = (letter for letter in letters if letter.source.topic == topic and not letter.was_sent(sent) and chosen.takes(letter))
     return list(itertools.islice(fitting, records_max))
 
 

@@ -1,8 +1,10 @@
 """`aif dlq`: rejected updates shown, filtered, and sent again: each alone, once, to where it belongs, with an audit."""
 
+import dataclasses
 import functools
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from tests.infra.aif_command import run_aif
 
 UPDATES = [{"item_id": i, "version": 7, "features": {"price": i}} for i in range(4)]
 RECORD = SourceRecord("item-features", 1, 5, b"", json.dumps({"schema": 1, "updates": UPDATES}).encode(), (("ce_id", b"x"),), 1_000)
+CHECKSUM = f"{zlib.crc32(RECORD.value or b''):08x}"
 GARBAGE = SourceRecord("item-features", 0, 9, b"k", b"\xff" * 1_100_000, (), 1_000)  # more than a producer takes that is not told to
 
 
@@ -80,7 +83,7 @@ def test_a_redrive_sends_each_update_alone_to_its_partition_and_never_twice(pref
     (first,) = resent(bootstrap_servers, prefix)
     assert json.loads(first.value or b"") == {"schema": 1, "updates": [UPDATES[1]]}
     assert (first.partition, first.key) == (partition_of(1, 2), b"1")
-    assert dict(first.headers) == {"ce_id": b"x", "aif.redriven_from": b"item-features/1/5/1", "aif.attempt": b"2"}
+    assert dict(first.headers) == {"ce_id": b"x", "aif.redriven_from": f"item-features/1/5/1/{CHECKSUM}".encode(), "aif.attempt": b"2"}
     done = run("redrive", "item-features", "--disposition", "schema", "--rate", "1000")
     assert (done["sent"], done["skipped_sent_before"]) == (1, 1)
     assert run("redrive", "item-features", "--disposition", "schema")["would_send"] == []
@@ -96,7 +99,7 @@ def test_a_redrive_sends_each_update_alone_to_its_partition_and_never_twice(pref
     assert [c["code"] for c in run("list", "--left")["counts"]] == ["not_json"]
     assert run("show", "item-features", "1", "5", "3")["redriven"]
     store = open_index_store(str(tmp_path / "store"))
-    assert json.loads(store.get(f"{done['audit']}end"))["sent"] == ["item-features/1/5/3"]
+    assert json.loads(store.get(f"{done['audit']}end"))["sent"] == [f"item-features/1/5/3/{CHECKSUM}"]
     before = read_sent(store, bootstrap_servers, prefix, "item-features", False)
     run("redrive", "item-features", "--rate", "1000")
     with pytest.raises(Unavailable, match="redrive_running: another redrive began"):  # of one that was planned before the last
@@ -129,6 +132,23 @@ def test_what_a_dead_redrive_had_sent_is_found_in_the_topic(
     left = run("redrive", "item-features", "--take-over", "--dry-run")["would_send"]
     assert [row["code"] for row in left] == ["wrong_partition", "bad_update"]
     assert [r.value for r in resent(bootstrap_servers, prefix)] == [GARBAGE.value]
+
+
+def test_another_record_at_the_same_place_of_a_topic_that_was_made_again_is_a_letter_of_its_own(
+    prefix: str, bootstrap_servers: str
+) -> None:
+    run("redrive", "item-features", "--code", "bad_update", "--rate", "1000")
+    update = {"item_id": 3, "version": 9, "features": {"price": 9}}
+    again = dataclasses.replace(RECORD, value=json.dumps({"schema": 1, "updates": [{}, {}, {}, update]}).encode())
+    key, value, headers = encode_dead_letter(again, Rejection(3, "bad_update", "again", "schema"))
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    producer.produce(f"{prefix}dlq.item-features", value, key, headers=headers)
+    assert producer.flush(30) == 0
+    listed = run("list", "item-features", "--code", "bad_update")["dead_letters"]
+    assert [(row["reason"], row["redriven"]) for row in listed] == [("because bad_update", True), ("again", False)]
+    assert run("show", "item-features", "1", "5", "3")["reason"] == "again"
+    assert run("redrive", "item-features", "--code", "bad_update", "--rate", "1000")["sent"] == 1
+    assert [json.loads(r.value or b"")["updates"] for r in resent(bootstrap_servers, prefix) if r.value][-1:] == [[update]]
 
 
 def test_a_redrive_that_was_taken_for_dead_and_was_not_says_so_and_what_it_sent_is_not_sent_once_more(
@@ -227,7 +247,7 @@ def test_the_plan_takes_the_oldest_and_no_foreign_record() -> None:
     source = encode_dead_letter(RECORD, Rejection(0, "x", "y", "schema"))
     letters = [DeadLetter(_source(offset), SourceRecord("dlq", 0, offset, *source[:2])) for offset in range(5)]
     letters.append(DeadLetter(_source(9, topic="dlq.item-features"), letters[0].record))
-    planned = plan_redrive(letters, "item-features", Filter(), {"item-features/1/0/0"}, 3)
+    planned = plan_redrive(letters, "item-features", Filter(), {"item-features/1/0/0"}, 3)  # by an audit of before there were checksums
     assert [letter.source.offset for letter in planned] == [1, 2, 3]
 
 

@@ -47,10 +47,13 @@ def write_snapshot(directory: Path, log: TopicEvents, wanted: LogRange, progress
     staged = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir()
-    topics = {t: _write_topic(staged / f"{t}.parquet", log, t, wanted, partial(progress, t)) for t in TRAINING_TOPICS}
-    (staged / MANIFEST).write_text(json.dumps({"format": FORMAT, **log.identity, "topics": topics}, sort_keys=True, indent=1) + "\n")
-    fsync_folder(staged)
-    staged.replace(directory)
+    try:
+        topics = {t: _write_topic(staged / f"{t}.parquet", log, t, wanted, partial(progress, t)) for t in TRAINING_TOPICS}
+        (staged / MANIFEST).write_text(json.dumps({"format": FORMAT, **log.identity, "topics": topics}, sort_keys=True, indent=1) + "\n")
+        fsync_folder(staged)
+        staged.replace(directory)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
     fsync_folder(directory.parent)
 
 

@@ -7,6 +7,8 @@ ever (following/). Reading stops at the end offsets that were read at the start,
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
+from threading import Event
 from typing import Any
 
 from infra.kafka.admin import end_offsets, start_offsets
@@ -95,14 +97,20 @@ class TopicEvents:
 
     def read(self, until: Offsets) -> Events:
         """All five topics side by side, up to given ends. Raises Incompatible (`offset_gone`)."""
+        given_up = Event()
         with ThreadPoolExecutor(len(TRAINING_TOPICS)) as pool:
-            found = {topic: pool.submit(self._read, topic, until) for topic in TRAINING_TOPICS}
-            return Events(*(events.result() for events in found.values()))
+            found = {topic: pool.submit(self._read, topic, until, given_up) for topic in TRAINING_TOPICS}
+            try:
+                return Events(*(events.result() for events in found.values()))
+            except BaseException:  # Ctrl-C, too: the pool waits for its threads, and what they would read is of no use now
+                given_up.set()
+                raise
 
-    def _read(self, topic: str, until: Offsets) -> list[Any]:
+    def _read(self, topic: str, until: Offsets, given_up: Event) -> list[Any]:
         """One partition after the other, each in log order: how the broker interleaves them must not change what is learnt."""
         records = read_topic(self.bootstrap, topic, end=partitions_of(until, topic), prefix=self.prefix)
-        return self.decoder.decode(topic, in_log_order(records))
+        ordered = in_log_order(takewhile(lambda _: not given_up.is_set(), records))
+        return self.decoder.decode(topic, takewhile(lambda _: not given_up.is_set(), ordered))
 
 
 def fetch_ends(bootstrap: str, prefix: str, topics: tuple[str, ...] = TRAINING_TOPICS) -> Offsets:

@@ -1,15 +1,19 @@
 """What training reads from a real broker: every good event in the order of the log, and a count of the bad ones."""
 
 import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
 
 from infra.kafka.admin import apply_topics
 from infra.kafka.publisher import Publisher
+from infra.kafka.reader import SourceRecord
 from schemas.events import ImpressionRecord, ShownItem, UserFeaturesRecord
 from schemas.ids import IdKind, partition_of
 from schemas.users import UserHistory
+from streams.training import topic_events
 from streams.training.histories import fold_users
 from streams.training.topic_events import TopicEvents
 from tests.streams.training.shop import open_log, publish_shop, shop
@@ -37,6 +41,23 @@ def test_every_good_event_is_read_in_log_order_and_bad_ones_are_counted(bootstra
     assert sorted(read.impressions, key=lambda i: i.request_id) == events.impressions
     assert topics.decoder.skipped == {"item-features": 1, "impressions": 1, "user-behaviours": 1, "user-features": 1, "new-items": 0}
     assert topics.read(topics.ends()) == read  # however the broker interleaves the partitions
+
+
+def test_what_ends_one_read_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the first seconds of a training once waited until everything was read and decoded."""
+    until = time.monotonic() + 5
+
+    def read(_: str, topic: str, **__: object) -> Iterator[SourceRecord]:
+        if topic == "item-features":
+            raise KeyboardInterrupt
+        while time.monotonic() < until:
+            yield SourceRecord(topic, 0, 0, b"1", b"no JSON")
+            time.sleep(0.01)
+
+    monkeypatch.setattr(topic_events, "read_topic", read)
+    with pytest.raises(KeyboardInterrupt):
+        TopicEvents("127.0.0.1:1", "", 1, 1, IdKind.INT64).read({})
+    assert time.monotonic() < until
 
 
 def test_an_id_of_another_kind_is_refused_and_a_long_one_in_text_is_the_number(bootstrap_servers: str, topic_prefix: str) -> None:

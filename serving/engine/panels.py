@@ -24,11 +24,10 @@ def pad_columns(matrix_KH: np.ndarray, multiple: int) -> np.ndarray:
 def pack_panels(matrix_KH: np.ndarray) -> np.ndarray:
     """float32 [K * padded H]: panels of PANEL columns [K, PANEL] one after another; the last has LANES columns if that is enough."""
     wide_KH = pad_columns(matrix_KH, LANES)
-    out, at = aligned((wide_KH.size,)), 0
-    for first in range(0, wide_KH.shape[1], PANEL):
-        panel = wide_KH[:, first : first + PANEL]
-        out[at : at + panel.size] = panel.ravel()
-        at += panel.size
+    out, (depth, width) = aligned((wide_KH.size,)), wide_KH.shape
+    panels, cut = width // PANEL, width // PANEL * PANEL
+    out[: depth * cut].reshape(panels, depth, PANEL)[...] = wide_KH[:, :cut].reshape(depth, panels, PANEL).swapaxes(0, 1)
+    out[depth * cut :] = wide_KH[:, cut:].ravel()
     return out
 
 

@@ -7,7 +7,7 @@ impressions.py            impressions joined as of their time, and batches of th
 trainer.py                the fit and its step; soup.py, adam.py, team.py, trainer_state.py: parts of it
 losses.py                 what is minimised; copr.py: Eq. 10
 model_file.py             what to train, and how; similarity_start.py: initial weights that suit small data
-metrics.py                HR@K, recall@K, GAUC
+metrics.py                HR@K, recall@K, GAUC; held_out.py: what a checkpoint's card says of them
 family/                   the models of the paper's tables; evaluation/: the tables, and a model on mapped data; following/: online learning
 
     one training            program.run_training -> trainer.fit -> trainer.Learner.take_step

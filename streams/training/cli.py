@@ -28,6 +28,10 @@ _State = Annotated[
 _Snapshot = Annotated[
     Path | None, typer.Option(exists=True, file_okay=False, help="Read what `aif export` wrote here instead of the topics.")
 ]
+_HeldOut = Annotated[
+    float,
+    typer.Option(min=0.0, max=0.5, help="Share of the users who are not learnt from; the card's GAUC and recall are of them. 0: none."),
+]
 _Processes = Annotated[
     int, typer.Option(min=1, max=64, help="Processes that share each batch (DDP over gloo), on this machine, a thread each.")
 ]
@@ -78,6 +82,7 @@ def train(
     state: _State = None,
     snapshot: _Snapshot = None,
     processes: _Processes = 1,
+    held_out: _HeldOut = 0.02,
     dry_run: _DryRun = False,
     follow: _Follow = False,
     every: Annotated[float, typer.Option(min=0.1, help="With --follow: seconds between two published checkpoints.")] = 300.0,
@@ -118,7 +123,7 @@ def train(
     from streams.training.program import TrainPlan, run_training
 
     plan = TrainPlan(
-        out, model, warm_start, name, more, more_seconds, threads, publish, wait_impressions, state, snapshot, processes, given
+        out, model, warm_start, name, more, more_seconds, threads, publish, wait_impressions, state, snapshot, processes, held_out, given
     )
     figures = run_training(settings, plan)
     if as_json:

@@ -9,6 +9,7 @@ Arrays: Q requests, B requests of a batch, C shown items (padded to the longest)
 beside the click.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,12 @@ class TrainingSet:
 
     def __len__(self) -> int:
         return len(self.user_Q)
+
+    def take(self, requests: np.ndarray) -> "TrainingSet":
+        """Those with these numbers, over the same items and histories."""
+        columns = ("time_Q", "user_Q", "history_end_Q", "row_QC", "bid_QC", "teacher_QC", "clicked_QC", "outcomes_QCT")
+        taken = {name: getattr(self, name)[requests] for name in columns}
+        return dataclasses.replace(self, **taken, context=map_tensors(self.context, lambda t: t[torch.from_numpy(requests)]))
 
     def batch(self, requests: np.ndarray, behaviours_max: int) -> Batch:
         """The requests with these numbers, [B], each with its latest `behaviours_max` behaviours."""

@@ -21,6 +21,7 @@ from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
 from streams.training.event_decoder import Offsets
+from streams.training.held_out import keep_out, measure_held_out
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.model_file import read_model_file, read_train_choices
 from streams.training.refused_impressions import RefusedImpressions
@@ -65,6 +66,7 @@ class TrainPlan:
     state: Path | None = None
     snapshot: Path | None = None
     processes: int = 1
+    held_out: float = 0.0
     given: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -86,6 +88,7 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
         source = _open_source(settings, plan, refused)
         source.decoder.require_ids(network.spec.schema.id_kind)
         data, known = _read(source, network, plan.wait_impressions, kept)
+        data, held = keep_out(data, plan.held_out)
         chosen = plan.train.with_steps(len(data))
         states = _open_states(plan, chosen, network, data, known) if kept is not None else None
         progress.update(reading, total=1, completed=1)
@@ -100,8 +103,10 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
             except KeyboardInterrupt:
                 progress.console.print(_what_is_kept(plan), highlight=False, soft_wrap=True)
                 raise
-            path = _write(network, plan, number, _card(data, known, plan, chosen, report))
+            found = measure_held_out(network, held, chosen.behaviours_max)
+            path = _write(network, plan, number, _card(data, known, plan, chosen, report) | {"held_out": found})
             losses = "".join(f", {loss} {value:.4f}" for loss, value in (("COPR", report.copr), ("click", report.click)) if value)
+            losses += "" if found is None else f"; GAUC {found['gauc'][0]:.4f} of {found['requests']} requests that were not learnt"
             progress.console.print(f"{path}: {report.steps} steps, loss {report.loss:.4f}{losses}", highlight=False, soft_wrap=True)
             if plan.publish:
                 progress.console.print(

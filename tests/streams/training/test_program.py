@@ -74,10 +74,12 @@ def test_a_process_trains_publishes_and_goes_on_from_a_checkpoint(
     assert any(not torch.equal(first[name], second[name]) for name in first)
     records = [decode_record(CheckpointRecord, r.value) for r in read_topic(bootstrap_servers, "model-checkpoints", prefix=topic_prefix)]
     assert [(r.uri, r.sha256, r.model_id) for r in records] == [(f.as_uri(), sha256_of_file(f), f.stem) for f in files]
-    warm = dataclasses.replace(plan_of(tmp_path / "b", None, given={"steps": 3}), warm_start=files[0], name="next")
+    warm = dataclasses.replace(plan_of(tmp_path / "b", None, held_out=0.5, given={"steps": 3}), warm_start=files[0], name="next")
     figures = run_training(settings, warm)
     (again,) = (tmp_path / "b").iterdir()
-    network = read_checkpoint(again).network
+    network, card = read_checkpoint(again).network, read_checkpoint(again).info.card
+    assert read_checkpoint(files[0]).info.card["held_out"] is None  # of two users, 2% are nobody
+    assert card["requests"] == 1 and card["held_out"]["requests"] == 2 and 0 <= card["held_out"]["gauc"][0] <= 1
     assert again.name == "next-0000.safetensors" and figures.value("steps") == 3
     assert (network.w_hash_KM == read_checkpoint(files[0]).network.w_hash_KM).all()  # signatures that exist stay right
 

@@ -1,0 +1,65 @@
+"""What a card says of a model's quality: on users who are not learnt, with the measures that the tables have."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.events import ImpressionRecord
+from schemas.ids import IdKind
+from schemas.model.network import AifNetwork
+from streams.training import held_out
+from streams.training.held_out import keep_out, measure_held_out
+from streams.training.impressions import TrainingSet, join_events
+from tests.streams.training.shop import shop, shown
+
+
+def joined(users: range, clicked: tuple[int, bool] = (1, True)) -> TrainingSet:
+    """Two requests of each user, in which item 1 was clicked and item 0 was not."""
+    spec, events = shop()
+    impressions = [
+        ImpressionRecord(request_id=f"{u}-{n}", user_id=u, time_ms=300 + n, items=shown(IdKind.INT64, clicked, (0, False)))
+        for u in users
+        for n in range(2)
+    ]
+    return join_events(spec, None, dataclasses.replace(events, impressions=impressions))
+
+
+def users_of(data: TrainingSet) -> set[object]:
+    names = list(data.histories.index)
+    return {names[u] for u in data.user_Q}
+
+
+def test_a_user_is_learnt_or_kept_out_as_a_whole_and_by_the_id_alone() -> None:
+    learnt, held = keep_out(joined(range(1, 400)), 0.1)
+    assert len(learnt) + len(held) == 2 * 399 and not users_of(learnt) & users_of(held) and 20 <= len(users_of(held)) <= 60
+    assert users_of(keep_out(joined(range(1, 900)), 0.1)[1]) >= users_of(held)
+    learnt, held = keep_out(joined(range(1, 400)), 0.0)
+    assert (len(learnt), len(held)) == (2 * 399, 0)
+    assert len(keep_out(joined(range(1, 900)), 0.5)[1]) == held_out.REQUESTS_MAX
+
+
+@pytest.mark.parametrize(("sign", "auc", "recall"), [(1, 1.0, 1.0), (-1, 0.0, 0.0)])
+def test_clicked_items_are_looked_for_among_those_shown_and_drawn(
+    sign: int, auc: float, recall: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a model that knows the clicks, and by its opposite; of the shop's items known by then, two were shown and one is drawn."""
+    _, held = keep_out(joined(range(1, 400)), 0.1)
+
+    def score(_: AifNetwork, asked: TrainingSet, behaviours_max: int) -> np.ndarray:
+        known = asked.row_QC >= 0
+        assert (known.sum(axis=1) == 3).all() and behaviours_max == 8
+        rows: Any = np.where(known, asked.row_QC, 0)
+        return sign * (rows == held.row_QC[:, :1])[..., None].astype(np.float32)
+
+    monkeypatch.setattr(held_out, "score_tasks", score)
+    monkeypatch.setattr(held_out, "K", 1)
+    found = measure_held_out(None, held, 8)  # type: ignore[arg-type]
+    assert found is not None and found["gauc"] == [auc] * 3 and found["recall_at_1"] == [recall] * 3
+    assert (found["requests"], found["users"]) == (len(held), len(users_of(held)))
+
+
+def test_nothing_is_said_where_no_request_has_both_a_click_and_an_item_without_one() -> None:
+    for data in (joined(range(1, 5)).take(np.array([], np.int64)), joined(range(1, 5), (1, False))):
+        assert measure_held_out(None, data, 8) is None  # type: ignore[arg-type]

@@ -111,6 +111,7 @@ def diff(
         {
             "side": s.name,
             "version": f"{s.manifest.version}.{s.manifest.revision}",
+            "model": s.manifest.model_id,  # of two models every row differs in "floats"
             "digest": s.manifest.digest,
             "data_digest": s.manifest.data_digest,
         }

@@ -9,6 +9,7 @@ from typing import Self
 
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import TopicFollower
+from schemas.errors import Corrupted
 from schemas.index.layout import DeltaHeader, decode_delta
 from schemas.topics import INDEX_DELTAS
 
@@ -21,7 +22,10 @@ class DeltaTail:
         self._follower: TopicFollower | None = None
 
     def read(self) -> Iterator[DeltaHeader]:
-        """The headers up to where the topic ends now, or of what comes within the deadline. Raises Unavailable (`unknown_topic`, `kafka_unreachable`)."""
+        """The headers up to where the topic ends now, or of what comes within the deadline. A record that is no delta is passed over: servers name it.
+
+        Raises Unavailable (`unknown_topic`, `kafka_unreachable`), Incompatible (`delta_format`).
+        """
         name = self._prefix + INDEX_DELTAS
         ends = end_offsets(self._bootstrap, name, deadline_s=self._deadline_s)
         if self._follower is None:
@@ -31,7 +35,11 @@ class DeltaTail:
         give_up = time.monotonic() + self._deadline_s
         while not self._follower.has_reached(ends) and time.monotonic() < give_up:
             for record in self._follower.poll(1_000, 0.1):
-                yield decode_delta({}, record.value or b"").header
+                try:
+                    header = decode_delta({}, record.value or b"").header
+                except Corrupted:
+                    continue
+                yield header
 
     def close(self) -> None:
         """Closes its client."""

@@ -113,7 +113,8 @@ def test_the_command_takes_versions_and_stores_and_says_by_its_exit_code_whether
     other = open_index_store(str(tmp_path / "other"))
     publish_version(other)
     assert run(store, "0", "1.0", exit_code=0)["equal"] is True
-    assert run(store, "live", "0", exit_code=0)["sides"][0]["version"] == "1.0"
+    first = run(store, "live", "0", exit_code=0)["sides"][0]
+    assert (first["version"], first["model"]) == ("1.0", MODEL)
     found = run(store, "0.0", other.url, exit_code=0)
     assert found["sides"][0]["digest"] == found["sides"][1]["digest"] and found["examples"] == []
 

@@ -68,7 +68,14 @@ def test_a_sample_says_how_far_each_shard_is_how_late_and_that_nobody_owns_it(
     apply_topics(bootstrap_servers, prefix, 2, 1)
     clock = SystemClock()
     produce(bootstrap_servers, f"{prefix}item-features", 1, *[b"x"] * 10)
-    produce(bootstrap_servers, f"{prefix}index-deltas", 1, *(told(1, n, n, clock.now_ms() - 60_000) for n in range(30)), told(1, 30, 4))
+    produce(
+        bootstrap_servers,
+        f"{prefix}index-deltas",
+        1,
+        *(told(1, n, n, clock.now_ms() - 60_000) for n in range(30)),
+        told(1, 30, 4),
+        b"no delta",
+    )
     log = ControlLog(open_index_store(str(tmp_path / "store")))
     with Inspector(bootstrap_servers, prefix, log, clock) as inspector:
         first = inspector.sample()

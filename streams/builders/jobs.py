@@ -11,7 +11,6 @@ from schemas.index.manifest import Part, Seal
 from schemas.index.snapshot import ShardSnapshot
 from schemas.limits import BUILD_ROWS_AT_ONCE
 from streams.core.canary import CanaryFigures
-from streams.core.snapshots import SnapshotJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,15 @@ class SealJob:
     delta_position: int = -1
     checkpoint_directory: str = ""
     built: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotJob:
+    """Put the checkpoint of a shard into the store as a snapshot. `identity` is what the shard belongs to."""
+
+    shard: int
+    identity: str
+    checkpoint_directory: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ import sys
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from infra.index.store import IndexStore, open_index_store
 from schemas.errors import AifError
 from streams.builders.full_part import Progress, build_full_part
-from streams.builders.jobs import BuildJob, CanaryJob, Done, DryRunJob, Failed, Job, Result, RowsDone, describe_job
+from streams.builders.jobs import BuildJob, CanaryJob, Done, DryRunJob, Failed, Job, Result, RowsDone, SnapshotJob, describe_job
 from streams.builders.sealer import write_seal
-from streams.core.snapshots import SnapshotJob
 from streams.encoder import EncoderCache
 from streams.garbage import settle_garbage_collection
 from streams.shard.snapshot import write_snapshot
@@ -33,7 +33,7 @@ _NICENESS = 5
 def run_job(store: IndexStore, encoders: EncoderCache, job: Job, progress: Progress) -> Result:
     """One job, from its checkpoint to its result."""
     if isinstance(job, SnapshotJob):
-        return write_snapshot(store, job)
+        return write_snapshot(store, job.shard, job.identity, Path(job.checkpoint_directory))
     if isinstance(job, CanaryJob | DryRunJob):
         return _run_network(store, job)
     encoder = encoders.get(job.version, job.checkpoint_sha256)

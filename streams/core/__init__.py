@@ -3,7 +3,7 @@
 item_state.py             which update of an item wins, and its stored bytes; item_change.py: one item in one batch
 stale.py                  which parts of a row an item's change makes stale
 batching.py               records to micro-batches, and what to do about a hole in a partition
-shard_state.py            what a shard counts and remembers; outbox.py: what it still has to send; snapshots.py: when it takes a snapshot
+shard_state.py            what a shard counts and remembers
 versions.py               what is to be done next for versions; canary.py: whether one may go live; misbehaviour.py: whether the live one goes back
 replay_plan.py            where a replay begins and ends
 """

@@ -10,27 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas.errors import Incompatible
+from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
 
 Offsets = Mapping[str, int]  # next offset by source topic
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotChoice:
-    """A usable snapshot: its name and its next offsets."""
-
-    unique: str
-    next_offsets: Offsets
-
-
-@dataclass(frozen=True, slots=True)
 class ShardLog:
-    """What there is for one shard: the retained range of each topic, and its snapshots, those with the least to replay first."""
+    """What there is for one shard: the retained range of each topic, and its usable snapshots, those with the least to replay first."""
 
     shard: int
     start: Offsets
     end: Offsets
-    snapshots: Sequence[SnapshotChoice] = ()
+    snapshots: Sequence[ShardSnapshot] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a shard knows about itself besides its items: next offsets, counters, sequences, its versions, its identity; and their bytes.
 
-Here: values and their JSON. Not here: items (item_state.py), what is waiting to be sent (outbox.py), storage (streams/shard/shard.py).
+Here: values and their JSON. Not here: items (item_state.py), what is waiting to be sent (streams/shard/outbox.py), storage (streams/shard/shard.py).
 Invariant (I1): per topic consumed = applied + superseded + dead_lettered, counted in updates, written in the batch that does them.
 """
 
@@ -16,7 +16,7 @@ from schemas.index.layout import FORMAT
 from schemas.index.manifest import Part, decode_part
 from schemas.topics import SHARD_TOPICS
 
-COMPONENTS_FORMAT = 3  # of the bytes in item_state.py and outbox.py; a directory of another one is refused, not misread
+COMPONENTS_FORMAT = 3  # of the bytes in item_state.py and streams/shard/outbox.py; a directory of another one is refused, not misread
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from infra.kafka.admin import check_partitions, end_offsets, fetch_topics, offse
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.index.control import ControlState, Init
 from schemas.index.manifest import Manifest, decode_manifest, manifest_path
+from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
-from streams.core.replay_plan import Begin, Offsets, ShardLog, ShardReplay, SnapshotChoice, plan_shard_replay
+from streams.core.replay_plan import Begin, Offsets, ShardLog, ShardReplay, plan_shard_replay
 from streams.core.shard_state import encode_identity
 from streams.shard.snapshot import list_snapshots
 
@@ -181,10 +182,10 @@ def fetch_logs(source: ReplaySource) -> dict[int, ShardLog]:
     }
 
 
-def _snapshots(source: ReplaySource, shard: int) -> list[SnapshotChoice]:
+def _snapshots(source: ReplaySource, shard: int) -> list[ShardSnapshot]:
     identity = encode_identity(shard, source.init).decode()
     found, _ = list_snapshots(source.store, shard)
-    return [SnapshotChoice(f.snapshot.unique, f.snapshot.next_offsets) for f in found if f.snapshot.identity == identity]
+    return [f.snapshot for f in found if f.snapshot.identity == identity]
 
 
 def _offsets(source: ReplaySource, point: Point, log: ShardLog) -> Offsets:

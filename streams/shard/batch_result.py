@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from infra.clock import Clock
-from streams.core.outbox import OutboxEntry
 from streams.core.shard_state import TopicCounts
+from streams.shard.outbox import OutboxEntry
 
 
 @dataclass(slots=True)

@@ -1,28 +1,103 @@
-"""The outbox of a shard in its database: entries for a WriteBatch, and pages of the entries that are still to be sent.
+"""The outbox of a shard: messages that a micro-batch has to send to Kafka. They are stored in its WriteBatch until the broker has acknowledged them.
 
-Here: numbering, writing and reading. Not here: the bytes of an entry (core/outbox.py), when it is sent (task.py).
-Invariant: a page is bounded in bytes, whatever the sizes of the entries (I8).
+Here: an entry and its bytes, entries for a WriteBatch, and pages of the entries that are still to be sent. Not here: sending (outbox_sender.py), when an entry
+is sent (task.py). Entries are sent in the order of their sequence; after a restart everything left is sent again, which is harmless: rows carry orders, dead
+letters carry their source position.
+Invariants (I8): a page is bounded in bytes, whatever the sizes of the entries. The dead letters of one record share its bytes: only the last of them holds the
+value, because entries are removed in order; 256 rejected updates of a record of 4 MiB would be a write of 1 GiB otherwise.
 """
 
 import dataclasses
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from infra.journaled_rocks import JournaledBatch, JournaledDatabase
 from schemas.errors import Corrupted
 from schemas.ids import IdKind
 from schemas.index.layout import DeltaHeader, encode_packed_delta
 from schemas.topics import INDEX_DELTAS
-from streams.core.outbox import (
-    OutboxEntry,
-    decode_outbox_entry,
-    decode_value_at,
-    encode_outbox_entry,
-    encode_outbox_key,
-    plan_shared_values,
-)
 
 OUTBOX = "outbox"  # the column family
 OUTBOX_PAGE_BYTES = 16 << 20
+_SEQUENCE = struct.Struct(">Q")
+_LENGTH = struct.Struct("<I")
+_ABSENT = 0xFFFFFFFF
+# Partition, -1 = the producer's choice; number of headers; sequence + 1 of the entry with its value, 0 = this one.
+_HEAD = struct.Struct("<iHQ")
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEntry:
+    """One message to send. `topic` is without the deployment's prefix; partition None lets the producer choose."""
+
+    sequence: int
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+
+def encode_outbox_key(sequence: int) -> bytes:
+    """The key of an entry: keys sort as sequences do."""
+    return _SEQUENCE.pack(sequence)
+
+
+def plan_shared_values(entries: Sequence[OutboxEntry]) -> list[int | None]:
+    """For each entry the sequence of a later one that has the very same value, None = it keeps its own."""
+    shared: list[int | None] = []
+    owner: OutboxEntry | None = None
+    for entry in reversed(entries):
+        if owner is not None and entry.value is not None and entry.value is owner.value:
+            shared.append(owner.sequence)
+        else:
+            shared.append(None)
+            owner = entry
+    return shared[::-1]
+
+
+def encode_outbox_entry(entry: OutboxEntry, value_at: int | None = None) -> bytes:
+    """Value in the column family `outbox`: a fixed head, then length-prefixed fields. `value_at`: the entry that holds the value."""
+    head = _HEAD.pack(-1 if entry.partition is None else entry.partition, len(entry.headers), 0 if value_at is None else value_at + 1)
+    fields: list[bytes | None] = [entry.topic.encode(), entry.key, entry.value if value_at is None else None]
+    for name, value in entry.headers:
+        fields += [name.encode(), value]
+    return head + b"".join(_LENGTH.pack(_ABSENT) if f is None else _LENGTH.pack(len(f)) + f for f in fields)
+
+
+def decode_value_at(raw: bytes) -> int | None:
+    """The sequence of the entry that holds this one's value; None: it is in this entry."""
+    value_at = int(_HEAD.unpack_from(raw)[2]) if len(raw) >= _HEAD.size else 0
+    return value_at - 1 if value_at else None
+
+
+def decode_outbox_entry(key: bytes, raw: bytes) -> OutboxEntry:
+    """Its value is None where another entry holds it (`decode_value_at`). Raises Corrupted (`bad_outbox_entry`)."""
+    try:
+        partition, headers, _ = _HEAD.unpack_from(raw)
+        fields: list[bytes | None] = []
+        at = _HEAD.size
+        for _ in range(3 + 2 * headers):
+            (length,) = _LENGTH.unpack_from(raw, at)
+            at += _LENGTH.size
+            if length == _ABSENT:
+                fields.append(None)
+                continue
+            fields.append(raw[at : at + length])
+            at += length
+        if at != len(raw):
+            raise ValueError(f"{len(raw)} bytes, its fields end at {at}")
+        topic, message_key, value, *pairs = fields
+        named = tuple(((name or b"").decode(), content) for name, content in zip(pairs[::2], pairs[1::2], strict=True))
+        chosen = None if partition < 0 else partition
+        return OutboxEntry(_SEQUENCE.unpack(key)[0], (topic or b"").decode(), chosen, message_key, value, named)
+    except (struct.error, ValueError) as error:
+        raise Corrupted(
+            "bad_outbox_entry", f"an outbox entry of {len(raw)} bytes does not read: {error}; set the shard's directory aside and rebuild"
+        ) from error
 
 
 class Outgoing:
@@ -32,9 +107,7 @@ class Outgoing:
         self.next_sequence, self.next_delta = next_sequence, next_delta
         self.entries: list[OutboxEntry] = []
 
-    def add(
-        self, topic: str, partition: int | None, key: bytes | None, value: bytes | None, headers: tuple[tuple[str, bytes | None], ...]
-    ) -> None:
+    def add(self, topic: str, partition: int | None, key: bytes | None, value: bytes | None, headers: Headers) -> None:
         """One more message; partition None lets the producer choose."""
         self.entries.append(OutboxEntry(self.next_sequence, topic, partition, key, value, headers))
         self.next_sequence += 1

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from infra.kafka.producer import open_producer
 from schemas.errors import AifError, Incompatible, Unavailable
-from streams.core.outbox import OutboxEntry
+from streams.shard.outbox import OutboxEntry
 
 _POLL_S = 0.05
 _FLUSH_S_MAX = 5.0

@@ -30,7 +30,6 @@ from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, plan_delta_cuts
 from schemas.topics import DEAD_LETTER_PREFIX
 from streams.core.batching import plan_batches, plan_fresh
 from streams.core.item_state import is_covered
-from streams.core.outbox import OutboxEntry, encode_outbox_key
 from streams.core.shard_state import (
     ShardState,
     ShardVersion,
@@ -47,7 +46,7 @@ from streams.encoders import Encoder
 from streams.shard.batch_result import BatchResult, StageWatch
 from streams.shard.decode import DecodedRecord, decode_source_records
 from streams.shard.fold import EMBEDDINGS, FEATURES, FoldedBatch, fold_batch
-from streams.shard.outbox import OUTBOX, Outgoing, put_outbox, read_outbox
+from streams.shard.outbox import OUTBOX, OutboxEntry, Outgoing, encode_outbox_key, put_outbox, read_outbox
 from streams.shard.rows import RowChanges, encode_row_changes
 from streams.shard.upsert_rows import encode_upsert_rows
 from streams.stored.folded_upserts import is_fold_loaded

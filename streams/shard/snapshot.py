@@ -1,12 +1,13 @@
 """Snapshots of shards in the index store: writing one from a checkpoint, finding them, restoring one for a new owner (protocol A7, A8).
 
-Here: the files. Not here: when one is taken (core/snapshots.py), which one a shard starts from and the checks of the log (start.py), which
+Here: the files. Not here: when one is taken (streams/versions/snapshot_keeper.py), which one a shard starts from and the checks of the log (start.py), which
 are removed (schemas/index/retention.py).
 Invariants: a snapshot is a checkpoint of one moment, so its components, rows, counters and next offsets belong together. Its manifest is put last, so a
 snapshot that is not complete is not found. A restored directory has exactly the bytes that were put (size and sha256 of every file), is synced, and gets
 its name in one rename: a kill before that leaves a folder that nobody opens and the next start removes.
 """
 
+import dataclasses
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,8 @@ from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, is_disk_full
 from infra.index.parts import new_unique
 from infra.index.store import IndexStore
 from schemas.errors import AifError, Corrupted, Unavailable
-from schemas.index.control import Init
 from schemas.index.manifest import PartFile
 from schemas.index.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
-from streams.core.shard_state import encode_identity
-from streams.core.snapshots import SnapshotJob
 from streams.shard.reader import open_shard_reader
 
 ORIGIN_NAME = "snapshot"  # a file in a restored directory: which snapshot it began as
@@ -36,17 +34,25 @@ class FoundSnapshot:
     put_ms: int
 
 
-def write_snapshot(store: IndexStore, job: SnapshotJob) -> ShardSnapshot:
-    """Puts the checkpoint of a shard into the store. The checkpoint must not be used afterwards, because its files may be the store's."""
-    folder = Path(job.checkpoint_directory)
-    names = sorted(p.name for p in folder.iterdir() if p.suffix in (".sst", ".log") or p.name.startswith(_OWN_NAMES))
-    files = tuple(PartFile(name, (folder / name).stat().st_size, sha256_of_file(folder / name)) for name in names)
-    snapshot = ShardSnapshot(job.shard, "", job.identity, files, job.next_offsets, job.updates, job.parts).named(new_unique())
+def write_snapshot(store: IndexStore, shard: int, identity: str, checkpoint: Path) -> ShardSnapshot:
+    """Puts the checkpoint of a shard into the store. It must not be used afterwards, because its files may be the store's."""
+    described = describe_checkpoint(checkpoint, shard, identity)
+    names = sorted(p.name for p in checkpoint.iterdir() if p.suffix in (".sst", ".log") or p.name.startswith(_OWN_NAMES))
+    files = tuple(PartFile(name, (checkpoint / name).stat().st_size, sha256_of_file(checkpoint / name)) for name in names)
+    snapshot = dataclasses.replace(described, files=files).named(new_unique())
     for name in names:
-        store.put_file(snapshot_file_path(snapshot, name), folder / name)
+        store.put_file(snapshot_file_path(snapshot, name), checkpoint / name)
     failpoint("before-snapshot")
-    store.put_bytes(snapshot_manifest_path(job.shard, snapshot.unique), encode_snapshot(snapshot))
+    store.put_bytes(snapshot_manifest_path(shard, snapshot.unique), encode_snapshot(snapshot))
     return snapshot
+
+
+def describe_checkpoint(checkpoint: Path, shard: int, identity: str) -> ShardSnapshot:
+    """What a checkpoint says of itself, as a snapshot without name and files. `identity` is what the shard belongs to (core/shard_state.py)."""
+    with open_shard_reader(checkpoint) as reader:
+        parts = tuple(sorted(v.full.directory for v in reader.versions.values() if v.full is not None and v.full.files))
+        updates = sum(c.consumed for c in reader.state.counters.values())
+        return ShardSnapshot(shard, "", identity, (), reader.next_offsets, updates, parts)
 
 
 def list_snapshots(store: IndexStore, shard: int) -> tuple[list[FoundSnapshot], list[str]]:
@@ -97,11 +103,3 @@ def _fetch_file(store: IndexStore, snapshot: ShardSnapshot, file: PartFile, into
         store.fetch(f"{snapshot.directory}/files", file, into / Path(file.name).name, link=file.name.endswith(".sst"))
     except Corrupted as error:
         raise Corrupted("bad_snapshot_file", f"{error.message}; the next source is tried") from error
-
-
-def describe_checkpoint_job(checkpoint: Path, shard: int, init: Init) -> SnapshotJob:
-    """The job that puts this checkpoint of a shard into the store, with what the checkpoint says of itself."""
-    with open_shard_reader(checkpoint) as reader:
-        parts = tuple(sorted(v.full.directory for v in reader.versions.values() if v.full is not None and v.full.files))
-        updates = sum(c.consumed for c in reader.state.counters.values())
-        return SnapshotJob(shard, encode_identity(shard, init).decode(), reader.next_offsets, updates, parts, str(checkpoint))

@@ -17,8 +17,8 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError, Unavailable
-from streams.core.outbox import OutboxEntry
 from streams.shard.batch_result import BatchResult
+from streams.shard.outbox import OutboxEntry
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.shard import Shard
 from streams.shard.start import mark_damaged

@@ -18,12 +18,11 @@ from schemas.errors import AifError, Corrupted
 from schemas.index.control import ControlState, Init, VersionStatus
 from schemas.index.manifest import BUILD_COMPUTED, BUILD_TAKEN_OVER, Seal
 from schemas.index.snapshot import ShardSnapshot
-from streams.builders.jobs import BuildBase, BuildJob, BuildResult, Job, SealJob
+from streams.builders.jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob
 from streams.builders.running_jobs import JobKey, OwnedShard, RunningJob, RunningJobs, create_checkpoint, on_shard
 from streams.builders.sealer import SealPoint, prepare_seal, read_seal_point
 from streams.builders.slices import remove_other_slices, remove_slices, slices_folder
-from streams.core.shard_state import ShardVersion
-from streams.core.snapshots import SnapshotJob
+from streams.core.shard_state import ShardVersion, encode_identity
 from streams.core.versions import (
     Build,
     MarkBehind,
@@ -44,7 +43,7 @@ from streams.shard.start import mark_damaged
 from streams.versions.attempts import Attempts
 from streams.versions.publication import Publication
 from streams.versions.readable_encoders import ReadableEncoders
-from streams.versions.snapshot_keeper import SNAPSHOT, SnapshotKeeper, prepare_snapshot
+from streams.versions.snapshot_keeper import SNAPSHOT, SnapshotKeeper
 
 _PART_IS_LOST = frozenset({"missing_file", "bad_part_file", "bad_part_count", "bad_block"})
 _FORGET_ROWS = 2_000  # looked at between two micro-batches
@@ -231,8 +230,12 @@ class ShardVersions:
         self._attempts.report.count("seal_begun")
 
     def _begin_snapshot(self, key: JobKey, task: OwnedShard, init: Init) -> None:
+        def prepare(directory: Path) -> Job:
+            create_checkpoint(task, directory)
+            return SnapshotJob(task.number, encode_identity(task.number, init).decode(), str(directory))
+
         if self._snapshots.is_due(task):
-            self._jobs.begin(key, task, lambda directory: prepare_snapshot(task, init, directory))
+            self._jobs.begin(key, task, prepare)
 
     def _collect(self, task: OwnedShard) -> None:
         """Takes in what builders have finished for this shard, and raises an alarm for jobs without progress (B4)."""

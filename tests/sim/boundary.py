@@ -6,6 +6,7 @@ A directory's path begins with the name of the host whose disk it is on.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +27,10 @@ from schemas.index.control import Init
 from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Part, PartFile
 from schemas.index.snapshot import ShardSnapshot, encode_snapshot, snapshot_manifest_path
-from streams.core.snapshots import SnapshotJob
+from streams.builders.jobs import SnapshotJob
 from streams.shard.reader import ShardReader
 from streams.shard.shard import COLUMN_FAMILIES, Shard
+from streams.shard.snapshot import describe_checkpoint
 from tests.sim.disk import Disk, MemoryDatabase, open_memory_database
 from tests.sim.haste import shortcuts
 from tests.sim.store import MemoryStore
@@ -111,7 +113,8 @@ class Boundary:
     # --- snapshots --------------------------------------------------------------------------------------------------------------
 
     def write_snapshot(self, store: MemoryStore, job: SnapshotJob) -> ShardSnapshot:
-        snapshot = ShardSnapshot(job.shard, self.world.unique(), job.identity, _FILE, job.next_offsets, job.updates, job.parts)
+        described = describe_checkpoint(Path(job.checkpoint_directory), job.shard, job.identity)
+        snapshot = dataclasses.replace(described, unique=self.world.unique(), files=_FILE)
         self.world.point(f"writing {snapshot.directory}")
         store.put_part(f"{snapshot.directory}/files", [self.disk_of(job.checkpoint_directory).directories[job.checkpoint_directory].copy()])
         store.put_bytes(snapshot_manifest_path(job.shard, snapshot.unique), encode_snapshot(snapshot))

@@ -42,8 +42,8 @@ from schemas.index.manifest import decode_manifest, decode_seal, encode_manifest
 from schemas.index.snapshot import decode_snapshot, encode_snapshot
 from schemas.topics import ITEM_FEATURES
 from streams.core.item_state import FeaturesUpdate
-from streams.core.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
 from streams.core.shard_state import decode_shard_state, decode_shard_version, encode_shard_state, encode_shard_version
+from streams.shard.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
 from streams.stored.plain_records import load_records
 from tests.sim.plain_rows import PlainHeldRows, PlainRows, join_plain_runs, pack_plain_changes, prefix_plain
 from tests.sim.quick_json import QuickEncoder, QuickJson

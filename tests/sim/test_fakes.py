@@ -23,8 +23,8 @@ from schemas.ids import IdKind
 from schemas.index.layout import ORDER, RowBlock, encode_increment, is_newer
 from schemas.index.manifest import Part, PartFile, Seal
 from schemas.topics import ITEM_FEATURES
-from streams.core.outbox import decode_outbox_entry
 from streams.shard.decode import _decode_plain_records
+from streams.shard.outbox import decode_outbox_entry
 from streams.stored.packed_changes import pack_changes
 from streams.stored.plain_records import load_records
 from tests.sim import haste

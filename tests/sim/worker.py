@@ -22,11 +22,10 @@ from schemas.index.manifest import checkpoint_path
 from schemas.index.retention import RetentionRules
 from schemas.topics import SHARD_TOPICS
 from streams.builders.full_part import build_full_part
-from streams.builders.jobs import BuildJob, CanaryJob, Job, SealJob
+from streams.builders.jobs import BuildJob, CanaryJob, Job, SealJob, SnapshotJob
 from streams.builders.pool import Ticket
 from streams.builders.sealer import write_seal
 from streams.core.canary import CanaryFigures, CanaryRules
-from streams.core.snapshots import SnapshotJob
 from streams.shard.shard import Shard
 from streams.shard.start import LogRange, start_shard
 from streams.versions.attempts import StepReport

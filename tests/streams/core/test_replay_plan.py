@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Incompatible
+from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.replay_plan import (
     Begin,
@@ -12,7 +13,6 @@ from streams.core.replay_plan import (
     Sample,
     ShardLog,
     ShardReplay,
-    SnapshotChoice,
     plan_forecast,
     plan_shard_replay,
 )
@@ -22,7 +22,11 @@ def at(features: int, embeddings: int) -> Offsets:
     return {ITEM_FEATURES: features, NEW_ITEMS: embeddings}
 
 
-OLD, NEW = SnapshotChoice("old", at(5, 5)), SnapshotChoice("new", at(9, 6))
+def snapshot(unique: str, next_offsets: Offsets) -> ShardSnapshot:
+    return ShardSnapshot(0, unique, "this index", (), next_offsets, 0)
+
+
+OLD, NEW = snapshot("old", at(5, 5)), snapshot("new", at(9, 6))
 WHOLE, CUT = ShardLog(0, at(0, 0), at(20, 10), (NEW, OLD)), ShardLog(0, at(4, 0), at(20, 10), (NEW, OLD))
 ANY, EARLIEST = Begin(False), Begin(True)
 
@@ -60,7 +64,7 @@ PAIR = st.builds(at, OFFSET, OFFSET)
 def test_a_plan_never_begins_in_the_middle_without_a_base_nor_reads_what_is_gone(
     start: Offsets, held: Offsets, end: Offsets, snapshots: list[Offsets], not_after: Offsets | None, earliest: bool
 ) -> None:
-    log = ShardLog(0, start, {t: start[t] + held[t] for t in start}, tuple(SnapshotChoice(str(n), s) for n, s in enumerate(snapshots)))
+    log = ShardLog(0, start, {t: start[t] + held[t] for t in start}, tuple(snapshot(str(n), s) for n, s in enumerate(snapshots)))
     try:
         plan = plan_shard_replay(log, Begin(earliest, None if not_after is None else {0: not_after}), end)
     except Incompatible:

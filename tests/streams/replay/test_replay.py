@@ -41,6 +41,7 @@ from streams.builders.jobs import BuildJob
 from streams.builders.pool import BuilderPool
 from streams.builders.sealer import digest_blocks
 from streams.builders.template import start_from
+from streams.core.shard_state import encode_identity
 from streams.encoder import EncoderCache
 from streams.replay.cli import register
 from streams.replay.points import ReplaySource, choose_manifest, open_replay_source, plan_replay
@@ -48,7 +49,7 @@ from streams.replay.replay import ReplayPace, run_replay
 from streams.shard.log_ends import KafkaLogEnds
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.shard import Shard, open_shard
-from streams.shard.snapshot import describe_checkpoint_job, write_snapshot
+from streams.shard.snapshot import write_snapshot
 from streams.shard.task import ShardTask
 from streams.versions.messages import VersionMessages
 from streams.versions.publication import Publication
@@ -342,7 +343,7 @@ def snapshot_at(nearline: Nearline, folder: Path, to: str) -> None:
         shard = open_shard(folder / "replay" / f"{one.shard:05d}", one.shard, nearline.init, SystemClock())
         shard.create_checkpoint(folder / f"checkpoint-{one.shard}")
         shard.close()
-        write_snapshot(nearline.store, describe_checkpoint_job(folder / f"checkpoint-{one.shard}", one.shard, nearline.init))
+        write_snapshot(nearline.store, one.shard, encode_identity(one.shard, nearline.init).decode(), folder / f"checkpoint-{one.shard}")
 
 
 def test_a_replay_from_a_snapshot_has_the_digest_of_the_live_version_and_reads_only_the_rest(nearline: Nearline, tmp_path: Path) -> None:

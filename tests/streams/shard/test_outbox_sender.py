@@ -8,7 +8,7 @@ from infra.kafka.admin import apply_topics
 from infra.processes import wait_until
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.topics import INDEX_DELTAS
-from streams.core.outbox import OutboxEntry
+from streams.shard.outbox import OutboxEntry
 from streams.shard.outbox_sender import OutboxSender
 
 

@@ -13,8 +13,8 @@ from schemas.ids import encode_index_key, partition_of
 from schemas.index.layout import decode_increment
 from schemas.limits import WRITE_BATCH_UPDATES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS
-from streams.core.outbox import OutboxEntry
 from streams.core.shard_state import TopicCounts
+from streams.shard.outbox import OutboxEntry
 from streams.shard.reader import open_shard_reader
 from streams.shard.shard import Shard, open_shard
 from tests.streams.shard_world import (

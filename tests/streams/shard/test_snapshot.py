@@ -14,8 +14,9 @@ from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
+from streams.core.shard_state import encode_identity
 from streams.shard.shard import Shard
-from streams.shard.snapshot import describe_checkpoint_job, list_snapshots, restore_snapshot, write_snapshot
+from streams.shard.snapshot import list_snapshots, restore_snapshot, write_snapshot
 from streams.shard.start import LogRange, start_shard
 from streams.shard.task import ShardTask
 from tests.streams.shard_world import (
@@ -50,7 +51,7 @@ def store(tmp_path: Path) -> IndexStore:
 
 def take(store: IndexStore, shard: Shard, scratch: Path) -> ShardSnapshot:
     shard.create_checkpoint(scratch)
-    snapshot = write_snapshot(store, describe_checkpoint_job(scratch, 0, INIT))
+    snapshot = write_snapshot(store, 0, encode_identity(0, INIT).decode(), scratch)
     shutil.rmtree(scratch)
     return snapshot
 

@@ -12,9 +12,9 @@ from infra.rocks import Batch, Database
 from schemas.errors import Unavailable
 from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES
-from streams.core.outbox import OutboxEntry
 from streams.core.shard_state import TopicCounts
 from streams.shard.batch_result import BatchResult
+from streams.shard.outbox import OutboxEntry
 from streams.shard.shard import Shard
 from streams.shard.task import ShardTask
 from tests.streams.shard_world import (

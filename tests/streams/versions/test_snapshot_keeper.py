@@ -4,9 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.core.snapshots import SnapshotFacts, plan_snapshot
+from schemas.index.snapshot import ShardSnapshot
+from streams.shard.snapshot import FoundSnapshot
+from streams.versions.snapshot_keeper import SnapshotTimes
 
-NEWEST = SnapshotFacts(1_000, 50)
+TIMES = SnapshotTimes(every_s=0.5, every_updates=100)
+
+
+def found(put_ms: int, updates: int) -> FoundSnapshot:
+    return FoundSnapshot(ShardSnapshot(0, "one", "this index", (), {}, updates), put_ms)
+
+
+NEWEST = found(1_000, 50)
 CASES = {
     "an empty shard has nothing to keep": (None, 0, 9_999, False),
     "the first one as soon as there is something": (None, 1, 0, True),
@@ -19,8 +28,8 @@ CASES = {
 
 
 @pytest.mark.parametrize(("newest", "updates", "now_ms", "due"), CASES.values(), ids=CASES)
-def test_a_snapshot_is_due(newest: SnapshotFacts | None, updates: int, now_ms: int, due: bool) -> None:
-    assert plan_snapshot(newest, updates, now_ms, 500, 100) is due
+def test_a_snapshot_is_due(newest: FoundSnapshot | None, updates: int, now_ms: int, due: bool) -> None:
+    assert TIMES.is_due(newest, updates, now_ms) is due
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 60)), max_size=60))
@@ -28,10 +37,10 @@ def test_neither_the_age_nor_the_replay_behind_the_newest_ever_exceeds_its_bound
     steps: list[tuple[int, int]],
 ) -> None:
     now_ms, updates = 0, 1
-    newest = SnapshotFacts(0, 1)
+    newest = found(0, 1)
     for passed_ms, moved in steps:
         now_ms, updates = now_ms + passed_ms, updates + moved
-        if plan_snapshot(newest, updates, now_ms, 500, 100):
-            newest = SnapshotFacts(now_ms, updates)
-        assert updates - newest.updates < 100
-        assert updates == newest.updates or now_ms - newest.put_ms < 500
+        if TIMES.is_due(newest, updates, now_ms):
+            newest = found(now_ms, updates)
+        assert updates - newest.snapshot.updates < 100
+        assert updates == newest.snapshot.updates or now_ms - newest.put_ms < 500

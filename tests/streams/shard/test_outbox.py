@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Corrupted
-from streams.core.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
+from streams.shard.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
 
 optional = st.none() | st.binary(max_size=20)
 entries = st.builds(

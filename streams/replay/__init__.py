@@ -2,8 +2,6 @@
 
 cli.py        `aif replay`
 points.py     from --from and --to to offsets (streams/core/replay_plan.py plans the shards)
-replay.py     the replay and its digest: read it first; forecast.py: how long it would take;
-              replay_figures.py: what it measures
-rows.py       its rows kept for `aif index diff`
-adopt.py      its rows put into the index store (parts.py) and announced as a version
+replay.py     the replay, its digest and its figures: read it first; forecast.py: how long it would take
+rows.py       its rows kept for `aif index diff`, or put into the index store (parts.py) and announced as a version
 """

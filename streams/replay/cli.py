@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from schemas.events import CheckpointRecord
     from schemas.index.control import ControlState, VersionStatus
     from streams.encoder import RowEncoder
-    from streams.replay.adopt import Adoption
     from streams.replay.points import ReplayPlan, ReplaySource
     from streams.replay.replay import Replayed, ReplayPace
+    from streams.replay.rows import Adoption
 
 
 def register(app: typer.Typer) -> None:
     """Register `replay` onto the `aif` application."""
-    register_measured("streams.replay.replay_figures:REPLAY")
+    register_measured("streams.replay.replay:REPLAY")
     app.command("replay", short_help="Rebuild a version from the topics, and compare.")(replay)
 
 
@@ -154,9 +154,8 @@ class _Run:
         """The outcome, and the version that adopts it. The rows stay in the folder if it is one that stays."""
         from infra.clock import SystemClock
         from infra.progress import open_progress, tell_parts
-        from streams.replay.adopt import Adoption
         from streams.replay.replay import run_replay
-        from streams.replay.rows import KeptRows
+        from streams.replay.rows import Adoption, KeptRows
 
         clock = SystemClock()
         adoption = Adoption(self.store, adopt, self.encoder) if adopt is not None else None
@@ -216,7 +215,7 @@ def _print_forecast(run: _Run, plan: "ReplayPlan", as_json: bool) -> None:
 
 
 def _print(outcome: "Replayed", version: int | None, batch_size: int, seconds: float, as_json: bool) -> None:
-    from streams.replay.replay_figures import replay_figures
+    from streams.replay.replay import replay_figures
 
     if as_json:
         replay_figures(outcome, version, batch_size, seconds).print_json()

@@ -3,7 +3,7 @@
     replays/<label>/<shard>-<unique>/   full part of a shard
     replays/<label>/replay.json         what they are, put before the checkpoint record that becomes the version
 
-Not here: who writes them (adopt.py), who takes rows over (streams/builders/base_rows.py).
+Not here: who writes them (rows.py), who takes rows over (streams/builders/base_rows.py).
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Replay: a directory of its own and fresh consumers read the topics to a fixed offset vector; the digest is that of live processing (I4, B15).
 
-Here: one shard from its base through its records to rows and digests; going on after a kill. Not here: where it begins and ends (points.py),
-adoption as a version (adopt.py), applying (streams/shard/shard.py), rows (streams/encoder.py, streams/builders/full_part.py), the command (cli.py).
+Here: one shard from its base through its records to rows and digests; going on after a kill; the figures. Not here: where it begins and ends (points.py),
+what becomes of the rows (rows.py), applying (streams/shard/shard.py), rows (streams/encoder.py, streams/builders/full_part.py), the command (cli.py).
 
 Of the running system a replay uses only topics, control log, a manifest, a checkpoint, and a snapshot if one was asked for as base: no shard
 directory, no part, no delta, no consumer group. It has other batches than the worker, reads one topic after the other, and encodes every row anew. So
@@ -22,7 +22,10 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from infra.bench.declared import Bench, Figure
+from infra.bench.report import Figures
 from infra.clock import Clock
 from infra.files import write_file_durably
 from infra.kafka.reader import SourceRecord, read_topic
@@ -42,6 +45,20 @@ from streams.shard.snapshot import decode_stored_snapshot, restore_snapshot
 
 DEFAULT_BATCH_RECORDS = 97  # not the worker's, on purpose
 _PLAN_NAME = "replay.json"
+
+REPLAY = Bench(
+    "replay",
+    "A version made again from the topics alone, and compared with the one that is served.",
+    (
+        Figure("digest_equal", "1 or 0", "rows are those of the version"),
+        Figure("data_digest_equal", "1 or 0", "inputs are"),
+        Figure("items", "count", "items in the replayed version"),
+        Figure("records", "records", "records read"),
+        Figure("replay_s", "s", "reading, applying and encoding, without the start of the process"),
+    ),
+    goals=("digest_equal == 1", "data_digest_equal == 1"),
+    asked=("batch_size",),
+)
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many
 Keep = Callable[[int, Iterator[RowBlock], Mapping[str, int]], None]  # given a shard, reads all of its rows; and its next offsets
@@ -248,3 +265,39 @@ class _Throttle:
         self._records += records
         if self._rate is not None:
             time.sleep(max(0.0, self._began + self._records / self._rate - self._clock.monotonic()))
+
+
+# --- what it found -----------------------------------------------------------------------------------------------------------
+
+
+def replay_figures(outcome: Replayed, version: int | None, batch_size: int, seconds: float) -> Figures:
+    """What a replay found; `version`: as which it was adopted."""
+    figures = Figures(REPLAY, _config(outcome, version, batch_size))
+    if outcome.manifest is not None:
+        figures.add("digest_equal", int(outcome.digest_equal))
+        figures.add("data_digest_equal", int(outcome.data_digest_equal))
+    figures.add("items", sum(s.rows for s in outcome.shards))
+    figures.add("records", sum(s.records for s in outcome.shards))
+    figures.add("replay_s", seconds)
+    return figures
+
+
+def _config(outcome: Replayed, version: int | None, batch_size: int) -> dict[str, Any]:
+    manifest = outcome.manifest
+    config: dict[str, Any] = {
+        "batch_size": batch_size,
+        "digest": outcome.digest,
+        "data_digest": outcome.data_digest,
+        "source_offsets": {s.shard: dict(s.source_offsets) for s in outcome.shards},
+        "encoder_fingerprint": outcome.encoder_fingerprint,
+    }
+    if version is not None:
+        config["adopted"] = version
+    if manifest is not None:
+        config |= {
+            "version": f"{manifest.version}.{manifest.revision}",
+            "live_digest": manifest.digest,
+            "live_data_digest": manifest.data_digest,
+            "live_encoder_fingerprint": manifest.encoder_fingerprint,
+        }
+    return config

@@ -1,12 +1,10 @@
-"""The whole nearline way on a real broker without Faust: events, shards, builder processes, a live version; and its replay from the topics."""
+"""A live version and its replay from the topics, on a real broker."""
 
 import asyncio
 import dataclasses
 import json
-import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,184 +16,34 @@ from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from infra.clock import SystemClock
-from infra.index.control_log import ControlLog, ensure_init
+from infra.index.control_log import ControlLog
 from infra.index.diff import diff_versions, open_side
 from infra.index.parts import read_full_part
-from infra.index.store import IndexStore, open_index_store
-from infra.kafka.admin import apply_topics, topic_ids
-from infra.kafka.publisher import Publisher
 from infra.kafka.reader import TopicFollower, read_topic
-from infra.processes import wait_until
 from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
-from schemas.events import CheckpointRecord, ItemFeaturesUpdate, NewItem
-from schemas.ids import IdKind
-from schemas.index.control import Init
 from schemas.index.lifecycle import Cause, State
-from schemas.index.manifest import Manifest
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.item_network import encoder_fingerprint
-from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS
+from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
 from streams.agents.checkpoints import CheckpointGate, handle_checkpoints
 from streams.builders.full_part import build_full_part
 from streams.builders.jobs import BuildJob
-from streams.builders.pool import BuilderPool
 from streams.builders.sealer import digest_blocks
-from streams.builders.template import start_from
 from streams.core.shard_state import encode_identity
 from streams.encoder import EncoderCache
 from streams.replay.cli import register
-from streams.replay.points import ReplaySource, choose_manifest, open_replay_source, plan_replay
-from streams.replay.replay import ReplayPace, run_replay
+from streams.replay.points import choose_manifest, open_replay_source
+from streams.replay.replay import ReplayPace
 from streams.shard.log_ends import KafkaLogEnds
-from streams.shard.outbox_sender import OutboxSender
 from streams.shard.shard import Shard, open_shard
 from streams.shard.snapshot import write_snapshot
-from streams.shard.task import ShardTask
-from streams.versions.messages import VersionMessages
 from streams.versions.publication import Publication
-from streams.versions.reconcile import Reconciler, ReconcileSettings
-from tests.streams.version_world import SCHEMA, checkpoint_bytes
-
-SHARDS, ITEMS = 2, 500
-
-
-@dataclass
-class Nearline:
-    """A worker's parts wired by hand, and what it has made."""
-
-    bootstrap: str
-    prefix: str
-    folder: Path
-    store: IndexStore
-    init: Init
-    manifest: Manifest
-
-    @property
-    def source(self) -> ReplaySource:
-        return ReplaySource(self.bootstrap, self.prefix, self.init, self.store)
-
-
-def publish_catalogue(publisher: Publisher) -> None:
-    publisher.publish_items(
-        ItemFeaturesUpdate(item_id=i, version=1, features={"category": i % 7, "price": 1.0 + i, "stock": float(i % 3)})
-        for i in range(ITEMS)
-    )
-    publisher.publish_new_items(NewItem(item_id=i, embedding=[float((i * k) % 11 - 5) for k in range(1, 7)]) for i in range(0, ITEMS, 3))
-    publisher.flush()
-
-
-def publish_changes(publisher: Publisher) -> None:
-    for i in range(0, 60, 7):
-        publisher.publish_item(i, 2, {"category": 3, "price": 0.25})
-        publisher.publish_delete(i + 1, 2)
-        publisher.publish_new_item(i + 2, [1.0, -1.0, 2.0, -2.0, 3.0, float(i)])
-    publisher.flush()
-
-
-def consume(bootstrap: str, prefix: str, tasks: list[ShardTask], topic: str) -> None:
-    """What Faust would do: everything that is new in a topic goes to the shards."""
-    at = {t.number: t.submit(lambda s: s.next_offsets[topic]).result() for t in tasks}
-    for record in list(read_topic(bootstrap, topic, start=at, prefix=prefix)):
-        asyncio.run(tasks[record.partition].apply([record]))
+from tests.streams.replay.nearline import ITEMS, SHARDS, Nearline, make_nearline, replay
 
 
 @pytest.fixture(scope="module")
 def nearline(bootstrap_servers: str, tmp_path_factory: pytest.TempPathFactory) -> Nearline:
-    folder, prefix = tmp_path_factory.mktemp("nearline"), f"replay-{uuid.uuid4().hex[:12]}."
-    apply_topics(bootstrap_servers, prefix, SHARDS, 1)
-    store, clock = open_index_store(str(folder / "store")), SystemClock()
-    ids = {t: i for t, i in topic_ids(bootstrap_servers, prefix).items() if t in SHARD_TOPICS}
-    init = Init(SHARDS, 1, IdKind.INT64, {t: prefix + t for t in SHARD_TOPICS}, ids)
-    ensure_init(ControlLog(store), init, 0, "test")
-    tasks = [
-        ShardTask(open_shard(folder / f"shard-{n}", n, init, clock), clock, lambda task: _sender(bootstrap_servers, prefix, task))
-        for n in range(SHARDS)
-    ]
-    with (
-        BuilderPool(start_from(None, store.url), folder / "logs") as builders,
-        VersionMessages(bootstrap_servers, prefix) as messages,
-        Publisher(bootstrap_servers, prefix, "test", SHARDS, 1, IdKind.INT64) as publisher,
-    ):
-        ends, log = KafkaLogEnds(bootstrap_servers, prefix), ControlLog(store)
-        reconciler = Reconciler(
-            log,
-            store,
-            clock,
-            ReconcileSettings(),
-            lambda: tasks,
-            builders,
-            ends,
-            folder / "scratch",
-            EncoderCache(store),
-            "w",
-            messages.announce,
-        )
-
-        def step_until(condition: Callable[[], bool], what: str) -> None:
-            def stepped() -> bool:
-                report = reconciler.step()
-                assert not report.errors, report.errors
-                return condition()
-
-            wait_until(stepped, 60, what)
-
-        step_until(lambda: all(t.admitted for t in tasks), "admission")
-        publish_catalogue(publisher)
-        for topic in SHARD_TOPICS:
-            consume(bootstrap_servers, prefix, tasks, topic)
-        _announce_checkpoints(bootstrap_servers, prefix, folder, store, publisher, messages)
-        step_until(lambda: bool(tasks[0].submit(lambda s: s.versions).result()), "the version to be started")
-        publish_changes(publisher)  # while it builds
-        for topic in reversed(SHARD_TOPICS):
-            consume(bootstrap_servers, prefix, tasks, topic)
-        step_until(lambda: log.state.live == 1, "version 1 to be live")
-        assert log.state.versions[0].state is State.REJECTED
-        manifest = choose_manifest(store, log.refresh(), "live")
-        reconciler.close()
-        for task in tasks:
-            task.close()
-    return Nearline(bootstrap_servers, prefix, folder, store, init, manifest)
-
-
-def _sender(bootstrap: str, prefix: str, task: ShardTask) -> OutboxSender:
-    def fail(error: AifError) -> None:
-        raise AssertionError(error)
-
-    return OutboxSender(bootstrap, prefix, on_confirmed=task.confirmed, on_failure=fail, on_tick=task.tick)
-
-
-def _announce_checkpoints(
-    bootstrap: str, prefix: str, folder: Path, store: IndexStore, publisher: Publisher, messages: VersionMessages
-) -> None:
-    """A bad record at offset 0, a good one at offset 1, both decided."""
-    import hashlib
-
-    path, data = folder / "model.safetensors", checkpoint_bytes()
-    path.write_bytes(data)
-    good = CheckpointRecord(
-        uri=str(path), size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), model_id="model-0", feature_schema=SCHEMA.fingerprint
-    )
-    publisher.publish_checkpoint(good.model_copy(update={"sha256": "0" * 64}))
-    publisher.publish_checkpoint(good)
-    publisher.flush()
-    gate = CheckpointGate(
-        ControlLog(store),
-        store,
-        SystemClock(),
-        encoder_fingerprint,
-        (folder,),
-        1.0,
-        messages.send_dead_letter,
-        read_checkpoint,
-        messages.announce,
-    )
-    asyncio.run(handle_checkpoints(gate, list(read_topic(bootstrap, MODEL_CHECKPOINTS, prefix=prefix))))
-
-
-def replay(nearline: Nearline, folder: Path, start: str = "earliest", to: str = "1.0", **changes: Any) -> Any:
-    plan = plan_replay(nearline.source, ControlLog(nearline.store).refresh(), start, to)
-    encoder = EncoderCache(nearline.store).get(1, nearline.manifest.checkpoint_sha256)
-    return run_replay(nearline.source, plan, encoder, folder / "replay", SystemClock(), **changes)
+    return make_nearline(bootstrap_servers, tmp_path_factory.mktemp("nearline"))
 
 
 @pytest.mark.parametrize("batch_records", [1, 97])

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from infra.broker.record import recorded_address
 from infra.folders import user_data_dir
@@ -79,6 +80,16 @@ class LogSettings(Section):
     format: Literal["auto", "json", "text"] = "auto"  # auto: text on a terminal, JSON elsewhere
 
 
+class _Environment(EnvSettingsSource):
+    """Leaves a list that is no JSON as it is, so that it is refused by its name as any other value that does not fit."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return value
+
+
 class ProcessSettings(BaseSettings):
     """Base of one process's settings: a section per field. Make one with `load_settings`, never by calling the class."""
 
@@ -88,6 +99,18 @@ class ProcessSettings(BaseSettings):
     broker: BrokerSettings = Field(default_factory=BrokerSettings)
     index: IndexSettings = Field(default_factory=IndexSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What `load_settings` found, before the environment."""
+        return init_settings, _Environment(settings_cls)
 
     def bootstrap_servers(self) -> str:
         """The broker's address: the named one, else the running local broker's. Misconfigured when there is neither."""
@@ -176,7 +199,7 @@ def _from_environment(kind: type[ProcessSettings], environment: Mapping[str, str
             section, _, name = variable[len(PREFIX) :].lower().partition("__")
             names.setdefault(section, {})[name] = environment[variable]
     _known(kind, names, "environment")
-    source = EnvSettingsSource(kind)
+    source = _Environment(kind)
     source.env_vars = {variable.lower(): value for variable, value in environment.items()}
     return source()
 
@@ -246,6 +269,5 @@ def _misfit(error: ValidationError, origins: Mapping[tuple[str, str], str]) -> M
     first = error.errors(include_url=False)[0]
     section, name = (str(part) for part in (*first["loc"], "", "")[:2])
     origin = origins.get((section, name), "default")
-    return Misconfigured(
-        "setting_invalid", f"{section}.{name} from {origin} is {first['input']!r}: {first['msg']}; correct it and start again"
-    )
+    wanted = 'expected a list, like ["a", "b"]' if first["type"] == "tuple_type" else first["msg"]
+    return Misconfigured("setting_invalid", f"{section}.{name} from {origin} is {first['input']!r}: {wanted}; correct it and start again")

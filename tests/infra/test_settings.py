@@ -77,6 +77,13 @@ def test_a_value_that_does_not_fit_is_refused_with_its_origin() -> None:
         load_settings(InfraSettings, environment={"AIF_INDEX__SHARDS": "many"})
 
 
+def test_a_list_that_is_no_json_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended `aif worker` with a stack trace."""
+    monkeypatch.setenv("AIF_TRAIN__SEEDS", "3,4")
+    with pytest.raises(Misconfigured, match=r"train\.seeds from environment AIF_TRAIN__SEEDS is '3,4': expected a list, like"):
+        load_settings(_TrainSettings)
+
+
 def test_settings_of_another_process_in_the_same_environment_are_left_alone() -> None:
     environment = {"AIF_TRAIN__SEEDS": "[3, 4]"}
     assert load_settings(InfraSettings, environment=environment).index.shards == 4

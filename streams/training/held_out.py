@@ -29,7 +29,9 @@ _PARTS = 10_000
 
 
 def keep_out(data: TrainingSet, share: float) -> tuple[TrainingSet, TrainingSet]:
-    """(what is learnt, the latest requests of the users who are kept out)."""
+    """(what is learnt, the latest requests of the users who are kept out). Nobody is, where that would be less than one of them on average."""
+    if share * len(data.histories.index) < 1:
+        return data, data.take(np.empty(0, np.int64))
     part_U = np.array([xxhash.xxh64_intdigest(str(user).encode()) % _PARTS for user in data.histories.index], np.int64)
     out_Q = (part_U < round(share * _PARTS))[data.user_Q]
     out = np.flatnonzero(out_Q)

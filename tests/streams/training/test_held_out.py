@@ -40,6 +40,12 @@ def test_a_user_is_learnt_or_kept_out_as_a_whole_and_by_the_id_alone() -> None:
     assert len(keep_out(joined(range(1, 900)), 0.5)[1]) == held_out.REQUESTS_MAX
 
 
+def test_of_a_few_users_nobody_is_kept_out() -> None:
+    one = next(iter(users_of(keep_out(joined(range(1, 400)), 0.1)[1])))
+    learnt, held = keep_out(joined(range(int(str(one)), int(str(one)) + 1)), 0.1)
+    assert (len(learnt), len(held)) == (2, 0)
+
+
 @pytest.mark.parametrize(("sign", "auc", "recall"), [(1, 1.0, 1.0), (-1, 0.0, 0.0)])
 def test_clicked_items_are_looked_for_among_those_shown_and_drawn(
     sign: int, auc: float, recall: float, monkeypatch: pytest.MonkeyPatch

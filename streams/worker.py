@@ -88,7 +88,7 @@ class Worker:
             apply_topics(self.bootstrap, self.prefix, index.shards, index.user_partitions)
         if self.control_log.refresh().init is None:
             check_holds_no_shard(self.folder, self.store.url)
-        self.store.remove_dead_scratch()
+        self.store.scratch.remove_dead()
         return ensure_init(self.control_log, self._describe_index(), self.clock.now_ms(), f"worker-{os.getpid()}")
 
     def _describe_index(self, deadline_s: float = _START_S_MAX) -> Init:

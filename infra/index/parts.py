@@ -119,7 +119,7 @@ def is_tombstone(increment: bytes) -> bool:
 
 def _write_part(store: IndexStore, directory: str, make: Callable[[Path], list[str]]) -> tuple[PartFile, ...]:
     """Makes an SST directory in a private folder, then puts it into the store file by file. Nobody knows its name before it is whole."""
-    with store.scratch("part") as scratch:
+    with store.scratch.open("part") as scratch:
         made = scratch / "part"
         names = make(made)
         files = tuple(PartFile(name, (made / name).stat().st_size, sha256_of_file(made / name)) for name in names)
@@ -179,7 +179,7 @@ def read_incremental_part(store: IndexStore, part: Part, verify: bool = True) ->
 def verify_part(store: IndexStore, part: Part) -> None:
     """Check presence, size and sha256 of every file of a part. With a store in a bucket, this machine has copies of them afterwards. Raises the first
     fault that it finds: Corrupted (`bad_part_file`), Unavailable (`missing_file`)."""
-    with store.scratch("verify") as folder:
+    with store.scratch.open("verify") as folder:
         for file in part.files:
             store.fetch(part.directory, file, folder / file.name)
 
@@ -190,7 +190,7 @@ def find_part_faults(store: IndexStore, part: Part) -> list[str]:
     for file in part.files:
         path = f"{part.directory}/{file.name}"
         try:
-            size = store.size_bytes(path)
+            size = store.stat(path).size_bytes
             sha256 = store.sha256(path) if size == file.size_bytes else ""
             if sha256 != file.sha256:
                 raise bad_part_file(path, file, size, sha256)
@@ -214,7 +214,7 @@ def _read_entries(store: IndexStore, part: Part, verify: bool) -> Iterator[tuple
 @contextlib.contextmanager
 def open_part(store: IndexStore, part: Part, verify: bool = False) -> Iterator[Database]:
     """Open a part that has files, to look up single rows. Unless it is verified, only RocksDB's own checksums of what is read are checked."""
-    with store.scratch("read") as folder:
+    with store.scratch.open("read") as folder:
         for file in part.files:  # SST files as links, the rest as copies
             store.fetch(part.directory, file, folder / file.name, verify=verify, link=file.name.endswith(".sst"))
         with contextlib.closing(open_read_only(folder)) as database:

@@ -61,7 +61,7 @@ def _is_wanted(state: ControlState, version: int, revision: int) -> bool:
 
 def _look(store: IndexStore, path: str) -> StoreFile | None:
     try:
-        return StoreFile(path, store.modified_ms(path), store.size_bytes(path))
+        return store.stat(path)
     except Unavailable as error:
         if error.code == "missing_file":
             return None

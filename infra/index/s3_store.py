@@ -21,7 +21,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +31,7 @@ from urllib.parse import parse_qsl, urlsplit
 from infra.folders import user_cache_dir
 from infra.index.file_cache import FileCache
 from infra.index.store_path import check_store_path
-from infra.scratch import SCRATCH_AGE_S_MIN, ScratchFolders, disk_errors
+from infra.scratch import ScratchFolders, disk_errors
 from schemas.errors import Corrupted, Misconfigured, Unavailable
 from schemas.index.manifest import PartFile
 from schemas.index.retention import StoreFile
@@ -101,7 +101,7 @@ def _bad_url(url: str, why: str) -> Misconfigured:
     return Misconfigured("index_store_url", f"index store {url!r}: {why}; give {_HOW_TO}")
 
 
-def open_s3_store(url: str) -> "S3Store":
+def open_s3_store(url: str, rest: Callable[[], None] = lambda: None) -> "S3Store":
     """The store at `url`, whose bucket exists. Raises Misconfigured (`index_store_url`), Unavailable (`store_unreachable`, `store_refused`)."""
     address = decode_s3_url(url)
     try:
@@ -109,7 +109,7 @@ def open_s3_store(url: str) -> "S3Store":
         cache = FileCache(address.cache_dir.resolve(strict=True), address.cache_bytes)
     except OSError as error:
         raise _bad_url(url, f"its cache folder cannot be used: {error}") from error
-    store = S3Store(url, _open_objects(address, _ANSWER_S_MAX), _open_objects(address, _TRANSFER_S_MAX), cache, endpoint_of(address))
+    store = S3Store(url, _open_objects(address, _ANSWER_S_MAX), _open_objects(address, _TRANSFER_S_MAX), cache, endpoint_of(address), rest)
     try:
         store.look()
     except Unavailable as error:
@@ -145,10 +145,18 @@ def _open_objects(address: S3Address, request_s_max: float) -> "Objects":
 class S3Store:
     """See the module, and IndexStore. Thread-safe. `transfers`: the client for what may be large."""
 
-    def __init__(self, url: str, objects: "Objects", transfers: "Objects", cache: FileCache, endpoint: str = "") -> None:
-        self.url, self.local_root, self.rest = url, cache.root, lambda: None
+    def __init__(
+        self,
+        url: str,
+        objects: "Objects",
+        transfers: "Objects",
+        cache: FileCache,
+        endpoint: str = "",
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.url, self.local_root, self._rest = url, cache.root, rest
         self._objects, self._transfers, self._cache, self._endpoint = objects, transfers, cache, endpoint or "Amazon S3"
-        self._scratch = ScratchFolders(cache.root)
+        self.scratch = ScratchFolders(cache.root)
 
     # --- writing -------------------------------------------------------------------------------------------------------------
 
@@ -160,7 +168,7 @@ class S3Store:
         """See IndexStore. Bytes that are put again are written once more, so they count as put now."""
         if self._create(path, data, len(data)):
             return
-        if self.size_bytes(path) != len(data) or self.get(path, len(data)) != data:
+        if self.stat(path).size_bytes != len(data) or self.get(path, len(data)) != data:
             raise self._exists(path)
         with self._errors(path):
             obstore.put(self._client(len(data)), path, data)
@@ -237,7 +245,7 @@ class S3Store:
     def exists(self, path: str) -> bool:
         """See IndexStore."""
         try:
-            self._head(path)
+            self.stat(path)
         except Unavailable as error:
             if error.code == "missing_file":
                 return False
@@ -255,29 +263,18 @@ class S3Store:
             check_store_path(folder)
         with self._errors(prefix):
             found = [meta for page in obstore.list(self._objects, f"{folder}/" if folder else None) for meta in page]
-        return [
-            StoreFile(meta["path"], _put_ms(meta), meta["size"])
-            for meta in sorted(found, key=lambda meta: meta["path"])
-            if meta["path"].startswith(prefix)
-        ]
+        return [_store_file(meta) for meta in sorted(found, key=lambda meta: meta["path"]) if meta["path"].startswith(prefix)]
 
     def look(self) -> None:
         """Asks for the first page of the control log. Raises Unavailable (`bucket_missing`, `store_unreachable`, `store_refused`, `store_full`)."""
         with self._errors("control"):
             next(iter(obstore.list(self._objects, "control/", chunk_size=1)), None)
 
-    def size_bytes(self, path: str) -> int:
-        """See IndexStore."""
-        return int(self._head(path)["size"])
-
-    def modified_ms(self, path: str) -> int:
+    def stat(self, path: str) -> StoreFile:
         """See IndexStore. The store tells whole seconds."""
-        return _put_ms(self._head(path))
-
-    def _head(self, path: str) -> Any:
         check_store_path(path)
         with self._errors(path):
-            return obstore.head(self._objects, path)
+            return _store_file(obstore.head(self._objects, path))
 
     def sha256(self, path: str) -> str:
         """See IndexStore: the object is read, not the copy in the cache."""
@@ -291,7 +288,7 @@ class S3Store:
         path = f"{directory}/{file.name}"
         check_store_path(path)
         with disk_errors(path):
-            self._cache.take(file, into, lambda target: self._download(path, target), verify=verify, link=link, rest=self.rest)
+            self._cache.take(file, into, lambda target: self._download(path, target), verify=verify, link=link, rest=self._rest)
 
     def _download(self, path: str, target: Path) -> str:
         digest = hashlib.sha256()
@@ -308,22 +305,12 @@ class S3Store:
         with self._errors(path):
             for piece in obstore.get(self._transfers, path).stream(_STREAM_BYTES):
                 yield bytes(piece)
-                self.rest()
+                self._rest()
 
     def uri(self, path: str) -> str:
         """See IndexStore."""
         check_store_path(path)
         return f"{self.url.partition('?')[0].rstrip('/')}/{path}"
-
-    # --- this machine -----------------------------------------------------------------------------------------------------------
-
-    def scratch(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """See IndexStore."""
-        return self._scratch.open(name)
-
-    def remove_dead_scratch(self, age_s_min: float = SCRATCH_AGE_S_MIN) -> int:
-        """See IndexStore."""
-        return self._scratch.remove_dead(age_s_min)
 
     @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:
@@ -355,8 +342,8 @@ class S3Store:
         return Unavailable("store_unreachable", f"{path} of {self.url}, at {self._endpoint}: {said}; {hint}")
 
 
-def _put_ms(meta: Any) -> int:
-    return int(meta["last_modified"].timestamp() * 1000)
+def _store_file(meta: Any) -> StoreFile:
+    return StoreFile(meta["path"], int(meta["last_modified"].timestamp() * 1000), int(meta["size"]))
 
 
 def _first_line(text: str) -> str:

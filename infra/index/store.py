@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from infra.files import TEMPORARY_PREFIX, fsync_folder, is_disk_full, link_or_copy, put_exclusive, sha256_of_file
 from infra.index.file_cache import bad_part_file
 from infra.index.store_path import check_store_path
-from infra.scratch import SCRATCH_AGE_S_MIN, ScratchFolders, disk_errors
+from infra.scratch import ScratchFolders, disk_errors
 from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
 from schemas.index.manifest import PartFile
 from schemas.index.retention import StoreFile
@@ -32,12 +32,12 @@ class IndexStore(Protocol):
     Unavailable if the store or the disk does not answer; then the call may be repeated.
 
     `url` opens the same store in another process. `local_root` is the folder of this machine that has its files, or copies of them.
-    `rest` is called after each piece of a file that is hashed: a process that gives way to others sets it.
+    `scratch` has private folders in `local_root`, so that `put_file` and `fetch` can link.
     """
 
     url: str
     local_root: Path
-    rest: Callable[[], None]
+    scratch: ScratchFolders
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
         """Create a file. Returns False if it exists already, unchanged; of several writers exactly one gets True."""
@@ -67,12 +67,8 @@ class IndexStore(Protocol):
         """The same with their sizes and the times at which they were put."""
         ...
 
-    def size_bytes(self, path: str) -> int:
-        """Size of a file. Raises Unavailable (`missing_file`)."""
-        ...
-
-    def modified_ms(self, path: str) -> int:
-        """When the file was put, by the store's own clock (B10, B12). Raises Unavailable (`missing_file`)."""
+    def stat(self, path: str) -> StoreFile:
+        """Size of a file, and when it was put by the store's own clock (B10, B12). Raises Unavailable (`missing_file`)."""
         ...
 
     def sha256(self, path: str) -> str:
@@ -95,17 +91,10 @@ class IndexStore(Protocol):
         """Remove a file, if it is there."""
         ...
 
-    def scratch(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """A private, empty folder in `local_root` (so that `put_file` and `fetch` can link), removed afterwards."""
-        ...
 
-    def remove_dead_scratch(self, age_s_min: float = SCRATCH_AGE_S_MIN) -> int:
-        """Remove the `scratch` folders that killed processes have left; how many. Those of living processes are never touched."""
-        ...
-
-
-def open_index_store(url: str) -> IndexStore:
-    """The store at `url`: a folder, as a path or `file:///path`, made if missing; or `s3://bucket/prefix` (s3_store.py).
+def open_index_store(url: str, rest: Callable[[], None] = lambda: None) -> IndexStore:
+    """The store at `url`: a folder, as a path or `file:///path`, made if missing; or `s3://bucket/prefix` (s3_store.py). `rest` is called after each piece of a
+    file that is hashed, for a process that gives way to others.
 
     Misconfigured (`index_store_url`) for anything else; Unavailable where an object store does not answer.
     """
@@ -113,7 +102,7 @@ def open_index_store(url: str) -> IndexStore:
     if parts.scheme == "s3":
         from infra.index.s3_store import open_s3_store  # its client is an extra
 
-        return open_s3_store(url)
+        return open_s3_store(url, rest)
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
         raise Misconfigured(
             "index_store_url", f"index store {url!r} is neither a folder nor a bucket; give a path, file:///path, or s3://bucket/prefix"
@@ -121,7 +110,7 @@ def open_index_store(url: str) -> IndexStore:
     folder = Path(unquote(parts.path) if parts.scheme else url).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return FolderStore(folder.resolve(strict=True))
+        return FolderStore(folder.resolve(strict=True), rest)
     except OSError as error:
         raise Misconfigured("index_store_url", f"index store {url!r} cannot be used: {error}") from error
 
@@ -153,10 +142,10 @@ def check_exclusive_create(store: IndexStore) -> None:
 class FolderStore:
     """An index store in a local or shared folder. `root` is absolute and without links."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, rest: Callable[[], None] = lambda: None) -> None:
         self.root = self.local_root = root
-        self.url, self.rest = str(root), lambda: None
-        self._scratch = ScratchFolders(root)
+        self.url, self._rest = str(root), rest
+        self.scratch = ScratchFolders(root)
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
         """See IndexStore."""
@@ -168,7 +157,7 @@ class FolderStore:
         """See IndexStore. Bytes that are put again count as put now, because their writer relies on the file for the grace period of removal."""
         if self.put_exclusive(path, data):
             return
-        if self.size_bytes(path) != len(data) or self.get(path, len(data)) != data:
+        if self.stat(path).size_bytes != len(data) or self.get(path, len(data)) != data:
             raise Corrupted("file_exists", f"{path} exists in {self.root} with other bytes; a visible file never changes")
         with disk_errors(path):
             os.utime(self.local_path(path))
@@ -227,29 +216,23 @@ class FolderStore:
         found = []
         for path in self.list(prefix):
             with self._errors(path), contextlib.suppress(FileNotFoundError):
-                status = (self.root / path).stat()
-                found.append(StoreFile(path, status.st_mtime_ns // 1_000_000, status.st_size))
+                found.append(_store_file(path, self.root / path))
         return found
 
-    def size_bytes(self, path: str) -> int:
+    def stat(self, path: str) -> StoreFile:
         """See IndexStore."""
         with self._errors(path):
-            return self.local_path(path).stat().st_size
-
-    def modified_ms(self, path: str) -> int:
-        """See IndexStore."""
-        with self._errors(path):
-            return self.local_path(path).stat().st_mtime_ns // 1_000_000
+            return _store_file(path, self.local_path(path))
 
     def sha256(self, path: str) -> str:
         """See IndexStore."""
         with self._errors(path):
-            return sha256_of_file(self._plain_file(path), self.rest)
+            return sha256_of_file(self._plain_file(path), self._rest)
 
     def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
         """See IndexStore."""
         path = f"{directory}/{file.name}"
-        size = self.size_bytes(path)
+        size = self.stat(path).size_bytes
         sha256 = self.sha256(path) if verify and size == file.size_bytes else ""
         if size != file.size_bytes or (verify and sha256 != file.sha256):
             raise bad_part_file(path, file, size, sha256)
@@ -291,14 +274,6 @@ class FolderStore:
             except OSError:  # not empty, or somebody was faster
                 return
 
-    def scratch(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """See IndexStore."""
-        return self._scratch.open(name)
-
-    def remove_dead_scratch(self, age_s_min: float = SCRATCH_AGE_S_MIN) -> int:
-        """See IndexStore."""
-        return self._scratch.remove_dead(age_s_min)
-
     def _place(self, path: str) -> Path:
         """Where to put a file. Makes its folder."""
         target = self.local_path(path)
@@ -319,6 +294,11 @@ class FolderStore:
             raise Unavailable(
                 "store_unreadable", f"{path} in {self.root} cannot be read: {error}; look at its permissions and the disk"
             ) from error
+
+
+def _store_file(path: str, place: Path) -> StoreFile:
+    status = place.stat()
+    return StoreFile(path, status.st_mtime_ns // 1_000_000, status.st_size)
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -15,7 +15,7 @@ def fetch_store_time_ms(store: IndexStore) -> int:
     path = f"probes/{secrets.token_hex(8)}"
     store.put_exclusive(path, b"")
     try:
-        return store.modified_ms(path)
+        return store.stat(path).put_ms
     finally:
         store.remove(path)
 

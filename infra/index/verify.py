@@ -13,6 +13,7 @@ from schemas.errors import AifError
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.manifest import Manifest, Seal, checkpoint_path
+from schemas.index.retention import StoreFile
 from schemas.limits import MIB
 
 QUICK_LOOK_BYTES_MAX = 16 * MIB  # of one checkpoint that a command reads in passing: 20 ms
@@ -57,7 +58,7 @@ class CheckpointFaults:
 
     def __init__(self, store: IndexStore, bytes_max: int = QUICK_LOOK_BYTES_MAX) -> None:
         self._store, self._bytes_max = store, bytes_max
-        self._known: dict[str, tuple[tuple[int, int], str]] = {}  # by sha256: size and time of the file that was read, and its fault
+        self._known: dict[str, tuple[StoreFile, str]] = {}  # by sha256: the file that was read, and its fault
 
     def find(self, versions: Iterable[VersionStatus]) -> dict[int, str]:
         """The fault of each of these versions' checkpoints; a whole one is not named."""
@@ -68,11 +69,11 @@ class CheckpointFaults:
         path = checkpoint_path(sha256)
         if not self._store.exists(path):
             return "is missing"
-        stamp = self._store.size_bytes(path), self._store.modified_ms(path)
-        if stamp[0] > self._bytes_max:
+        file = self._store.stat(path)
+        if file.size_bytes > self._bytes_max:
             return ""
-        if self._known.get(sha256, (None, ""))[0] != stamp:
-            self._known[sha256] = stamp, _find_checkpoint_fault(self._store, sha256)
+        if self._known.get(sha256, (None, ""))[0] != file:
+            self._known[sha256] = file, _find_checkpoint_fault(self._store, sha256)
         return self._known[sha256][1]
 
 

@@ -63,15 +63,15 @@ def _remember_deletes(increments: Iterator[tuple[bytes, bytes]], deleted: list[t
         yield key, value
 
 
-def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables) -> None:
-    """Reads one shard into the tables; the store's `rest` is called after each block. Raises Corrupted if counts or digests differ from the seal's."""
+def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables, rest: Callable[[], None] = lambda: None) -> None:
+    """Reads one shard into the tables; `rest` is called after each block. Raises Corrupted if counts or digests differ from the seal's."""
     layout, deleted = manifest.layout, list[tuple[bytes, bytes]]()
     digest = ShardDigest(layout, manifest.model_id, manifest.lsh_version)
     increments = _remember_deletes(read_incremental_part(store, seal.incremental), deleted)
     for block in merge_parts(layout, read_full_part(store, seal.full, layout), increments):
         digest.update(block)
         _apply(tables, _changes_of(layout, block))
-        store.rest()
+        rest()
     _check(seal, digest)
     _apply(tables, _changes_of_deletes(layout, deleted))
 
@@ -104,7 +104,7 @@ def _check(seal: Seal, digest: ShardDigest) -> None:
 
 
 class Pace:
-    """Rests so that this process uses at most `share` of a core from here on. Time that it waited for a core counts as rest."""
+    """Rests so that this process uses at most `share` of a core since it began. Time that it waited for a core counts as rest."""
 
     def __init__(
         self,
@@ -114,7 +114,11 @@ class Pace:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._share, self._clock, self._spent, self._sleep = share, clock, spent, sleep
-        self._began_s, self._spent_s = clock(), spent()
+        self.begin()
+
+    def begin(self) -> None:
+        """Counts from now on."""
+        self._began_s, self._spent_s = self._clock(), self._spent()
 
     def rest(self) -> None:
         """To be called after each piece of work; a piece should be shorter than a request."""
@@ -147,20 +151,22 @@ class IndexReader:
 
     def load(self, request: dict[str, Any], _: int | None) -> dict[str, Any]:
         """Fills a slot. Returns {"rows", "id_bytes"}, from which the other side plans the same arrays."""
-        store, manifest = _open(request)
+        pace = Pace(self.share)
+        store, manifest = _open(request, pace.rest)
         memory = self._slots[request["slot"]]
         rows, id_bytes = _measure(store, manifest)
         plan = plan_slot(manifest.layout, memory.size_bytes, rows, id_bytes)
         arrays = open_arrays(plan, memory.buffer)
         reset_arrays(arrays)
-        tables, store.rest = Tables(manifest.layout, plan, arrays), Pace(self.share).rest
+        tables = Tables(manifest.layout, plan, arrays)
+        pace.begin()
         for seal in manifest.seals:
-            fill_shard(store, manifest, seal, tables)
+            fill_shard(store, manifest, seal, tables, pace.rest)
         return {"rows": rows, "id_bytes": id_bytes}
 
 
-def _open(request: dict[str, Any]) -> tuple[IndexStore, Manifest]:
-    store = open_index_store(request["store"])
+def _open(request: dict[str, Any], rest: Callable[[], None] = lambda: None) -> tuple[IndexStore, Manifest]:
+    store = open_index_store(request["store"], rest)
     return store, decode_manifest(store.get(request["manifest"]), request["sha256"])
 
 

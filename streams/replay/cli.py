@@ -186,7 +186,7 @@ def _announce(store: "IndexStore", status: "VersionStatus") -> "CheckpointRecord
     path = checkpoint_path(status.checkpoint_sha256)
     return CheckpointRecord(
         uri=store.uri(path),
-        size_bytes=store.size_bytes(path),
+        size_bytes=store.stat(path).size_bytes,
         sha256=status.checkpoint_sha256,
         model_id=status.model_id,
         feature_schema=status.feature_schema,

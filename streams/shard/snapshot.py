@@ -63,7 +63,7 @@ def list_snapshots(store: IndexStore, shard: int) -> tuple[list[FoundSnapshot], 
             continue
         try:
             snapshot = decode_stored_snapshot(store, path)
-            found.append(FoundSnapshot(snapshot, store.modified_ms(path)))
+            found.append(FoundSnapshot(snapshot, store.stat(path).put_ms))
         except AifError as error:
             if error.code != "missing_file":  # removed between the list and the read
                 wrong.append(f"{path}: {error}")

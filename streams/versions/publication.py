@@ -104,7 +104,7 @@ class Publication:
 
     def revise(self, state: ControlState, interval_ms: int) -> list[Revision]:
         """Wants a new revision of every version whose last publish is older than the interval, by the store's file times (B10). Returns those it wrote."""
-        published_ms = {s.version: self.store.modified_ms(manifest_path(s.version, s.revision)) for s in state.receiving if s.revision >= 0}
+        published_ms = {s.version: self.store.stat(manifest_path(s.version, s.revision)).put_ms for s in state.receiving if s.revision >= 0}
         return [due for due in plan_revisions(state, published_ms, self.clock.now_ms(), interval_ms) if self._want(due)]
 
     def _want(self, due: Revision) -> bool:

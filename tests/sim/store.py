@@ -76,12 +76,9 @@ class MemoryStore:
     def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
         return [StoreFile(path, self.modified[path], len(self.files[path])) for path in self.list(prefix)]
 
-    def size_bytes(self, path: str) -> int:
-        return len(self.get(path))
-
-    def modified_ms(self, path: str) -> int:
-        self.get(path)
-        return self.modified[path]
+    def stat(self, path: str) -> StoreFile:
+        data = self.get(path)
+        return StoreFile(path, self.modified[path], len(data))
 
     def remove(self, path: str) -> None:
         self.files.pop(path, None)

@@ -161,9 +161,9 @@ def use_store(store: Any) -> list[object]:
         store.list("x/"),
         store.list(),
         store.list("none/"),
-        [(f.path, f.size_bytes, f.put_ms == store.modified_ms(f.path)) for f in store.list_files("x/")],
+        [(f.path, f.size_bytes, f == store.stat(f.path)) for f in store.list_files("x/")],
     ]
-    seen += [store.size_bytes("x/a.json"), code(lambda: store.modified_ms("x/none")), store.remove("x/a.json"), store.remove("x/a.json")]
+    seen += [store.stat("x/a.json").size_bytes, code(lambda: store.stat("x/none")), store.remove("x/a.json"), store.remove("x/a.json")]
     return [*seen, store.list()]
 
 
@@ -198,7 +198,7 @@ def read_rows(blocks: Any) -> list[tuple[bytes, bytes, bytes]]:
 
 def test_a_store_is_an_index_store() -> None:
     """As far as the shell uses it: the names of the interface, but for those that need a file system."""
-    local = {"put_file", "fetch", "sha256", "uri", "scratch", "remove_dead_scratch"}
+    local = {"put_file", "fetch", "sha256", "uri"}
     names = {name for name in vars(IndexStore) if not name.startswith("_")} - local
     assert names <= set(dir(memory_store())), names - set(dir(memory_store()))
 

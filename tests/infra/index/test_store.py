@@ -40,7 +40,7 @@ def test_a_list_has_no_unfinished_files(store: IndexStore) -> None:
         store.put_bytes(path, b"")
     assert isinstance(store, FolderStore)
     (store.root / "versions" / ".tmp-unfinished").write_bytes(b"")
-    with store.scratch("read") as folder:
+    with store.scratch.open("read") as folder:
         (folder / "private").write_bytes(b"")
         assert store.list("versions/1/") == ["versions/1/0/seals/00000-a.json", "versions/1/0/seals/00001-b.json"]
         assert len(store.list()) == 4

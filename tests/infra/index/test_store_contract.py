@@ -136,9 +136,9 @@ def test_a_file_is_put_from_a_local_one_and_never_replaced(store: IndexStore, tm
 
 def test_the_same_bytes_may_be_put_again_and_other_bytes_may_not(store: IndexStore) -> None:
     store.put_bytes("checkpoints/x.safetensors", b"same")
-    before_ms = store.modified_ms("checkpoints/x.safetensors")
+    before_ms = store.stat("checkpoints/x.safetensors").put_ms
     store.put_bytes("checkpoints/x.safetensors", b"same")
-    assert store.modified_ms("checkpoints/x.safetensors") >= before_ms
+    assert store.stat("checkpoints/x.safetensors").put_ms >= before_ms
     for other in (b"other", b"same and more", b"", b"Same"):
         with pytest.raises(Corrupted, match="file_exists"):
             store.put_bytes("checkpoints/x.safetensors", other)
@@ -155,7 +155,7 @@ def test_a_missing_file_and_a_file_that_is_too_large_are_named(store: IndexStore
     store.put_bytes("a", b"12345")
     store.put_bytes("empty", b"")
     assert store.get("a", 5) == b"12345" and store.get("empty") == b""
-    assert store.sha256("a") == hashlib.sha256(b"12345").hexdigest() and store.size_bytes("a") == 5
+    assert store.sha256("a") == hashlib.sha256(b"12345").hexdigest() and store.stat("a").size_bytes == 5
     with pytest.raises(Corrupted, match="file_too_large"):
         store.get("a", 4)
     assert store.exists("a") and not store.exists("a2") and not store.exists("a/b")
@@ -166,7 +166,7 @@ def test_a_list_is_sorted_over_all_its_pages_and_takes_a_prefix_that_ends_anywhe
     for name in reversed(names):
         store.put_exclusive(name, b"12")
     store.put_exclusive("versions/10/0/manifest.json", b"")
-    with store.scratch("read") as folder:
+    with store.scratch.open("read") as folder:
         (folder / "private").write_bytes(b"")
         assert store.list("versions/1/") == names
         assert store.list("versions/1/0/seals/0000") == names[:10]
@@ -175,7 +175,7 @@ def test_a_list_is_sorted_over_all_its_pages_and_takes_a_prefix_that_ends_anywhe
     assert store.list("versions/10/0/manifest.json") == ["versions/10/0/manifest.json"]
     assert store.list("nothing/here/") == []
     files = store.list_files("versions/1/0/seals/00003")
-    assert [(f.path, f.size_bytes, f.put_ms) for f in files] == [(names[3], 2, store.modified_ms(names[3]))]
+    assert [(f.path, f.size_bytes) for f in files] == [(names[3], 2)] and files[0] == store.stat(names[3])
 
 
 def test_remove_takes_a_file_away_and_twice_is_fine(store: IndexStore) -> None:
@@ -191,7 +191,7 @@ def test_a_file_is_fetched_whole_and_checked_and_a_copy_may_be_written(store: In
     data = os.urandom(5_000)
     file = PartFile("000001.sst", len(data), hashlib.sha256(data).hexdigest())
     store.put_exclusive("versions/1/full/a/000001.sst", data)
-    with store.scratch("read") as folder:
+    with store.scratch.open("read") as folder:
         store.fetch("versions/1/full/a", file, folder / "linked")
         store.fetch("versions/1/full/a", file, folder / "copied", link=False)
         (folder / "copied").write_bytes(b"mine")
@@ -203,12 +203,12 @@ def test_a_file_is_fetched_whole_and_checked_and_a_copy_may_be_written(store: In
         assert not (tmp_path / "wrong").exists()
 
 
-def test_whoever_gives_way_to_others_rests_after_each_mebibyte_that_is_hashed(store: IndexStore) -> None:
+def test_whoever_gives_way_to_others_rests_after_each_mebibyte_that_is_hashed(place: Place) -> None:
     data, rests = os.urandom(4 * MIB), list[int]()
     file = PartFile("000001.sst", len(data), hashlib.sha256(data).hexdigest())
+    store = open_index_store(place.url, lambda: rests.append(1))
     store.put_exclusive("versions/1/full/a/000001.sst", data)
-    store.rest = lambda: rests.append(1)
-    with store.scratch("read") as folder:
+    with store.scratch.open("read") as folder:
         store.fetch("versions/1/full/a", file, folder / "first")
         rests.clear()
         store.fetch("versions/1/full/a", file, folder / "again")  # of a bucket's, the copy on this machine is hashed
@@ -261,16 +261,16 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_holds_is_no
     code = f"""
 import os, signal
 from infra.index.store import open_index_store
-with open_index_store({place.url!r}).scratch("part") as folder:
+with open_index_store({place.url!r}).scratch.open("part") as folder:
     (folder / "half").write_bytes(b"x")
     os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     store = place.store
-    with store.scratch("read") as living:
+    with store.scratch.open("read") as living:
         assert len(list(store.local_root.glob(".tmp-scratch-*"))) == 2
-        assert store.remove_dead_scratch() == 0, "it is too young"
-        assert store.remove_dead_scratch(age_s_min=0) == 1
+        assert store.scratch.remove_dead() == 0, "it is too young"
+        assert store.scratch.remove_dead(age_s_min=0) == 1
         assert list(store.local_root.glob(".tmp-scratch-*")) == [living]
     with contextlib.suppress(Unavailable):
-        assert store.remove_dead_scratch(age_s_min=0) == 0
+        assert store.scratch.remove_dead(age_s_min=0) == 0

@@ -59,7 +59,7 @@ def test_every_damaged_file_is_named_at_once(store: FolderStore, manifest: Manif
 
 def test_a_look_in_passing_reads_no_large_checkpoint_and_a_whole_look_does(store: FolderStore, manifest: Manifest) -> None:
     state, path = ControlLog(store).refresh(), checkpoint_path(manifest.checkpoint_sha256)
-    size = store.size_bytes(path)
+    size = store.stat(path).size_bytes
     store.local_path(path).write_bytes(b"\0" * size)
     assert CheckpointFaults(store, size - 1).find(state.receiving) == {}, "how long it takes must not grow with the file"
     assert "is damaged" in find_checkpoint_faults(store, state, size)[manifest.version]

@@ -202,10 +202,10 @@ def test_a_table_that_does_not_read_while_it_is_used_is_set_aside_at_the_next_st
 def test_a_store_that_does_not_answer_is_waited_for_and_never_taken_for_an_empty_one(
     store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> bytes:
+    def fail(*_: object, **__: object) -> None:
         raise Unavailable("store_unreadable", "no answer")
 
-    monkeypatch.setattr(FolderStore, "size_bytes", fail)
+    monkeypatch.setattr(FolderStore, "fetch", fail)
     with pytest.raises(Unavailable, match="store_unreadable"):
         start(tmp_path / "second", store, WHOLE)
     assert not (tmp_path / "second").exists()

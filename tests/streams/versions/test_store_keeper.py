@@ -114,6 +114,6 @@ def test_a_file_that_was_put_again_since_the_plan_stays_and_so_do_files_of_other
     removals = plan_removals(state, read_store_content(world.store, state), rules)
     assert len(removals) == 1
     planned_long_ago = [dataclasses.replace(removals[0], at_ms=0)]
-    put_ms = world.store.modified_ms(removals[0].path)
+    put_ms = world.store.stat(removals[0].path).put_ms
     assert remove_due(world.store, planned_long_ago, put_ms + 10, rules, ()) == []
     assert remove_due(world.store, planned_long_ago, put_ms + 1_000, rules, ()) == planned_long_ago

@@ -7,7 +7,7 @@ mapped_catalogue.py       files as events, from what mapped_sources.py has loade
 file_chunks.py            files in chunks; file_format.py, json_lines.py: CSV and JSON lines
 tables.py                 the rows of a section, kept in a spool.py, ordered by sorted_rows.py; rejections.py: rows that became nothing
 columns.py                cells decoded; inferred_schema.py: what a mapping leaves open
-interactions.py           who did what when; shown_impressions.py and sampled_impressions.py: requests; held_out_period.py: what is measured
+interactions.py           who did what when; shown_impressions.py and sampled_impressions.py: requests
 item_rows.py              items; item_history.py, item_statistics.py, item_embeddings.py: what is known of them; item_states.py: as of any time;
                           item_changes.py: what comes after the evaluation time
 expected_takers.py, taken_together.py, text.py      features that are learnt from the data

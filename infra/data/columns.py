@@ -63,12 +63,18 @@ def _text(value: Any) -> str | None:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+def distinct(array: Array) -> tuple[pa.Array, np.ndarray]:
+    """(the different cells, a missing one among them; the place of each cell among these, [R]): what is decoded once for all that are alike."""
+    encoded = plain(array).dictionary_encode(null_encoding="encode")
+    return encoded.dictionary, encoded.indices.to_numpy()
+
+
 def decode_parts(array: Array, pattern: str) -> pa.Array:
     """The part of each cell's text that a regular expression matches (its first group, if it has one); missing if it does not match."""
-    encoded, search = plain(array).dictionary_encode(), re.compile(pattern).search
-    found = [search(text) if text is not None else None for text in decode_texts(encoded.dictionary)]
+    (cells, places), search = distinct(array), re.compile(pattern).search
+    found = [search(text) if text is not None else None for text in decode_texts(cells)]
     parts = [match[min(1, match.re.groups)] if match is not None else None for match in found]
-    return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(parts, pa.string())).dictionary_decode()
+    return pa.array(parts, pa.string()).take(pa.array(places))
 
 
 def spell_numbers(array: Array, decimal: str) -> pa.Array:
@@ -113,10 +119,9 @@ def holds_flags(array: Array, at_least: float | None = None) -> bool:
 
 def decode_membership(array: Array, values: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """(flags, known), both bool: whether each cell is one of the values, and whether it has a value."""
-    encoded = plain(array).dictionary_encode()
-    texts = [*decode_texts(encoded.dictionary), None]
-    codes = encoded.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)
-    return np.array([text in values for text in texts])[codes], np.array([text is not None for text in texts])[codes]
+    cells, places = distinct(array)
+    texts = decode_texts(cells)
+    return np.array([text in values for text in texts], bool)[places], np.array([text is not None for text in texts], bool)[places]
 
 
 def decode_flags(array: Array, at_least: float | None = None, words: bool | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from infra.data.columns import Array, IdForm, decode_ids, decode_texts, decode_times, plain
+from infra.data.columns import Array, IdForm, decode_ids, decode_texts, decode_times, distinct
 from infra.data.sorted_rows import sort_rows
 from infra.data.spool import BLOCK_ROWS, RowColumn, Spool, SpoolBounds
 from infra.data.tables import LoadedRows, LoadedTable
@@ -95,11 +95,9 @@ class IdPlaces:
 
     def encode(self, array: Array, form: IdForm | None = None) -> np.ndarray:
         """The place of the id in each cell, int64, -1 where there is none. `form` = of the whole column, where this is a part of it."""
-        encoded = plain(array).dictionary_encode()
-        ids = decode_ids(encoded.dictionary, self._kind, form.fractions if form is not None else None)
-        of_value = np.array([-1 if i is None else self.places.setdefault(i, len(self.places)) for i in ids] + [-1], np.int64)
-        codes = encoded.indices.fill_null(len(of_value) - 1).to_numpy(zero_copy_only=False)
-        return of_value[codes]
+        cells, places = distinct(array)
+        ids = decode_ids(cells, self._kind, form.fractions if form is not None else None)
+        return np.array([-1 if i is None else self.places.setdefault(i, len(self.places)) for i in ids], np.int64)[places]
 
     @property
     def ids(self) -> list[Id]:
@@ -118,10 +116,9 @@ class _Kinds:
         """Passing codes of some rows."""
         if not rows.has("kind"):
             return np.zeros(len(rows), np.int64)
-        encoded = plain(rows.array("kind")).dictionary_encode()
-        names = [kind_name(text) for text in [*decode_texts(encoded.dictionary), None]]
-        of_value = np.array([self._codes.setdefault(name, len(self._codes)) for name in names], np.int64)
-        code_R = of_value[encoded.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False)]
+        cells, places = distinct(rows.array("kind"))
+        names = map(kind_name, decode_texts(cells))
+        code_R = np.array([self._codes.setdefault(name, len(self._codes)) for name in names], np.int64)[places]
         self._count += [0] * (len(self._codes) - len(self._count))
         for code, count in enumerate(np.bincount(code_R).tolist()):
             self._count[code] += count

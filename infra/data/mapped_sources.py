@@ -5,7 +5,9 @@ Memory: for each user and item what interactions.py and item_rows.py say. Rows o
 disk beyond that.
 """
 
+import datetime as dt
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -13,9 +15,8 @@ import numpy as np
 
 from infra.clock import DAY_MS
 from infra.data.columns import decode_numbers
-from infra.data.held_out_period import HeldOutPeriod, find_period
 from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers
-from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times
+from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times, times_of_constant
 from infra.data.item_embeddings import ItemEmbeddings, ItemMarks
 from infra.data.item_history import read_item_history
 from infra.data.item_rows import ItemRows, read_item_rows
@@ -35,6 +36,15 @@ from schemas.ids import IdKind
 
 _KINDS_MAX = 64
 _WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
+_HELD_OUT_SHARE = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutPeriod:
+    """[start, end) in ms since 1970: nothing from `start` on becomes an event; items taken before `end` are the right answers."""
+
+    start_ms: int
+    end_ms: int
 
 
 class MappedSources:
@@ -126,10 +136,33 @@ class MappedSources:
 
     @cached_property
     def period(self) -> HeldOutPeriod | None:
-        """When the held-out users are measured; None where nobody did anything."""
+        """When the held-out users are measured: from the [evaluation] of the mapping, or the last part of the positives; None where nobody did anything."""
         if not len(self.positives):
             return None
-        return find_period(self.mapping.holdout, self.positives, self.history, self.reject)
+        holdout, times = self.mapping.holdout, self.positives.time_X
+        last = int(times[-1])
+        if not holdout.hold_out:
+            return HeldOutPeriod(max(last, int(self.history.time_X[-1])) + 1, last + 1)
+        end = last + 1 if holdout.end is None else self._evaluation_time(holdout.end, "until")
+        if holdout.start is not None:
+            start = self._evaluation_time(holdout.start, "from")
+        else:
+            count = self.positives.before(end)
+            start = int(times[min(count - 1, int(count * (1 - _HELD_OUT_SHARE)))])
+        if start >= end:
+            raise self.reject("[evaluation] until", f"= {holdout.end} must come after the time from which is measured, {_spelt(start)}")
+        return HeldOutPeriod(start, min(end, last + 1))
+
+    def _evaluation_time(self, value: str | float, key: str) -> int:
+        """A time of [evaluation], which has to lie within the positives, or may be after them where it is the end."""
+        found, first, last = times_of_constant(value), int(self.positives.time_X[0]), int(self.positives.time_X[-1])
+        if found <= 0:
+            raise self.reject(f"[evaluation] {key}", f"is {value!r}, expected a date or time like 2011-10-01")
+        if found <= first or (found > last and key != "until"):
+            raise self.reject(
+                f"[evaluation] {key}", f"= {value} must lie within the positives, which are from {_spelt(first)} to {_spelt(last)}"
+            )
+        return found
 
     @cached_property
     def now_ms(self) -> int:
@@ -311,3 +344,7 @@ class MappedSources:
         """How far apart the cuts of sampled impressions are."""
         days = self.mapping.sampling.every_days
         return self.window_ms() if days is None else round(days * DAY_MS)
+
+
+def _spelt(time_ms: int) -> str:
+    return dt.datetime.fromtimestamp(time_ms / 1_000, dt.UTC).isoformat(timespec="seconds")

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, holds_flags, plain
+from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, distinct, holds_flags, plain
 from infra.data.interactions import Interactions, read_interactions
 from infra.data.mapping import OUTCOME, Impressions
 from infra.data.sorted_rows import sort_rows
@@ -124,9 +124,8 @@ def _request_codes(rows: LoadedRows) -> np.ndarray:
     """What groups rows into requests, always within one user: the request's id, or the time."""
     if not rows.has("request"):
         return rows.numbers(_TIME)
-    encoded = plain(rows.array("request")).dictionary_encode()
-    of_value = np.array([_code(text) for text in [*decode_texts(encoded.dictionary), None]], np.int64)
-    return of_value[encoded.indices.fill_null(len(of_value) - 1).to_numpy(zero_copy_only=False)]
+    cells, places = distinct(rows.array("request"))
+    return np.array([_code(text) for text in decode_texts(cells)], np.int64)[places]
 
 
 def _code(text: str | None) -> int:

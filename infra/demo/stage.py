@@ -37,6 +37,7 @@ _WARM = (
     "serving.engine_kernels:load_compiled_kernels",
 )
 _READY_S_MAX = 180.0
+_ENDED_S_MAX = 600.0
 _REMOVE_S_MAX = 5.0
 
 
@@ -127,13 +128,13 @@ class Stage:
         self.services.append(Supervised(lambda: self.start(name, *arguments), say, heartbeat))
         return self.services[-1]
 
-    def run(self, name: str, *arguments: str, timeout_s: float = 600.0) -> str:
+    def run(self, name: str, *arguments: str) -> str:
         """One `aif` command to its end; returns its log. Raises Unavailable with the end of the log if it fails."""
-        return self.finish(self.start(name, *arguments), timeout_s)
+        return self.finish(self.start(name, *arguments))
 
-    def finish(self, child: Child, timeout_s: float = 600.0) -> str:
+    def finish(self, child: Child) -> str:
         """Waits for a child to end and returns its log."""
-        wait_until(lambda: not child.alive(), timeout_s, f"{child.name} to end (log {child.log_path})")
+        wait_until(lambda: not child.alive(), _ENDED_S_MAX, f"{child.name} to end (log {child.log_path})")
         if child.process.wait() != 0:
             raise Unavailable(
                 "child_failed", f"{child.name} ended with exit code {child.process.returncode}; log {child.log_path}:\n{child.log_tail()}"

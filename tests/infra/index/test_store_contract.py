@@ -149,7 +149,7 @@ def test_the_same_bytes_may_be_put_again_and_other_bytes_may_not(store: IndexSto
 
 def test_a_missing_file_and_a_file_that_is_too_large_are_named(store: IndexStore, tmp_path: Path) -> None:
     absent = PartFile("such", 1, "0" * 64)
-    for ask in (store.get, store.size_bytes, store.modified_ms, store.sha256, lambda _: store.fetch("no", absent, tmp_path / "x")):
+    for ask in (store.get, store.stat, store.sha256, lambda _: store.fetch("no", absent, tmp_path / "x")):
         with pytest.raises(Unavailable, match="missing_file"):
             ask("no/such")
     store.put_bytes("a", b"12345")

@@ -25,7 +25,8 @@ from serving.settings import ServeSection
 from tests.serving.calls.test_refusal import open_overloaded
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, connect, open_front
-from tests.serving.protocols.test_hostile import METHOD, frame, infer_message
+from tests.serving.protocols.test_grpc_port import frame
+from tests.serving.protocols.test_hostile import METHOD, infer_message
 
 REQUESTS_MAX = 2
 BODY = b'{"user_id": 1, "item_ids": [%d], "deadline_ms": 20000}'

@@ -157,9 +157,8 @@ class UserFollower:
             misfit = find_misfit(self._store.state, log, self._clock.now_ms())
             if misfit:
                 self._rebuild(misfit)
-            if (
-                not self._store.state.next_offsets
-            ):  # it begins now, and lacks nothing that the log loses later; a stop before its end can go on
+            # A view that begins now lacks nothing that the log loses later: stopped before the log's end, it can go on.
+            if not self._store.state.next_offsets:
                 self._store.note_seen(self._clock.now_ms(), {topic: found.topic_id for topic, found in log.items()})
             self._name_other_partitions(log)
             self._log_at_start = log

@@ -30,7 +30,8 @@ from serving.engine.behaviour_blocks import LANES, arrange_behaviours, pack_word
 from serving.engine.history import find_slots
 from serving.engine.loop import Engine
 from serving.engine.panels import padded
-from serving.engine.tier_counts import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS, build_word_table, plan_limits, take_beyond
+from serving.engine.tier_counts import build_word_table, plan_limits, take_beyond
+from serving.engine.tier_planes import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS
 from serving.engine.user_state import EngineUserState
 from serving.engine.work import UserState
 from serving.engine.workers import WORKERS

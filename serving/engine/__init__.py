@@ -12,6 +12,6 @@ scorers.py        which scorer a device has: cpu.py, or cuda.py with tier_kernel
 call 1            call_one.py, user_half.py: read these first. history.py, history_pass.py (Eq. 1), attention.py (Eq. 2-3), user_vectors.py (Algorithm 1),
                   embedded_features.py; extended_state.py after a few new behaviours; folded_user.py with behaviour_blocks.py: the user's part of call 2
                   its result: user_arrays.py, kept and carried as user_state.py
-call 2            joint_pass.py, tier_counts.py
+call 2            joint_pass.py, tier_counts.py with tier_planes.py
 of a version      user_weights.py (call 1), version_weights.py (call 2), panels.py: their form for the tiles of vector_code.py
 """

@@ -25,7 +25,8 @@ from schemas.model.compiled import int64, kernel, part
 from schemas.model.vector_blocks import TILE_ROWS, address, aligned, apart
 from serving.engine.behaviour_blocks import LANES as BEHAVIOUR_LANES
 from serving.engine.panels import padded
-from serving.engine.tier_counts import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS, build_word_table, take_beyond
+from serving.engine.tier_counts import build_word_table, take_beyond
+from serving.engine.tier_planes import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS
 from serving.engine.vector_code import PANEL, SIGN_CHUNK, add_sign_rows, multiply_half_tile, multiply_tile, prefetch, widen_row
 from serving.engine.version_weights import VersionWeights
 

@@ -1,8 +1,8 @@
 """The few instructions that plain compiled loops do not get: written once, as vector code, for whatever vectors this machine has.
 
 Here: numba intrinsics on addresses. Each is some lines of LLVM's vector form, which the compiler turns into AVX-512, AVX2 or plain code. Not here:
-the building blocks (schemas/model/vector_blocks.py), what they are used for (joint_pass.py, tier_counts.py). Everything else in the engine is plain
-loops, but for the bit planes of tier_counts.py, which are made of the same blocks.
+the building blocks (schemas/model/vector_blocks.py), what they are used for (joint_pass.py). Everything else in the engine is plain
+loops, but for the bit planes of tier_planes.py, which are made of the same blocks.
 
 Why each is here (10^4 candidates, one thread of a Zen 5 core, default sizes; the plain loop is what numba makes of the obvious code):
 

@@ -1,5 +1,11 @@
 """Bit-sliced SimTier: exact counts for any width of a signature, any edges, any repetition."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import llvmlite.binding
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +17,8 @@ from schemas.model.vector_blocks import aligned
 from serving.engine import behaviour_blocks
 from serving.engine.behaviour_blocks import BLOCK, LANES, arrange_behaviours, pack_words
 from serving.engine.panels import padded
-from serving.engine.tier_counts import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS, build_word_table, plan_limits, take_beyond
+from serving.engine.tier_counts import build_word_table, plan_limits, take_beyond
+from serving.engine.tier_planes import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS
 
 
 def count_tiers(items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[float, ...]) -> np.ndarray:
@@ -79,3 +86,27 @@ def test_equal_signatures_are_counted_once_where_that_saves_a_block() -> None:
     arranged = arrange_behaviours(repeated)
     assert len(repeated) > 20 * BLOCK and len(arranged.planes_ZQBL) == 1 and arranged.length == len(repeated)
     assert np.array_equal(count_tiers(repeated[:5], repeated, (0.5, 1.0)), simtier_reference(repeated[:5], repeated, (0.5, 1.0)))
+
+
+_PLAIN = """
+import numpy as np
+from schemas.model.simtier import simtier_reference
+from tests.serving.engine.test_tier_counts import count_tiers
+rng = np.random.default_rng(7)
+for width, edges in ((8, (0.25, 0.5, 0.75)), (16, (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 1.0)), (128, (0.49, 0.5, 1.1))):
+    drawn = rng.integers(0, 256, (700, width), np.uint8)
+    items, behaviours = drawn[:9], drawn[rng.integers(0, 700, 900)]
+    assert np.array_equal(count_tiers(items, behaviours, edges), simtier_reference(items, behaviours, edges)), (width, edges)
+print("equal")
+"""
+
+
+def test_the_form_for_smaller_vectors_counts_the_same(tmp_path: Path) -> None:
+    """Where this machine has AVX-512, which then the other tests compile for."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if not features.get("avx512bw"):
+        pytest.skip("this machine has no AVX-512, so the other tests are of this form")
+    plain = ",".join(f"{'+' if on and 'avx512' not in name else '-'}{name}" for name, on in features.items())
+    environment = os.environ | {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": plain, "NUMBA_CACHE_DIR": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", _PLAIN], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert found.stdout.strip() == "equal", found.stderr

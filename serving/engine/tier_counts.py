@@ -18,8 +18,8 @@ Measured on one thread, ns per pair, before the tables (in brackets an earlier f
     64 bits, nine edges             0.084 (0.128)       0.173 (0.241)
     128 bits, nine edges            0.135 (0.199)       0.298 (0.371)
 
-Groups of 7 bits (221 KB, in the second cache) were up to 10% faster on Zen 4 and take longer to build; on Zen 5, whose first cache is larger, they were
-slower. It is the only cost of call 2 that grows with the length of a history.
+Groups of 7 bits (221 KB, in the second cache) were up to 10% faster on Zen 4, no faster on Zen 3, slower on Zen 5, whose first cache is larger, and take
+nine times as long to build. It is the only cost of call 2 that grows with the length of a history.
 
 Arrays: C candidates, S behaviours, Q words of a signature, Z blocks, B bits of a word, E edges, N = E + 1 tiers, P planes.
 Source: AIF, eq. (9); carry-save population counts: Harley and Seal.

@@ -32,6 +32,7 @@ _HeldOut = Annotated[
     float,
     typer.Option(min=0.0, max=0.5, help="Share of the users who are not learnt from; the card's GAUC and recall are of them. 0: none."),
 ]
+_Seconds = Annotated[float | None, typer.Option(min=0.1, help="Time limit of the fit, in seconds (default: the model file's, or 20).")]
 _Processes = Annotated[
     int, typer.Option(min=1, max=64, help="Processes that share each batch (DDP over gloo), on this machine, a thread each.")
 ]
@@ -68,9 +69,7 @@ def train(
     model: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=_MODEL_HELP)] = None,
     warm_start: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Go on from this checkpoint.")] = None,
     name: Annotated[str, typer.Option(help="Model id; a number is added to each checkpoint.")] = "aif",
-    seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="Time limit of the fit, in seconds (default: the model file's, or 20).")
-    ] = None,
+    seconds: _Seconds = None,
     steps: _Steps = None,
     more: Annotated[int, typer.Option(min=0, max=1000, help="Further checkpoints, each from a short warm start.")] = 0,
     more_seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of each of them.")] = 1.0,

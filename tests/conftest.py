@@ -116,7 +116,7 @@ _LONG = [
     "test_revive",
     "test_bad_records",
     "test_loader",
-    "test_user_store",
+    "test_user_follower",
     "test_hostile",
     "test_pool",
     "test_program",

@@ -1,4 +1,4 @@
-"""The server's view of users: the fold over records good and bad, in one batch with their offsets, within bounds; and following the real topics."""
+"""The server's view of users: the fold over records good and bad, in one batch with their offsets, within bounds."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,24 +9,19 @@ from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.clock import SystemClock
-from infra.kafka.admin import GROW, PartitionWatch, apply_topics
+from infra.kafka.admin import apply_topics
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
-from infra.processes import free_ports, wait_until
-from infra.rocks import Database
-from schemas.errors import Unavailable
+from infra.processes import wait_until
 from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
 from schemas.ids import Id, IdKind, encode_kafka_key, partition_of
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
-from schemas.topics import ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
+from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
 from serving.core.user_view import BLOCK
-from serving.users import user_follower
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import StoreBounds, UserStore
-from tests.infra.kafka.deleted_topics import delete_topics
 from tests.serving.front import open_view
 
 M = 3
@@ -237,170 +232,3 @@ def test_two_servers_on_one_host_have_views_of_their_own_and_a_damaged_one_is_ma
     assert again._database.path == damaged and len(again) == 0 and again.state.next_offsets == {}
     again.close()
     second.close()
-
-
-class AheadClock(SystemClock):
-    """This machine's, so many seconds ahead."""
-
-    ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead_s
-
-
-def follow(store: UserStore, bootstrap: str, prefix: str, clock: AheadClock | None = None) -> UserFollower:
-    follower = UserFollower(bootstrap, prefix, store, Metrics(), clock)
-    follower.start()
-    wait_until(lambda: follower.ready, 30, f"the view to be caught up ({follower.last_error})")
-    return follower
-
-
-def test_a_restart_reads_only_what_is_new_and_another_log_makes_the_view_again(
-    tmp_path: Path, bootstrap_servers: str, topic_prefix: str
-) -> None:
-    apply_topics(bootstrap_servers, topic_prefix, 1, M)
-
-    def publish(*times: int) -> None:
-        with Publisher(bootstrap_servers, topic_prefix, "test", 1, M, IdKind.INT64) as publisher:
-            publisher.publish_behaviours(Behaviour(user_id=1, item_id=1, time_ms=t) for t in times)
-            publisher.flush()
-
-    def known_times() -> list[int]:
-        store = open_view(tmp_path, IdKind.INT64, M)
-        follower = follow(store, bootstrap_servers, topic_prefix)
-        times = [b.time_ms for b in store.find(1).behaviours]
-        reasons.append(follower.rebuilt_because.partition(":")[0])
-        wait_until(lambda: store.state.seen_ms > 0, 20, "the end of the log to be noted")
-        follower.close()
-        return times
-
-    reasons: list[str] = []
-    publish(1, 2)
-    assert known_times() == [1, 2]
-    publish(3)
-    assert known_times() == [1, 2, 3]
-    names = [topic_prefix + topic for topic in (USER_BEHAVIOURS, USER_FEATURES)]
-    delete_topics(bootstrap_servers, names)
-    apply_topics(bootstrap_servers, topic_prefix, 1, M)
-    publish(9)
-    assert known_times() == [9]
-    assert reasons == ["", "", "other_topic"]
-
-
-def test_a_view_that_was_stopped_before_the_end_of_the_log_goes_on(
-    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server that was stopped in its first seconds once began again, because the view was "last up to date 498725 h ago"."""
-    apply_topics(bootstrap_servers, topic_prefix, 1, M)
-    monkeypatch.setattr(UserFollower, "_step", lambda *_: False)  # it comes nowhere
-    with Publisher(bootstrap_servers, topic_prefix, "test", 1, M, IdKind.INT64) as publisher:
-        publisher.publish_behaviours([Behaviour(user_id=1, item_id=1, time_ms=1)])
-    store = open_view(tmp_path, IdKind.INT64, M)
-    follower = UserFollower(bootstrap_servers, topic_prefix, store, Metrics())
-    follower.start()
-    wait_until(lambda: store.state.seen_ms > 0, 20, "its begin to be noted")
-    follower.close()
-    assert not follower.ready
-
-
-def test_another_cluster_than_the_indexs_is_named_and_the_view_is_kept_for_when_its_own_is_back(
-    tmp_path: Path, bootstrap_servers: str, topic_prefix: str
-) -> None:
-    apply_topics(bootstrap_servers, topic_prefix, 1, M)
-    store, of_index = open_view(tmp_path, IdKind.INT64, M), "of the index's cluster"
-    store.note_seen(SystemClock().now_ms(), dict.fromkeys((USER_BEHAVIOURS, USER_FEATURES), of_index))
-    kept = store.state
-    follower = UserFollower(bootstrap_servers, topic_prefix, store, Metrics(), index_topic_ids={ITEM_FEATURES: of_index})
-    follower.start()
-    wait_until(lambda: of_index in follower.last_error, 20, "the reason")
-    assert not follower.ready and not follower.rebuilt_because and store.state == kept
-    follower.close()
-
-
-def test_partitions_that_somebody_adds_are_followed_so_that_nothing_in_them_vanishes(
-    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A client that computes the partition from their number puts users where they do not belong: refused by name, and those that stay are known."""
-    monkeypatch.setattr("serving.users.user_follower._LOOK_EVERY_S", 0.1)
-    apply_topics(bootstrap_servers, topic_prefix, 1, M)
-    store = open_view(tmp_path, IdKind.INT64, M)
-    follower = follow(store, bootstrap_servers, topic_prefix)
-    apply_topics(bootstrap_servers, topic_prefix, 1, M + 1, allow=[GROW])
-    moved = next(user for user in range(50) if partition_of(user, M + 1) == M)
-    stays = next(user for user in range(50) if partition_of(user, M + 1) == home(user))
-    with Publisher(bootstrap_servers, topic_prefix, "test", 1, M + 1, IdKind.INT64) as publisher:
-        publisher.publish_behaviours(Behaviour(user_id=user, item_id=1, time_ms=1) for user in (moved, stays))
-        publisher.flush()
-    wait_until(lambda: store.skipped == 1 and len(store.find(stays).behaviours) == 1, 20, "both to be read")
-    assert follower.ready and store.state.next_offsets[USER_BEHAVIOURS][M] == 1
-    assert "user-behaviours has 4 partitions, the index has 3 user partitions" in caplog.text
-    follower.close()
-
-
-def test_how_long_the_broker_is_silent_is_told_also_where_nothing_is_published(
-    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    apply_topics(bootstrap_servers, topic_prefix, 1, M)
-    clock, asked = AheadClock(), list[object]()
-    follower = follow(open_view(tmp_path, IdKind.INT64, M), bootstrap_servers, topic_prefix, clock)
-    clock.ahead_s = 1_000.0  # of an idle catalogue
-    wait_until(lambda: follower.silent_s() < 500, 20, "the broker to be asked")
-
-    def count(*_: object) -> int:
-        asked.append(None)
-        raise Unavailable("kafka_unreachable", "away")
-
-    monkeypatch.setattr(PartitionWatch, "count", count)
-    clock.ahead_s = 2_000.0
-    wait_until(lambda: len(asked) > 0, 20, "it to be asked again")
-    assert follower.silent_s() > 500
-    follower.close()
-
-
-def test_a_follower_that_is_closed_does_not_wait_for_a_broker_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_follower, "CLOSE_S_MAX", 0.1)
-    away = f"127.0.0.1:{free_ports(1)[0]}"
-    follower = UserFollower(away, "", open_view(tmp_path, IdKind.INT64, M), Metrics())
-    follower.start()
-    follower.close()
-    assert follower._thread.is_alive(), "it is still asking"
-
-
-def test_a_view_whose_database_could_not_be_opened_again_is_opened_as_soon_as_it_can(tmp_path: Path) -> None:
-    store = open_view(tmp_path, IdKind.INT64, M)
-    follower = UserFollower("127.0.0.1:9", "", store, Metrics())
-    store.close()  # as reopening leaves it on a disk that is still full
-    with pytest.raises(Unavailable) as closed:
-        store.find(1)
-    follower._mend(closed.value)
-    assert not store.find(1).behaviours
-    store.close()
-
-
-def test_a_disk_that_is_still_full_is_named_until_it_is_not_also_where_nothing_is_published(
-    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def open_without_room(_: Database) -> None:
-        raise Unavailable("disk_full", "no space left on device")
-
-    apply_topics(bootstrap_servers, topic_prefix, 1, M)
-    store = open_view(tmp_path, IdKind.INT64, M)
-    with monkeypatch.context() as full:
-        full.setattr(Database, "_open", open_without_room)
-        with pytest.raises(Unavailable, match="disk_full"):
-            store.reopen()
-        follower = UserFollower(bootstrap_servers, topic_prefix, store, Metrics())
-        follower.start()
-        wait_until(lambda: "disk_full" in follower.last_error, 20, "the reason")
-        assert not follower.ready
-    wait_until(lambda: follower.ready, 20, "the view to go on")
-    assert follower.last_error == "" and not store.find(1).behaviours
-    follower.close()
-
-
-def test_a_server_without_the_users_topics_says_what_is_missing(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
-    follower = UserFollower(bootstrap_servers, topic_prefix, open_view(tmp_path, IdKind.INT64, M), Metrics())
-    follower.start()
-    wait_until(lambda: "aif topics apply" in follower.last_error, 20, "the reason")
-    assert not follower.ready
-    follower.close()

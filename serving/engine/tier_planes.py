@@ -188,24 +188,22 @@ def _take_in_bytes(context: Any, builder: Any, planes: int, arguments: Sequence[
     by_edge = ir.Constant(ir.VectorType(INT32, PLANE_BYTES), places)
 
     def take_eight(group: Any, _: list[Any]) -> list[Any]:
-        left = builder.sub(edges, offset(builder, ir.Constant(INT64, 0), group, EDGES_TOGETHER))
-        together = ir.Constant(INT64, EDGES_TOGETHER)
-        last = builder.sub(builder.select(builder.icmp_signed("<", left, together), left, together), ir.Constant(INT64, 1))
-        last_mask = offset(builder, offset(builder, masks, group, 8 * planes * EDGES_TOGETHER), last, 8 * planes)
+        left, eight = offset(builder, edges, group, -EDGES_TOGETHER), ir.Constant(INT64, EDGES_TOGETHER)
+        together = builder.select(builder.icmp_signed("<", left, eight), left, eight)
+        end_mask = offset(builder, offset(builder, masks, group, 8 * planes * EDGES_TOGETHER), together, 8 * planes)
 
         def take(index: Any, _: list[Any]) -> list[Any]:
             counter = offset(builder, offset(builder, scratch, index, planes * PLANE_BYTES), COUNTERS, PLANE_BYTES)
             distance = [load(builder, counter, vector, plane * PLANE_BYTES) for plane in range(planes)]
 
             def compare(step: Any, packed: list[Any]) -> list[Any]:
-                mask, beyond = offset(builder, last_mask, step, -8 * planes), zero  # the last edge's first
+                next_mask, beyond = offset(builder, end_mask, step, -8 * planes), zero  # the last edge's first
                 for at, plane in enumerate(distance):  # the carry out of distance + mask
-                    _, beyond = _add(context, builder, [plane, splat(builder, load(builder, mask, INT64, 8 * at), LANES), beyond])
+                    mask = splat(builder, load(builder, next_mask, INT64, 8 * (at - planes)), LANES)
+                    _, beyond = _add(context, builder, [plane, mask, beyond])
                 return [builder.or_(builder.shl(packed[0], ir.Constant(vector, [8] * LANES)), builder.call(popcount, [beyond]))]
 
-            packed = builder.bitcast(
-                loop(builder, builder.add(last, ir.Constant(INT64, 1)), [zero], compare)[0], octets
-            )  # lane by lane, edges as bytes
+            packed = builder.bitcast(loop(builder, together, [zero], compare)[0], octets)  # lane by lane, edges as bytes
             turned = builder.bitcast(builder.shuffle_vector(packed, packed, by_edge), vector)  # edge by edge, lanes as bytes
 
             def weigh(index: Any, totals: list[Any]) -> list[Any]:

@@ -109,8 +109,8 @@ class ProcessSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What `load_settings` found, before the environment."""
-        return init_settings, _Environment(settings_cls)
+        """What `load_settings` found, the environment of its caller's choice included, and nothing beside it."""
+        return (init_settings,)
 
     def bootstrap_servers(self) -> str:
         """The broker's address: the named one, else the running local broker's. Misconfigured when there is neither."""

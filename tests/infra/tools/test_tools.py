@@ -21,7 +21,7 @@ from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics, topic_ids
 from infra.kafka.publisher import Publisher
-from infra.settings import InfraSettings
+from infra.settings import InfraSettings, load_settings
 from infra.tools import doctor, inspect, unknown_features
 from infra.tools.inspect import Inspector, Sample, ShardView, _fetch_server
 from infra.tools.status_view import render_sample
@@ -190,7 +190,7 @@ def test_the_doctor_names_what_retention_removed_before_a_shard_had_it_and_what_
     prefix: str, bootstrap_servers: str, tmp_path: Path
 ) -> None:
     def look() -> tuple[str, str]:
-        found = doctor.check_retention(InfraSettings())
+        found = doctor.check_retention(load_settings(InfraSettings))
         return found.state, found.found
 
     apply_topics(bootstrap_servers, prefix, 2, 1)
@@ -220,11 +220,11 @@ def test_the_doctor_names_a_topic_that_was_grown_or_made_again(prefix: str, boot
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     for future in admin.create_partitions([NewPartitions(f"{prefix}item-features", 4)]).values():
         future.result(30)
-    found = {one.check: one for one in doctor.examine(InfraSettings())}
+    found = {one.check: one for one in doctor.examine(load_settings(InfraSettings))}
     assert found["topics"].state == "fail" and "4 partitions" in found["topics"].found and found["retention"].state == "ok"
     init = Init(2, 1, IdKind.INT64, {}, {"item-features": "the one before"})
     ensure_init(ControlLog(open_index_store(str(tmp_path / "store"))), init, 0, "test")
-    found = {one.check: one for one in doctor.examine(InfraSettings())}
+    found = {one.check: one for one in doctor.examine(load_settings(InfraSettings))}
     assert found["topics"].state == "fail" and "expected the one before: it was deleted and made again" in found["topics"].found
 
 
@@ -235,7 +235,7 @@ def test_the_doctor_names_a_topic_of_the_index_that_is_gone_and_does_not_have_it
     log, known = ControlLog(open_index_store(str(tmp_path / "store"))), topic_ids(bootstrap_servers, prefix)
     ensure_init(log, Init(2, 1, IdKind.INT64, {}, {"model-checkpoints": known["model-checkpoints"]}), 0, "test")
     delete_topics(bootstrap_servers, [f"{prefix}model-checkpoints"])
-    found = doctor.check_topics(InfraSettings())
+    found = doctor.check_topics(load_settings(InfraSettings))
     assert found.state == "fail" and f"{prefix}model-checkpoints" in found.found and "begin a new index" in found.next_step
 
 

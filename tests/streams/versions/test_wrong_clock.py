@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from infra.index.control_log import ControlLog
+from infra.settings import load_settings
 from schemas.index.manifest import checkpoint_path
 from streams.settings import WorkerSettings
 from streams.versions.version_side import VersionSide
@@ -18,7 +19,7 @@ def test_a_worker_whose_clock_is_days_ahead_removes_no_file_that_was_put_just_no
     unnamed = checkpoint_path("0" * 64)  # as between the copy of a checkpoint and its `want`
     world.store.put_bytes(unnamed, b"x")
     side = VersionSide(
-        WorkerSettings(),
+        load_settings(WorkerSettings),
         ControlLog(world.store),
         WrongClock(3 * DAY_S),
         owned=list,

@@ -177,7 +177,7 @@ def _load(
     try:
         return kind.model_validate(merged), origins
     except ValidationError as error:
-        raise _misfit(error, origins) from error
+        raise _misfit(kind, error, origins) from error
 
 
 def _sources(
@@ -265,9 +265,15 @@ def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
             yield section, name, value
 
 
-def _misfit(error: ValidationError, origins: Mapping[tuple[str, str], str]) -> Misconfigured:
+def _misfit(kind: type[ProcessSettings], error: ValidationError, origins: Mapping[tuple[str, str], str]) -> Misconfigured:
     first = error.errors(include_url=False)[0]
     section, name = (str(part) for part in (*first["loc"], "", "")[:2])
     origin = origins.get((section, name), "default")
     wanted = 'expected a list, like ["a", "b"]' if first["type"] == "tuple_type" else first["msg"]
-    return Misconfigured("setting_invalid", f"{section}.{name} from {origin} is {first['input']!r}: {wanted}; correct it and start again")
+    shown = "not shown" if _is_secret(kind, section, name) else repr(first["input"])
+    return Misconfigured("setting_invalid", f"{section}.{name} from {origin} is {shown}: {wanted}; correct it and start again")
+
+
+def _is_secret(kind: type[ProcessSettings], section: str, name: str) -> bool:
+    fields: Any = getattr(kind.model_fields.get(section), "annotation", None)
+    return name in getattr(fields, "model_fields", {}) and "SecretStr" in str(fields.model_fields[name].annotation)

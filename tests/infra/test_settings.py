@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 
 from infra.settings import InfraSettings, ProcessSettings, Section, SettingValue, explain_settings, load_settings
 from schemas.errors import Misconfigured
@@ -12,6 +12,7 @@ from schemas.errors import Misconfigured
 
 class _TrainSection(Section):
     seeds: tuple[int, ...] = (1, 2)
+    key: SecretStr | None = Field(None, min_length=16)
 
 
 class _TrainSettings(ProcessSettings):
@@ -75,6 +76,12 @@ def test_a_malformed_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
 def test_a_value_that_does_not_fit_is_refused_with_its_origin() -> None:
     with pytest.raises(Misconfigured, match=r"index\.shards from environment AIF_INDEX__SHARDS is 'many'"):
         load_settings(InfraSettings, environment={"AIF_INDEX__SHARDS": "many"})
+
+
+def test_a_secret_that_does_not_fit_is_not_shown() -> None:
+    with pytest.raises(Misconfigured, match=r"train\.key from environment AIF_TRAIN__KEY is not shown: .* at least 16") as caught:
+        load_settings(_TrainSettings, environment={"AIF_TRAIN__KEY": "hunter2"})
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_list_that_is_no_json_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@
 Ids beyond 2**53 travel as decimal strings, in and out.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -25,6 +26,7 @@ from schemas.limits import (
 TOP_K_DEFAULT = 100
 DEADLINE_MS_DEFAULT = 200
 DEADLINE_HEADER = "x-aif-deadline-ms"
+BEARER_TOKEN = re.compile("[!-~]+")  # what `Authorization: Bearer` can carry: no space, and not the end of a line that a file has after it
 
 RequestId = Annotated[str, StringConstraints(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
 Token = Annotated[str, StringConstraints(min_length=1, max_length=128)]

@@ -20,7 +20,17 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, RejectedInput, Unavailable
 from schemas.events import describe_errors
 from schemas.ids import Id, encode_wire_id
-from schemas.requests import AtLeast, ErrorAnswer, InlineBehaviour, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
+from schemas.requests import (
+    BEARER_TOKEN,
+    AtLeast,
+    ErrorAnswer,
+    InlineBehaviour,
+    PrerankRequest,
+    RankAnswer,
+    RankRequest,
+    UserAnswer,
+    UserRequest,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,14 +49,12 @@ class AifClient:
     def __init__(self, url: str, timeout_s: float = _TIMEOUT_S, token: SecretStr | str | None = None, ca: Path | None = None) -> None:
         """`token`: the server's bearer token. `ca`: a PEM file to trust instead of the system's authorities.
 
-        Raises Misconfigured (`bad_url`, `tls_unusable`); a request to a server whose certificate is not trusted raises it, too (`tls_untrusted`).
+        Raises Misconfigured (`bad_url`, `bad_token`, `tls_unusable`); a request to a server whose certificate is not trusted raises it, too (`tls_untrusted`).
         """
         if not _is_address(url):
             raise Misconfigured("bad_url", f"{url!r} is no address of a server; give http://HOST:PORT or https://HOST:PORT")
         self.url = url.rstrip("/")
-        secret = token.get_secret_value() if isinstance(token, SecretStr) else token
-        headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
-        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=headers, verify=_trust(ca))
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=bearer_headers(token), verify=trust(ca))
 
     def __repr__(self) -> str:
         return f"AifClient({self.url!r})"
@@ -203,7 +211,19 @@ def name_unreachable(url: str, error: httpx.RequestError) -> Unavailable | Misco
     return Unavailable("server_unreachable", f"{url} does not answer ({str(error) or repr(error)}); is `aif serve` running there{other}?")
 
 
-def _trust(ca: Path | None) -> ssl.SSLContext | bool:
+def bearer_headers(token: SecretStr | str | None) -> dict[str, str]:
+    """The header that carries the token, if there is one. Misconfigured (`bad_token`) for one that no header can carry."""
+    secret = token.get_secret_value() if isinstance(token, SecretStr) else token
+    if secret is not None and not BEARER_TOKEN.fullmatch(secret):
+        raise Misconfigured(
+            "bad_token",
+            "the token (AIF_SERVE__TOKEN, or token=) is empty or has a space, the end of a line or a letter beyond ASCII; leave it out",
+        )
+    return {} if secret is None else {"authorization": f"Bearer {secret}"}
+
+
+def trust(ca: Path | None) -> ssl.SSLContext | bool:
+    """For httpx: the system's authorities, or those of a PEM file instead. Misconfigured (`tls_unusable`)."""
     if ca is None:
         return True
     try:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import httpx
 
 from schemas.ids import Id
+from serving.client import bearer_headers, trust
 from serving.core.timeline import draw_timeline
 from serving.merger.merger import Merged, Merger
 from serving.merger.retrieval import Retrieval, decode_latency
@@ -19,11 +20,11 @@ def trace_request(
     serve = settings.serve
     scheme = "http" if serve.tls_cert is None else "https"
     urls = (url or f"{scheme}://{serve.host}:{serve.port}").split(",")
-    headers = {} if serve.token is None else {"authorization": f"Bearer {serve.token.get_secret_value()}"}
+    headers, authorities = bearer_headers(serve.token), trust(serve.tls_cert)
     source = Retrieval(candidates, len(candidates), decode_latency(retrieval))
 
     def open_client(base: str) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=base.rstrip("/"), headers=headers, verify=True if serve.tls_cert is None else str(serve.tls_cert))
+        return httpx.AsyncClient(base_url=base.rstrip("/"), headers=headers, verify=authorities)
 
     async def run() -> Merged:
         async with Merger(urls, settings.index.user_partitions, source.retrieve, open_client) as merger:

@@ -10,6 +10,7 @@ import ipaddress
 from pydantic import SecretStr
 
 from schemas.errors import Misconfigured, RejectedInput
+from schemas.requests import BEARER_TOKEN
 
 _TOKEN_CHARS_MIN = 16
 _SCHEME = "bearer "
@@ -39,10 +40,12 @@ class Access:
 
 
 def check_exposure(host: str, token: SecretStr | None, allow_open: bool) -> None:
-    """Raises Misconfigured: `token_too_short`, or `open_to_the_network` for an address beyond loopback without a token."""
-    if token is not None and not (token.get_secret_value().isascii() and len(token.get_secret_value()) >= _TOKEN_CHARS_MIN):
+    """Raises Misconfigured: `bad_token`, or `open_to_the_network` for an address beyond loopback without a token."""
+    if token is not None and not (len(token.get_secret_value()) >= _TOKEN_CHARS_MIN and BEARER_TOKEN.fullmatch(token.get_secret_value())):
         raise Misconfigured(
-            "token_too_short", f"AIF_SERVE__TOKEN must have at least {_TOKEN_CHARS_MIN} characters, all of them ASCII; make a longer one"
+            "bad_token",
+            f"AIF_SERVE__TOKEN must have at least {_TOKEN_CHARS_MIN} characters, all of them visible ASCII: no space, no end of a line;"
+            " make a longer one, or leave those out",
         )
     if token is None and not allow_open and not _is_loopback(host):
         raise Misconfigured(

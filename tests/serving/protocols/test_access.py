@@ -114,6 +114,14 @@ def test_the_token_opens_every_client(guarded: Front) -> None:
                 client.infer("prerank", inputs(module), headers={"authorization": "Bearer wrong"})
 
 
+@pytest.mark.parametrize("token", ["", TOKEN + "\n", "two words", "ä" * 30])
+def test_a_token_that_no_header_can_carry_is_refused_by_the_client_without_showing_it(token: str) -> None:
+    """It was shown as part of the error of a server that does not answer."""
+    with pytest.raises(Misconfigured, match="bad_token") as caught:
+        AifClient("http://127.0.0.1:9", token=token)
+    assert not token or token not in str(caught.value)
+
+
 def test_a_refused_call_is_counted_and_logged_on_both_ports(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "serving.access")
     settings = ServeSection(port=0, token=SecretStr(TOKEN), access_log=True)
@@ -191,10 +199,10 @@ def test_an_address_beyond_loopback_needs_a_token_or_an_explicit_word(host: str)
 
 
 def test_a_weak_token_and_half_a_certificate_are_refused_without_showing_them(certificate: Tls, tmp_path: Path) -> None:
-    for weak in ("", "short", "ä" * 30):
+    for weak in ("", "short", "ä" * 30, TOKEN + "\n", "two words " + TOKEN):
         with pytest.raises(Misconfigured) as caught:
             check_exposure("127.0.0.1", SecretStr(weak), allow_open=False)
-        assert caught.value.code == "token_too_short" and (not weak or weak not in caught.value.message)
+        assert caught.value.code == "bad_token" and (not weak or weak not in caught.value.message)
     assert TOKEN not in repr(ServeSection(token=SecretStr(TOKEN))) + ServeSection(token=SecretStr(TOKEN)).model_dump_json()
     for cert, key in (
         (certificate.cert, None),

@@ -134,7 +134,7 @@ class RankingServer:
     def _announce(self, opened: Callable[[str], None]) -> None:
         if self.settings.serve.address_file is not None:
             address = {"url": self.listener.url, "grpc": self.grpc_address, "pid": os.getpid()}
-            write_file_durably(self.settings.serve.address_file.resolve(), json.dumps(address).encode())
+            _write_address(self.settings.serve.address_file, address)
         logger.info("listening", url=self.listener.url, grpc=self.grpc_address)
         opened(self.listener.url)
 
@@ -236,6 +236,16 @@ async def serve(settings: ServerSettings, opened: Callable[[str], None] = lambda
     for number in stop_signals():
         loop.add_signal_handler(number, server.stop)
     await server.run(opened)
+
+
+def _write_address(path: Path, address: Mapping[str, Any]) -> None:
+    try:
+        write_file_durably(path.resolve(), json.dumps(address).encode())
+    except OSError as error:
+        raise Misconfigured(
+            "address_file_unusable",
+            f"the ports' addresses cannot be written to {path}: {error}; give a file in a folder that can be written",
+        ) from error
 
 
 def _device(wanted: str) -> str:

@@ -16,7 +16,7 @@ PORT_DEFAULT = 8100
 class ServeSection(Section):
     """Where the server listens and which requests it accepts."""
 
-    host: str = "127.0.0.1"  # loopback; another address needs a token
+    host: str = Field("127.0.0.1", min_length=1)  # loopback; another address needs a token
     port: int = Field(PORT_DEFAULT, ge=0, le=65_535)  # 0 = any free port
     grpc: bool = True  # the same model over gRPC, on a port of its own
     grpc_port: int | None = Field(None, ge=0, le=65_535)  # None = the HTTP port + 1, or any free port if that is 0

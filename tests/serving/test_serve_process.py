@@ -83,13 +83,15 @@ def test_a_cold_start_on_a_damaged_only_version_is_named_to_whoever_asks(tmp_pat
         ({"index": {"store": "ftp://files"}}, {}, "ftp://files"),
         ({}, {"AIF_SERVE__PROT": "1"}, "AIF_SERVE__PORT"),
         ({}, {"AIF_KAFKA__BOOTSTRAP_SERVERS": ""}, "aif broker start"),
+        ({}, {"AIF_SERVE__HOST": ""}, "serve.host"),
+        ({"serve": {"port": 0, "grpc_port": 0, "address_file": "/"}}, {}, "cannot be written to /: "),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_the_next_step(
     tmp_path: Path, flags: dict[str, dict[str, object]], variables: dict[str, str], named: str
 ) -> None:
     async def start() -> None:
-        RankingServer(load_settings(ServerSettings, flags, base | variables))
+        await RankingServer(load_settings(ServerSettings, flags, base | variables)).run()
 
     base = {
         "AIF_INDEX__STORE": str(tmp_path / "store"),

@@ -36,7 +36,11 @@ _KEEPALIVE_MS = 30_000  # between two looks at whether a connection still reads
 _CALLS_MAX = 4_096  # open at once, most of which have sent nothing yet; one more gets the library's answer
 _HEALTH = f"/{health.SERVICE_NAME}/"
 _LIBRARY_LOGGER = "grpc._cython.cygrpc"
-_ANYBODYS_LINES = ("ExecuteBatchError raised in core", "Invalid encoding on ")  # an answer that nobody took; a header that is no UTF-8
+_ANYBODYS_LINES = (
+    "ExecuteBatchError raised in core",  # an answer that nobody took
+    "Invalid encoding on ",  # a header that is no UTF-8
+    "Unexpected [DecodeError] raised by servicer method",  # a message to the health service or to reflection that is no protobuf
+)
 _OPTIONS = (
     ("grpc.max_receive_message_length", BODY_BYTES_MAX),
     ("grpc.max_send_message_length", BODY_BYTES_MAX),

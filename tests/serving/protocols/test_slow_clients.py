@@ -188,7 +188,11 @@ def test_a_client_that_sends_no_text_and_leaves_without_reading_does_not_fill_th
             connection.sendall(call_without_reading())
             answered = front.metrics.counter("requests").labels("grpc ModelInfer", "OK")._value
             wait_until(lambda: answered.get() == 1, 20, "the answer to be on its way")
-        wait_until(lambda: len(judged) >= 2, 20, "the library to tell of the header, and that nobody took the answer")
+        with grpc.insecure_channel(front.grpc) as channel, pytest.raises(grpc.RpcError):
+            channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff", timeout=20)
+        wait_until(
+            lambda: len(judged) >= 3, 20, "the library to tell of the header, that nobody took the answer, and of bytes that are no message"
+        )
         assert not any(judged) and not caplog.records
         with grpc.insecure_channel(front.grpc) as channel:
             assert channel.unary_unary(METHOD + "ModelInfer")(infer_message(), timeout=20)

@@ -331,10 +331,10 @@ def _check_ids(update: U, names: Sequence[str], kind: IdKind, partition: int, pa
 def describe_errors(error: ValidationError) -> str:
     """The first few validation errors in one line: place, problem, value. pydantic must build all errors to name one, so of too many none is named."""
     if error.error_count() > ERRORS_NAMED_MAX:
-        return f"{error.error_count()} faults, too many to be named; expected the shape in the JSON schema of this topic"
+        return f"{error.error_count()} faults, too many to be named; expected the shape in its JSON schema"
     # Where something is missing, pydantic's input is all that is around it.
     parts = [
-        f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}"
+        f"{'.'.join(map(str, e['loc'])) or 'the whole'}: {e['msg']}"
         + ("" if e["type"] == "missing" else f" (got {_shown(e.get('input'))[:60]!r})")
         for e in error.errors(include_url=False)[:_ERRORS_SHOWN]
     ]

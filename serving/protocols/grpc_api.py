@@ -27,6 +27,8 @@ from google.protobuf.message import DecodeError, Message
 
 from schemas.errors import AifError, Incompatible, RejectedInput, Unavailable
 from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, FEATURES_PER_SCHEMA_MAX
+from schemas.requests import DEADLINE_HEADER
+from serving.calls.deadline import decode_deadline_header
 from serving.core.infer_body import InferCall, WantedOutput
 from serving.core.tensors import BYTES, DTYPES, Tensor, count_elements, decode_raw, encode_raw
 from serving.protocols.front import Front
@@ -86,7 +88,7 @@ class GrpcApi:
             "ServerReady": (pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=about.server_ready()[0])),
             "ModelReady": (
                 pb.ModelReadyRequest,
-                lambda asked: pb.ModelReadyResponse(ready=about.model_ready(asked.name, asked.version)[0]),
+                lambda asked: pb.ModelReadyResponse(ready=self._is_model_ready(asked.name, asked.version)),
             ),
             "ServerMetadata": (pb.ServerMetadataRequest, lambda _: pb.ServerMetadataResponse(**about.server_metadata())),
             "ModelMetadata": (
@@ -110,6 +112,13 @@ class GrpcApi:
 
         return {_STREAM: grpc.stream_stream_rpc_method_handler(self._guarded(_STREAM, refuse))}
 
+    def _is_model_ready(self, model: str, version: str) -> bool:
+        """Also of one that is not there, as Triton answers it: clients ask until it has come."""
+        try:
+            return self._inference.model_ready(model, version)[0]
+        except RejectedInput:
+            return False
+
     def _handler(self, name: str, kind: Any, look: Callable[[Any], Message]) -> _Handler:
         async def answer(raw: bytes, context: Any, received_s: float) -> bytes:
             return look(decode_message(kind, raw)).SerializeToString()
@@ -119,10 +128,10 @@ class GrpcApi:
     def _infer_handler(self) -> _Handler:
         async def answer(raw: bytes, context: Any, received_s: float) -> bytes:
             message = decode_message(pb.ModelInferRequest, raw)
-            left_s = context.time_remaining()
-            budget_ms = None if left_s is None else max(0, int(left_s * 1000))
             call = decode_infer(message)
-            return encode_infer(await self._inference.infer(message.model_name, message.model_version, call, received_s, budget_ms))
+            return encode_infer(
+                await self._inference.infer(message.model_name, message.model_version, call, received_s, _budget_ms(context))
+            )
 
         return self._guarded(_INFER, answer)
 
@@ -182,6 +191,13 @@ class GrpcApi:
             del self._slow[oldest]
             if not oldest.expired():
                 oldest.reschedule(asyncio.get_running_loop().time())
+
+
+def _budget_ms(context: Any) -> int | None:
+    """What the client's library and the metadata leave of time, the smaller of the two."""
+    left_s, named_ms = context.time_remaining(), decode_deadline_header(dict(context.invocation_metadata()).get(DEADLINE_HEADER))
+    given_ms = [named_ms, None if left_s is None else max(0, int(left_s * 1000))]
+    return min((one for one in given_ms if one is not None), default=None)
 
 
 def report_error(context: Any, error: Exception, method: str) -> str:

@@ -22,9 +22,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
 from schemas.errors import RejectedInput
-from schemas.limits import DEADLINE_MS_MAX, HTTP_HEADERS_MAX
+from schemas.limits import HTTP_HEADERS_MAX
 from schemas.requests import DEADLINE_HEADER, PrerankRequest, RankRequest, UserRequest
-from serving.calls.deadline import Deadline
+from serving.calls.deadline import Deadline, decode_deadline_header
 from serving.calls.rank_call import RankCall
 from serving.calls.user_call import UserCall
 from serving.protocols.answer_body import encode_answer
@@ -150,12 +150,4 @@ def _check_method(path: str, method: str, *allowed: str) -> None:
 
 
 def _header_ms(scope: Any) -> int | None:
-    """The deadline in milliseconds from the request's header, None without that header. Raises RejectedInput (`bad_deadline`)."""
-    header = scope.headers.get(DEADLINE_HEADER)
-    if header is None:
-        return None
-    if not (header.isascii() and header.isdigit() and len(header) <= 9 and 1 <= int(header) <= DEADLINE_MS_MAX):
-        raise RejectedInput(
-            "bad_deadline", f"header {DEADLINE_HEADER} is {header[:40]!r}, expected milliseconds from 1 to {DEADLINE_MS_MAX}"
-        )
-    return int(header)
+    return decode_deadline_header(scope.headers.get(DEADLINE_HEADER))

@@ -212,6 +212,11 @@ def test_a_wrong_request_is_refused_with_its_reason(stock: Stock, change: Callab
     assert stock.call("is_server_live") is True
 
 
+def test_a_model_or_version_that_is_not_there_is_not_ready_so_that_a_client_may_wait_for_it(stock: Stock) -> None:
+    assert stock.call("is_model_ready", "prerank", "9") is False
+    assert stock.call("is_model_ready", "resnet") is False
+
+
 def test_another_model_and_an_unknown_parameter_are_named(stock: Stock) -> None:
     for name, args, code in (
         ("infer", ("resnet", stock.inputs()), "unknown_model"),
@@ -270,12 +275,16 @@ def test_a_stream_gets_a_clear_error_and_no_empty_answer_before_it(front: Front)
     assert answers.empty()
 
 
-def test_a_timeout_in_microseconds_is_the_requests_deadline() -> None:
+def test_a_timeout_in_microseconds_or_the_header_is_the_requests_deadline() -> None:
     with open_front(FakeEngine(stuck=True)) as stuck:
         for make in (http, grpc):
             stock = make(stuck)
             with pytest.raises(InferenceServerException, match="deadline of 31 ms"):
                 stock.call("infer", "prerank", stock.inputs(), timeout=30_500)
+            with pytest.raises(InferenceServerException, match="deadline of 32 ms"):
+                stock.call("infer", "prerank", stock.inputs(), headers={"x-aif-deadline-ms": "32"})
+            with pytest.raises(InferenceServerException, match="bad_deadline"):
+                stock.call("infer", "prerank", stock.inputs(), headers={"x-aif-deadline-ms": "soon"})
 
 
 def test_text_ids_travel_as_bytes() -> None:

@@ -139,7 +139,9 @@ def test_a_damaged_body_is_answered(client: httpx.Client, route: str, whole: byt
 
 
 @FUZZ
-@given(st.one_of(st.integers(-5, 500).map(str), st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), max_size=12).map(str.strip)))
+@given(
+    st.one_of(st.integers(-5, 500).map(str), st.text(st.characters(codec="latin-1", exclude_categories=["Cc"]), max_size=12).map(str.strip))
+)
 @example("9" * 400)
 def test_any_header_length_is_answered(client: httpx.Client, length: str) -> None:
     check_answer(client.post(INFER, content=binary_body()[0], headers=[(b"inference-header-content-length", length.encode("latin-1"))]))

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from infra.command import BENCH_HELP, AsJson, command_group, print_data, print_figures, register_measured, register_settings
+from streams.evaluation.cli import register as register_eval
 from streams.replay.cli import register as register_replay
 from streams.shard.cli import register as register_shards
 from streams.training.cli import register as register_train
-from streams.training.evaluation.cli import register as register_eval
 
 
 def commands(app: typer.Typer) -> None:

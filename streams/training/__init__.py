@@ -1,4 +1,4 @@
-"""Training: impressions in, checkpoints out. `aif train`, `aif export`; below it `aif train --follow` (following) and `aif eval` (evaluation).
+"""Training: impressions in, checkpoints out. `aif train`, `aif export`; below it `aif train --follow` (following).
 
 program.py                one run of `aif train`: read, join, fit, write; cli.py and settings.py around it
 topic_events.py           the topics read to an end; snapshot.py: the same from files; event_decoder.py: records to events
@@ -7,10 +7,9 @@ impressions.py            impressions joined as of their time, and batches of th
 trainer.py                the fit and its step; soup.py, adam.py, team.py, trainer_state.py: parts of it
 losses.py                 what is minimised; copr.py: Eq. 10
 model_file.py             what to train, and how; similarity_start.py: initial weights that suit small data
-metrics.py                HR@K, recall@K, GAUC; held_out.py: what a checkpoint's card says of them
-family/                   the models of the paper's tables; evaluation/: the tables, and a model on mapped data; following/: online learning
+questions.py              scores for chosen candidates; metrics.py, bootstrap.py: HR@K, recall@K, GAUC, and their intervals; held_out.py: those of a card
+following/                online learning
 
     one training            program.run_training -> trainer.fit -> trainer.Learner.take_step
-    one cell of the tables  evaluation/program.run_tables -> cells.run_cell -> trainer.fit
     one round that follows  following/follower.Follower._learn -> learner.OnlineLearner.learn -> trainer.Learner.take_step
 """

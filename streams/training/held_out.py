@@ -17,11 +17,11 @@ import numpy as np
 import xxhash
 
 from schemas.model.network import AifNetwork
-from streams.training.evaluation.bootstrap import Bootstrap
-from streams.training.evaluation.questions import score_tasks
+from streams.training.bootstrap import Bootstrap
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
 from streams.training.metrics import recalls_at_k, user_aucs
+from streams.training.questions import score_tasks
 
 REQUESTS_MAX = 200  # measured: the latest
 DRAWN, K = 1_000, 100

@@ -1,7 +1,7 @@
 """How good a ranking is: HR@K, recall@K, GAUC, expected GAUC and calibration, vectorised over users.
 
-Here: pure NumPy functions of scores and labels. A measure has a value per user (`UserValues`), from which intervals are drawn (evaluation/bootstrap.py).
-Not here: what is scored (evaluation/). In HR and recall, ties are broken by the order of the columns (pass candidates in ascending id order, as answers
+Here: pure NumPy functions of scores and labels. A measure has a value per user (`UserValues`), from which intervals are drawn (bootstrap.py).
+Not here: what is scored (questions.py). In HR and recall, ties are broken by the order of the columns (pass candidates in ascending id order, as answers
 have them); in GAUC a tie counts one half.
 
 Arrays: U users, C candidates, X impressions of all users, G users that occur in X. Source: AIF, section 5.1

@@ -8,10 +8,10 @@ from infra.data.world_catalogue import WorldCatalogue
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
-from streams.training.evaluation.questions import ask, score_tasks
 from streams.training.impressions import Events, join_events
 from streams.training.metrics import hit_rates
 from streams.training.model_file import default_spec
+from streams.training.questions import ask, score_tasks
 from streams.training.trainer import fit
 
 TOP = 50

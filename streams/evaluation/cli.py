@@ -11,8 +11,8 @@ from infra.command import AsJson, command_group, print_figures, register_measure
 
 def register(app: typer.Typer) -> None:
     """Adds the group `aif eval`."""
-    register_measured("streams.training.evaluation.tables:TABLES", "streams.training.evaluation.mapped_data:DATA")
-    register_measured("streams.training.evaluation.drift:ONLINE", "streams.training.evaluation.live_bench:LIVE")
+    register_measured("streams.evaluation.tables:TABLES", "streams.evaluation.mapped_data:DATA")
+    register_measured("streams.evaluation.drift:ONLINE", "streams.evaluation.live_bench:LIVE")
     group = command_group(app, "eval", "How good the models are, measured.")
     group.command("tables", short_help="The paper's Tables 2 and 3, and its figure on bridges.")(tables)
     group.command("data", short_help="One model on your own files, against plain scores.")(data)
@@ -41,7 +41,7 @@ def tables(
 ) -> None:
     """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md, report.html and pictures beside the paper's numbers."""
     _use_one_thread()
-    from streams.training.evaluation.program import run_tables
+    from streams.evaluation.program import run_tables
 
     cores = len(os.sched_getaffinity(0))
     figures = run_tables(out, quick, processes or cores, steps, seeds, finished, saved, data_figures or ())
@@ -74,7 +74,7 @@ def data(
     What is not given here is taken from the mapping's [evaluation], [train] and [model].
     """
     _use_one_thread()
-    from streams.training.evaluation.mapped_data import LOSSES, DataOptions, run_data
+    from streams.evaluation.mapped_data import LOSSES, DataOptions, run_data
 
     if loss is not None and loss not in LOSSES:
         raise typer.BadParameter(f"{loss!r}, expected one of {sorted(LOSSES)}", param_hint="--loss")
@@ -94,11 +94,11 @@ def online(
     """A world that moves: HR@100 over time of a frozen model and of the same one that follows, and the share of the loss that is recovered."""
     _use_one_thread()
     if live:
-        from streams.training.evaluation.live_bench import measure_live
+        from streams.evaluation.live_bench import measure_live
 
         print_figures(measure_live(items).as_dict(), as_json)
         return
-    from streams.training.evaluation.drift import run_online
+    from streams.evaluation.drift import run_online
 
     figures = run_online(out, quick)
     say(f"wrote {out / 'online.png'}")

@@ -16,9 +16,9 @@ from schemas.errors import Misconfigured
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
-from streams.training.evaluation.bits import sigma_ratio
-from streams.training.evaluation.cells import Cell, read_cells, run_cells
-from streams.training.evaluation.costs import (
+from streams.evaluation.bits import sigma_ratio
+from streams.evaluation.cells import Cell, read_cells, run_cells
+from streams.evaluation.costs import (
     bridges_ms,
     counted_bridges,
     counted_costs,
@@ -27,12 +27,12 @@ from streams.training.evaluation.costs import (
     grouped_speedup,
     measure_costs,
 )
-from streams.training.evaluation.data_section import read_data_figures
-from streams.training.evaluation.plan import SPEC, WORLD_SEED, TablesPlan, plan_tables
-from streams.training.evaluation.report import FIGURES, write_report
-from streams.training.evaluation.tables import TABLES, add_world_figures
-from streams.training.evaluation.world_truth import measure_near
-from streams.training.family.variant import BITS, BRIDGE_COUNTS
+from streams.evaluation.data_section import read_data_figures
+from streams.evaluation.family.variant import BITS, BRIDGE_COUNTS
+from streams.evaluation.plan import SPEC, WORLD_SEED, TablesPlan, plan_tables
+from streams.evaluation.report import FIGURES, write_report
+from streams.evaluation.tables import TABLES, add_world_figures
+from streams.evaluation.world_truth import measure_near
 from streams.training.impressions import Events, join_events
 
 _LAW_ITEMS = 4_096

@@ -2,8 +2,8 @@
 
 from infra.data.world import WorldSize
 from schemas.train_choices import TrainChoices
-from streams.training.evaluation.cells import CellPlan
-from streams.training.family.variant import AIF, Variant
+from streams.evaluation.cells import CellPlan
+from streams.evaluation.family.variant import AIF, Variant
 
 SIZE = WorldSize(items=300, users=40, held_out=12, requests_per_user=2, shown_per_request=8)
 SPEC = (("width", 8), ("bridges", 2), ("bridge_width", 8), ("hash_bits", 64), ("embedding_width", 4), ("head_hidden", (16,)))

@@ -21,9 +21,9 @@ from infra.data.world import QUALITY_ATTRIBUTES, SIGNALS, World, WorldSize
 from infra.data.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, WorldCatalogue
 from schemas.features import FeatureSchema
 from schemas.ids import Id
-from streams.training.evaluation.questions import ask
 from streams.training.impressions import Events, TrainingSet
 from streams.training.metrics import UserValues, best_columns, expected_aucs, hit_rates, recalls_at_k, teachers_choice
+from streams.training.questions import ask
 
 # The features that a model without asynchronous inference can afford at ranking time: one of the user's six facets, and no style, trait or occasion
 # of the item. In the paper, asynchronous inference has up to 7 times the user features and 3 times the item features (section 5.2.1).

@@ -16,16 +16,16 @@ import xxhash
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures, Interval
 from schemas.ids import Id
-from streams.training.evaluation.bits import ALLOWED_PT, bits_by_law, fit_law, recommend_bits
-from streams.training.evaluation.bootstrap import Bootstrap
-from streams.training.evaluation.cells import Cell
-from streams.training.family.variant import ABLATIONS, AIF, BASE, BITS, EXACT, FULL, MORE_CANDIDATES, TABLE_3, TEACHER
+from streams.evaluation.bits import ALLOWED_PT, bits_by_law, fit_law, recommend_bits
+from streams.evaluation.cells import Cell
+from streams.evaluation.family.variant import ABLATIONS, AIF, BASE, BITS, EXACT, FULL, MORE_CANDIDATES, TABLE_3, TEACHER
+from streams.training.bootstrap import Bootstrap
 from streams.training.metrics import UserValues
 
 TABLES = Bench(
     "eval tables",
     "Trains and measures the models of the paper's Tables 2 and 3, and of its figure on bridges, on the synthetic world. "
-    "docs/RESULTS.md shows all of it beside the paper's numbers. Models: streams/training/family/variant.py.",
+    "docs/RESULTS.md shows all of it beside the paper's numbers. Models: streams/evaluation/family/variant.py.",
     (
         Figure("gauc_gap_pt", "pt", "Base(full features) over Base, in points of GAUC"),
         Figure("aif_share_of_gap", "ratio", "how much of it AIF has"),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from infra.data.world import WorldSize
-from streams.training.evaluation import drift
-from streams.training.evaluation.drift import DriftCurves, DriftPlan
+from streams.evaluation import drift
+from streams.evaluation.drift import DriftCurves, DriftPlan
 
 TINY = DriftPlan(
     size=WorldSize(items=300, users=24, held_out=6, requests_per_user=2, shown_per_request=6), periods=2, steps=4, candidates=200

@@ -7,8 +7,8 @@ import torch
 from schemas.model.din import din_reference
 from schemas.model.lsh import lsh_similarity
 from schemas.model.simtier import simtier_reference
-from streams.training.evaluation.bits import sigma_ratio
-from streams.training.evaluation.costs import (
+from streams.evaluation.bits import sigma_ratio
+from streams.evaluation.costs import (
     EDGES,
     attention_din,
     bridges_ms,
@@ -24,7 +24,7 @@ from streams.training.evaluation.costs import (
     measure_costs,
     ungroup,
 )
-from streams.training.family.codes import expect_at_least, similarity_edges
+from streams.evaluation.family.codes import expect_at_least, similarity_edges
 from streams.training.impressions import TrainingSet
 from tests.streams.training.shop import shop
 from tests.streams.training.test_trainer import network_of, taste_world

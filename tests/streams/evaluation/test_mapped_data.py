@@ -14,8 +14,8 @@ from schemas.model.checkpoint import read_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
-from streams.training.evaluation import mapped_data
-from streams.training.evaluation.mapped_data import (
+from streams.evaluation import mapped_data
+from streams.evaluation.mapped_data import (
     DATA,
     DataOptions,
     add_data_figures,
@@ -25,9 +25,9 @@ from streams.training.evaluation.mapped_data import (
     plain_scores,
     run_data,
 )
-from streams.training.evaluation.questions import ask, score_tasks
 from streams.training.impressions import join_events
 from streams.training.metrics import UserValues
+from streams.training.questions import ask, score_tasks
 from tests.infra.data.shops import write_text_shop
 from tests.streams.training.shop import shop
 

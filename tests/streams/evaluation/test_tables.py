@@ -11,13 +11,13 @@ import pytest
 from infra.bench.report import Figures
 from schemas.errors import Misconfigured
 from schemas.ids import Id
-from streams.training.evaluation.cells import Cell
-from streams.training.evaluation.costs import measure_costs
-from streams.training.evaluation.plan import OTHER_LOSSES, TWO_TASKS, plan_tables
-from streams.training.evaluation.program import run_tables
-from streams.training.evaluation.report import REPORT, RESULTS, write_report
-from streams.training.evaluation.tables import TABLES, add_world_figures, average_seeds
-from streams.training.family.variant import BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER
+from streams.evaluation.cells import Cell
+from streams.evaluation.costs import measure_costs
+from streams.evaluation.family.variant import BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER
+from streams.evaluation.plan import OTHER_LOSSES, TWO_TASKS, plan_tables
+from streams.evaluation.program import run_tables
+from streams.evaluation.report import REPORT, RESULTS, write_report
+from streams.evaluation.tables import TABLES, add_world_figures, average_seeds
 from streams.training.metrics import UserValues
 
 USERS = 200
@@ -152,8 +152,8 @@ def test_sections_without_figures_are_left_out_and_those_with_them_are_there(tmp
 
 
 def test_a_whole_run_on_a_tiny_world_writes_the_report_and_every_promised_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from streams.training.evaluation import plan, program
-    from tests.streams.training.evaluation.tiny import SIZE, SPEC
+    from streams.evaluation import plan, program
+    from tests.streams.evaluation.tiny import SIZE, SPEC
 
     monkeypatch.setattr(plan, "SIZE", SIZE)
     monkeypatch.setattr(plan, "SPEC", SPEC)

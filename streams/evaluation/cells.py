@@ -33,14 +33,14 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
+from streams.evaluation.family.codes import with_codes
+from streams.evaluation.family.network import build_network, variant_spec
+from streams.evaluation.family.variant import Variant
+from streams.evaluation.world_truth import CHEAP_FEATURES, WorldTruth, measure_any, measure_near, measure_purchases, open_truth
 from streams.garbage import collector_paused
-from streams.training.evaluation.questions import score_tasks, teacher_ecpm
-from streams.training.evaluation.world_truth import CHEAP_FEATURES, WorldTruth, measure_any, measure_near, measure_purchases, open_truth
-from streams.training.family.codes import with_codes
-from streams.training.family.network import build_network, variant_spec
-from streams.training.family.variant import Variant
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.metrics import UserValues, calibration
+from streams.training.questions import score_tasks, teacher_ecpm
 from streams.training.trainer import TrainReport, fit
 
 FORM = 2  # of the file and of the measures; part of the digest: raise it when either changes, so that no old cell is read

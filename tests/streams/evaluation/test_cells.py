@@ -15,13 +15,13 @@ import torch
 
 from infra.data.world_catalogue import NOW_MS
 from schemas.train_choices import TrainChoices
-from streams.training.evaluation.cells import Cell, CellPlan, read_cell, run_cell, run_cells, write_cell
-from streams.training.evaluation.plan import TWO_TASKS, Lesson, plan_tables
-from streams.training.evaluation.questions import teacher_ecpm
-from streams.training.evaluation.world_truth import measure_any, measure_near, open_truth, run_cascade
-from streams.training.family.variant import AIF, BASE, FULL, TEACHER
+from streams.evaluation.cells import Cell, CellPlan, read_cell, run_cell, run_cells, write_cell
+from streams.evaluation.family.variant import AIF, BASE, FULL, TEACHER
+from streams.evaluation.plan import TWO_TASKS, Lesson, plan_tables
+from streams.evaluation.world_truth import measure_any, measure_near, open_truth, run_cascade
 from streams.training.metrics import UserValues
-from tests.streams.training.evaluation.tiny import SIZE, tiny_plan
+from streams.training.questions import teacher_ecpm
+from tests.streams.evaluation.tiny import SIZE, tiny_plan
 from tests.streams.training.test_trainer import logits_of, network_of, taste_world
 
 
@@ -108,7 +108,7 @@ def test_a_stopped_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch:
             raise KeyboardInterrupt
         return Cell("aif", plan.train.seed, {"ctr": UserValues(np.ones(2), np.ones(2))}, {"wall_s": 1.0, "cpu_s": 1.0})
 
-    monkeypatch.setattr("streams.training.evaluation.cells.run_cell", counted)
+    monkeypatch.setattr("streams.evaluation.cells.run_cell", counted)
     with pytest.raises(KeyboardInterrupt):
         run_cells(plans, tmp_path, 1)
     assert [cell.seed for cell in run_cells(plans, tmp_path, 1)] == [0, 1] and ran == [0, 1, 1]
@@ -162,9 +162,9 @@ def test_an_interrupted_run_says_what_it_has_and_goes_on_from_there(tmp_path: Pa
     """Ctrl-C goes to every process of the terminal: one line of what is kept, and no trace of the processes that computed."""
     program = f"""
 from pathlib import Path
-from streams.training.evaluation.questions import teacher_ecpm
-from streams.training.evaluation.cells import run_cells
-from tests.streams.training.evaluation.tiny import tiny_plan
+from streams.training.questions import teacher_ecpm
+from streams.evaluation.cells import run_cells
+from tests.streams.evaluation.tiny import tiny_plan
 run_cells([tiny_plan(), *(tiny_plan(seed=n, steps=100_000) for n in (1, 2, 3))], Path({str(tmp_path)!r}), 2)
 """
     ours = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -11,8 +11,8 @@ from typing import Any
 from infra.data.world import WorldSize
 from infra.data.world_catalogue import BUY
 from schemas.train_choices import TrainChoices
-from streams.training.evaluation.cells import CellPlan
-from streams.training.family.variant import AIF, BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER, Variant
+from streams.evaluation.cells import CellPlan
+from streams.evaluation.family.variant import AIF, BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER, Variant
 
 # The family's sizes (fields of a ModelSpec). As in the paper, attention reads a short sequence; older behaviours are read by long_term only.
 SPEC: tuple[tuple[str, Any], ...] = (

@@ -36,9 +36,8 @@ from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from schemas.users import UserHistory
-from streams.training.evaluation.bootstrap import Bootstrap
-from streams.training.evaluation.pictures import draw_drift
-from streams.training.evaluation.questions import ask, score_tasks
+from streams.evaluation.pictures import draw_drift
+from streams.training.bootstrap import Bootstrap
 from streams.training.following.followed_log import REQUESTS_MAX
 from streams.training.following.learner import OnlineLearner
 from streams.training.following.view import View
@@ -47,6 +46,7 @@ from streams.training.impressions import Events, TrainingSet, join_table
 from streams.training.item_table import build_item_table
 from streams.training.metrics import UserValues, hit_rates, teachers_choice
 from streams.training.model_file import default_spec
+from streams.training.questions import ask, score_tasks
 from streams.training.trainer import fit
 
 ONLINE = Bench(

@@ -13,13 +13,13 @@ from typing import Any
 
 from infra.bench.report import Figures
 from infra.files import write_file_durably
-from streams.training.evaluation.bits import ALLOWED_PT
-from streams.training.evaluation.data_section import data_section
-from streams.training.evaluation.document import Block, Heading, Paragraph, Picture, Table, encode_html, encode_markdown
-from streams.training.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
-from streams.training.evaluation.plan import OTHER_LOSSES, TWO_TASKS, WORLD_SEED, TablesPlan, plan_tables
-from streams.training.family.codes import CLUSTERS, MOMENT_WIDTH
-from streams.training.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
+from streams.evaluation.bits import ALLOWED_PT
+from streams.evaluation.data_section import data_section
+from streams.evaluation.document import Block, Heading, Paragraph, Picture, Table, encode_html, encode_markdown
+from streams.evaluation.family.codes import CLUSTERS, MOMENT_WIDTH
+from streams.evaluation.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
+from streams.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
+from streams.evaluation.plan import OTHER_LOSSES, TWO_TASKS, WORLD_SEED, TablesPlan, plan_tables
 
 RESULTS, REPORT, FIGURES = "RESULTS.md", "report.html", "figures.json"
 _GAINS, _BRIDGES, _BITS = "table2.png", "bridges.png", "bits.png"

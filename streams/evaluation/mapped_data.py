@@ -35,13 +35,13 @@ from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
 from schemas.model.score import rank_scores
 from schemas.train_choices import TrainChoices
-from streams.training.evaluation.bootstrap import Bootstrap
-from streams.training.evaluation.questions import ask, score_tasks
+from streams.training.bootstrap import Bootstrap
 from streams.training.histories import fold_users
 from streams.training.impressions import TrainingSet, join_table
 from streams.training.item_table import build_item_table
 from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
 from streams.training.model_file import apply_choices, default_spec
+from streams.training.questions import ask, score_tasks
 from streams.training.similarity_start import new_network
 from streams.training.trainer import fit
 

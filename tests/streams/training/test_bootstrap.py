@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import Misconfigured
-from streams.training.evaluation.bootstrap import Bootstrap
+from streams.training.bootstrap import Bootstrap
 from streams.training.metrics import UserValues
 
 

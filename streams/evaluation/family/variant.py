@@ -1,7 +1,7 @@
 """The models of the paper's Tables 2 and 3 and of its Figure 6, as configurations of one family of models.
 
 Here: `Variant`, which names the parts of a model, and the lists of variants. Not here: the network that is built from one (network.py), training.
-Invariant: a variant's fields determine its model. A cell's file is found by these fields (evaluation/cells.py), so a change of the model that does
+Invariant: a variant's fields determine its model. A cell's file is found by these fields (cells.py), so a change of the model that does
 not change a field must change `FORM` there.
 
     parts      async      Eq. 1-4: attention over behaviours, and the rich features that only asynchronous inference can afford
@@ -77,7 +77,7 @@ TEACHER = Variant(
     sizes=(("width", 32), ("bridge_width", 32), ("attended_behaviours", 1_000), ("sim_behaviours", 1_000)),
     hidden_scale=1.5,
 )
-# The model of BASE itself: how many more candidates it ranks is in evaluation/world_truth.py.
+# The model of BASE itself: how many more candidates it ranks is in world_truth.py.
 MORE_CANDIDATES = dataclasses.replace(BASE, name="base_15_candidates", title="Base with +15% candidates")
 MORE_PARAMETERS = dataclasses.replace(BASE, name="base_15_parameters", title="Base with +15% parameters", hidden_scale=1.09)
 TABLE_2 = (BASE, FULL, AIF, *ABLATIONS, MORE_CANDIDATES, MORE_PARAMETERS)

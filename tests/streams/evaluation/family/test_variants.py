@@ -12,7 +12,7 @@ from schemas.model.lsh import lsh_similarity, make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.simtier import simtier_reference
 from schemas.train_choices import TrainChoices
-from streams.training.family.codes import (
+from streams.evaluation.family.codes import (
     CLUSTER_SPREAD,
     CLUSTERS,
     cluster_rows,
@@ -23,9 +23,9 @@ from streams.training.family.codes import (
     tier_features,
     with_codes,
 )
-from streams.training.family.head import LAYERS, ColdTrunk, FieldGate
-from streams.training.family.network import FamilyNetwork, build_network, variant_spec
-from streams.training.family.variant import ABLATIONS, AIF, BASE, BRIDGES, FULL, MORE_PARAMETERS, TABLE_2, TABLE_3, TEACHER, Variant
+from streams.evaluation.family.head import LAYERS, ColdTrunk, FieldGate
+from streams.evaluation.family.network import FamilyNetwork, build_network, variant_spec
+from streams.evaluation.family.variant import ABLATIONS, AIF, BASE, BRIDGES, FULL, MORE_PARAMETERS, TABLE_2, TABLE_3, TEACHER, Variant
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.trainer import fit
 from tests.streams.training import test_trainer

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import Misconfigured
-from streams.training.evaluation.data_section import data_section, read_data_figures
-from streams.training.evaluation.document import Heading, Paragraph, Table
+from streams.evaluation.data_section import data_section, read_data_figures
+from streams.evaluation.document import Heading, Paragraph, Table
 
 
 def saved(folder: Path) -> Path:

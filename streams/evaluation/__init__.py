@@ -1,10 +1,11 @@
 """How good the models are: the paper's tables on the synthetic world (`aif eval tables`), one model on mapped files
 (`aif eval data`), and what following is worth (`aif eval online`).
 
+family/                   the models of the paper's tables, as variants of one network
 plan.py                   which models are trained, with which sizes and losses
 cells.py                  one model with one seed: trained, measured per user, kept in a file; many of them in several processes
-world_truth.py            the world's held-out users and their measures; questions.py: a network's scores for chosen candidates, a teacher's eCPM
-tables.py                 the figures made of cells; bootstrap.py: intervals over users; bits.py: how many bits a signature needs
+world_truth.py            the world's held-out users and their measures
+tables.py                 the figures made of cells; bits.py: how many bits a signature needs
 costs.py                  the cost of Table 3, of Algorithm 1, and of training rows that are not grouped
 program.py                one run of `aif eval tables`; cli.py: the commands; report.py, document.py, pictures.py, data_section.py: its report
 mapped_data.py            one run of `aif eval data`

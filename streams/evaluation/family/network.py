@@ -17,8 +17,8 @@ from schemas.model.inputs import CandidateRows, FeatureTensors, UserInputs
 from schemas.model.network import AifNetwork
 from schemas.model.sim_hard import build_sim_table
 from schemas.model.spec import ModelSpec
-from streams.training.family.head import FamilyHead, FamilyStates
-from streams.training.family.variant import Variant
+from streams.evaluation.family.head import FamilyHead, FamilyStates
+from streams.evaluation.family.variant import Variant
 
 RECENT = 20  # latest behaviours that a model without asynchronous inference averages, in place of attention over its sequence
 

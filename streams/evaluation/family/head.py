@@ -26,8 +26,8 @@ from schemas.model.inputs import CandidateRows
 from schemas.model.sim_hard import SimTable, look_up_sim
 from schemas.model.spec import ModelSpec
 from schemas.model.user_half import masked_softmax
-from streams.training.family.codes import factored_din, moment_tier_features, similarity_edges, tier_features
-from streams.training.family.variant import Variant
+from streams.evaluation.family.codes import factored_din, moment_tier_features, similarity_edges, tier_features
+from streams.evaluation.family.variant import Variant
 
 LAYERS = 7
 HIDDEN = (128, 96, 64, 64, 32, 32)

@@ -30,13 +30,12 @@ import torch
 
 from schemas.model.bea import BridgeEmbedding, join_bridges
 from schemas.model.compiled import int64
-from schemas.model.inputs import map_tensors
 from schemas.model.lsh import equal_bits_min
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
-from streams.training.family.codes import CLUSTER_SPREAD, CLUSTERS, MOMENT_WIDTH
-from streams.training.family.head import cross_fully
+from streams.evaluation.family.codes import CLUSTER_SPREAD, CLUSTERS, MOMENT_WIDTH
+from streams.evaluation.family.head import cross_fully
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
 from streams.training.trainer import Learner, item_vectors
@@ -198,23 +197,9 @@ def counted_full_cross(spec: ModelSpec) -> int:
 def ungroup(data: TrainingSet) -> TrainingSet:
     """The same impressions, each as a request of its own (C = 1) with its own copy of the user."""
     request_X, column_X = np.nonzero(data.row_QC != NOT_AN_ITEM)
-    at = torch.from_numpy(request_X)
-
-    def picked(values_QC: np.ndarray) -> np.ndarray:
-        return values_QC[request_X, column_X][:, None]
-
-    return dataclasses.replace(
-        data,
-        time_Q=data.time_Q[request_X],
-        user_Q=data.user_Q[request_X],
-        history_end_Q=data.history_end_Q[request_X],
-        row_QC=picked(data.row_QC),
-        bid_QC=picked(data.bid_QC),
-        teacher_QC=picked(data.teacher_QC),
-        clicked_QC=picked(data.clicked_QC),
-        outcomes_QCT=picked(data.outcomes_QCT),
-        context=map_tensors(data.context, lambda t: t[at]),
-    )
+    of_items = ("row_QC", "bid_QC", "teacher_QC", "clicked_QC", "outcomes_QCT")
+    picked = {name: getattr(data, name)[request_X, column_X][:, None] for name in of_items}
+    return dataclasses.replace(data.take(request_X), **picked)
 
 
 def examples_per_second(network: AifNetwork, data: TrainingSet, requests: int, steps: int, behaviours_max: int) -> float:

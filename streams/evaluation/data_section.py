@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import Misconfigured
-from streams.training.evaluation.document import Block, Heading, Paragraph, Table
+from streams.evaluation.document import Block, Heading, Paragraph, Table
 
 _GAUCS = {"gauc": "GAUC, all pairs", "gauc_new": "GAUC, items new to the user"}
 _AT_K = re.compile(r"recall_at_(\d+)")

@@ -95,6 +95,13 @@ class Child:
         """The last lines of its log, for an error message."""
         return log_tail(self.log_path)
 
+    def check(self) -> None:
+        """Raises Unavailable (`child_died`) with the end of its log if it has ended; what it left running is killed."""
+        if not self.alive():
+            self.kill()
+            code = self.process.returncode
+            raise Unavailable("child_died", f"{self.name} ended with exit code {code}; log {self.log_path}:\n{self.log_tail()}")
+
     def kill(self) -> None:
         """Sends SIGKILL to its whole group, also if it has ended itself and left children; then reaps it."""
         if self.process.returncode is None:
@@ -164,12 +171,7 @@ def wait_ready(child: Child, ready: Callable[[], bool], deadline_s: float) -> No
     """Wait until `ready()`; Unavailable with the end of the child's log when it dies first or the deadline passes."""
     end = time.monotonic() + deadline_s
     while not ready():
-        if not child.alive():
-            child.kill()
-            code = child.process.returncode
-            raise Unavailable(
-                "child_died", f"{child.name} ended with exit code {code} before it was ready; log {child.log_path}:\n{child.log_tail()}"
-            )
+        child.check()
         if time.monotonic() > end:
             raise Unavailable(
                 "child_not_ready", f"{child.name} was not ready after {deadline_s:g} s; log {child.log_path}:\n{child.log_tail()}"

@@ -242,7 +242,7 @@ def _measure_worker(stage: BenchStage, catalogue: Catalogue, updates: int, figur
     with AppliedWatch(stage) as watch:
         worker = stage.start_worker()
         stage.wait_live(version, worker)
-        watch.wait(stage.source_ends())
+        watch.wait(stage.source_ends(), meanwhile=worker.check)
     peaks = peak_rss_mb(worker)
     stage.stop_worker(worker)
     began = tell("worker: one update per record", began)
@@ -280,6 +280,7 @@ def _run_worker(stage: BenchStage, publish: Callable[[], int]) -> _Run:
         worker, spent_s = stage.start_worker(), list[float]()
 
         def note_start() -> None:
+            worker.check()
             if watch.seen and not spent_s:
                 spent_s.append(processor_s(worker))
 

@@ -138,7 +138,7 @@ class Campaign:
     versions: int = 1
     restarts: int = 0  # of a worker that ended by itself
     armed: Plan | None = None
-    worker: Child | None = None
+    worker: Child = field(init=False)
 
     def start_worker(self, plan: Plan | None) -> None:
         """A worker with the next plan's failpoint armed."""
@@ -159,7 +159,6 @@ class Campaign:
 
     def kill(self, plan: Plan, following: Plan | None) -> None:
         """Carries out one plan and waits until everything published before it is applied again."""
-        assert self.worker is not None
         if plan.new_version:
             self.stage.publish_model(self.catalogue, seed=self.versions)
             self.versions += 1
@@ -180,7 +179,6 @@ class Campaign:
 
     def _supervise(self) -> None:
         """What a service manager does: a worker that ended is started again, be it by itself or because its failpoint came during a recovery."""
-        assert self.worker is not None
         if not self.worker.alive():
             self.worker.kill()
             self.stage.children.remove(self.worker)
@@ -188,7 +186,6 @@ class Campaign:
             self.start_worker(None)
 
     def _wait_moment(self, plan: Plan) -> None:
-        assert self.worker is not None
         if plan.kind == FAILPOINT and plan is self.armed:
             end = time.monotonic() + _FAILPOINT_S_MAX
             while not self._fired.exists() and self.worker.alive() and time.monotonic() < end:
@@ -198,7 +195,6 @@ class Campaign:
 
     def _freeze(self) -> tuple[float, dict[int, tuple[int, ...]]]:
         """A process that stands still for longer than its session, and then goes on as if nothing had been."""
-        assert self.worker is not None
         os.killpg(self.worker.pid, signal.SIGSTOP)
         time.sleep(_FROZEN_FACTOR * SESSION_TIMEOUT_S)
         began = time.monotonic()
@@ -216,11 +212,17 @@ class Campaign:
 
     def _kill_builder(self, plan: Plan) -> tuple[float, dict[int, tuple[int, ...]]]:
         """One of the processes that the worker started, while a new version is on its way; which goes live all the same."""
-        assert self.worker is not None
-        began, started = time.monotonic(), sorted(started_by(self.worker))
-        with contextlib.suppress(ProcessLookupError, IndexError):  # it has just ended, or none runs
-            os.kill(random.Random(plan.after_s).choice(started), signal.SIGKILL)
-        return began, self._ends_from_now()
+        chance = random.Random(plan.after_s)
+
+        def killed() -> bool:
+            self._supervise()
+            with contextlib.suppress(ProcessLookupError, IndexError):  # it has just ended, or none runs yet
+                os.kill(chance.choice(sorted(started_by(self.worker))), signal.SIGKILL)
+                return True
+            return False
+
+        wait_until(killed, _CATCH_UP_S_MAX, "a process that the worker started")
+        return time.monotonic(), self._ends_from_now()
 
     def _fail_disk(self, fault: str) -> tuple[float, dict[int, tuple[int, ...]]]:
         """Every write of the worker and its builders fails for a while, or some calls do. What it consumes meanwhile it has to consume again."""
@@ -243,7 +245,6 @@ class Campaign:
 
     def stop(self) -> None:
         """Everything applied, one more version live, the worker ended cleanly."""
-        assert self.worker is not None
         self.watch.wait(self.stage.source_ends(), _CATCH_UP_S_MAX, self._supervise)
         self.stage.wait_live(self.stage.publish_model(self.catalogue, seed=self.versions), self.worker)
         self.stage.stop_worker(self.worker)

@@ -28,7 +28,8 @@ from infra.data.catalogue import Catalogue
 from infra.data.open_catalogue import open_world
 from infra.demo.server import RankingServer
 from infra.kafka.publisher import Publisher
-from infra.processes import wait_until
+from infra.processes import Child, wait_until
+from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate
 from schemas.topics import ITEM_FEATURES
 
@@ -91,8 +92,8 @@ class Seen:
 class Prober(Background):
     """Publishes changes of the probes in one thread and looks for them in another. Use as a context manager."""
 
-    def __init__(self, stage: BenchStage, updates: list[ItemFeaturesUpdate]) -> None:
-        self._stage = stage
+    def __init__(self, stage: BenchStage, updates: list[ItemFeaturesUpdate], worker: Child) -> None:
+        self._stage, self._worker = stage, worker
         self._probes = {u.item_id: Probe(u) for u in updates}
         self._lock = threading.Lock()
         self.seen: list[Seen] = []
@@ -140,9 +141,10 @@ class Prober(Background):
         publisher.publish_update(probe.update)
 
     def _look(self) -> None:
-        """Until the last change before the end of the block is visible or lost."""
+        """Until the last change before the end of the block is visible or lost. Raises Unavailable where the worker has ended: none will be."""
         server = RankingServer(self._stage.url)
         while not (self.stopping.is_set() and all(p.published_at is None for p in self._probes.values())):
+            self._worker.check()
             self._take(self._ask(server), time.monotonic())
             time.sleep(_LOOK_EVERY_S)
         server.close()
@@ -213,11 +215,11 @@ def measure_freshness(rate: float, seconds: float, items: int, builds: int) -> F
         began = tell("steady", began)
         probed = list(itertools.islice(catalogue.items(), _PROBES))
         load = Load(stage, catalogue, rate, {u.item_id for u in probed})
-        with Prober(stage, probed) as prober, load:
+        with Prober(stage, probed, worker) as prober, load:
             steady = (time.monotonic() + _WARM_UP_S, time.monotonic() + _WARM_UP_S + seconds)
-            time.sleep(_WARM_UP_S + seconds)
+            prober.stopping.wait(_WARM_UP_S + seconds)
             tell("full builds", began)
-            building = [_build(stage, catalogue) for _ in range(builds)]
+            building = [_build(stage, catalogue, worker) for _ in range(builds)]
         left = _not_servable(stage, server)
     _add_figures(figures, prober.seen, steady, building)
     figures.add("rate_per_s", load.per_s)
@@ -225,10 +227,10 @@ def measure_freshness(rate: float, seconds: float, items: int, builds: int) -> F
     return figures
 
 
-def _build(stage: BenchStage, catalogue: Catalogue) -> tuple[float, float]:
+def _build(stage: BenchStage, catalogue: Catalogue, worker: Child) -> tuple[float, float]:
     """One more version, from its announcement until it is live."""
     began = time.monotonic()
-    stage.wait_live(stage.publish_model(catalogue))
+    stage.wait_live(stage.publish_model(catalogue), worker)
     return began, time.monotonic()
 
 
@@ -244,9 +246,10 @@ def _not_servable(stage: BenchStage, server: RankingServer) -> int:
 
     try:
         wait_until(reached, _LOST_AFTER_S, "every update in an answer")
-    except Exception:
-        return behind[0]
-    return 0
+    except Unavailable as error:
+        if error.code != "timed_out":  # a server that answers nothing has lost nothing that can be counted
+            raise
+    return behind[0]
 
 
 def _add_figures(figures: Figures, seen: list[Seen], steady: tuple[float, float], building: list[tuple[float, float]]) -> None:

@@ -58,7 +58,7 @@ def _measure_size(stage: BenchStage, items: int, figures: Figures) -> None:
     applied_from = time.monotonic()
     with AppliedWatch(stage) as watch:
         worker = stage.start_worker()
-        watch.wait(stage.source_ends(), _APPLIED_S_MAX)
+        watch.wait(stage.source_ends(), _APPLIED_S_MAX, worker.check)
     fill_s = time.monotonic() - applied_from
     began = tell("full build", began)
     announced = time.monotonic()

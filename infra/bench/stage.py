@@ -78,11 +78,11 @@ class BenchStage(Stage):
         with self.publisher() as publisher:
             return publisher.publish_checkpoint_file(path).offset
 
-    def wait_live(self, version: int, child: Child | None = None) -> None:
-        """Until `version` is the live one."""
+    def wait_live(self, version: int, worker: Child) -> None:
+        """Until `version` is the live one. Raises Unavailable where the worker has ended."""
 
         def is_live() -> bool:
-            assert child is None or child.alive(), f"{child.name} ended: {child.log_tail()}"
+            worker.check()
             current = self.control_state().current
             return current is not None and current.version == version
 

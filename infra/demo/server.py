@@ -42,13 +42,16 @@ class RankingServer:
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
 
     def prerank(self, body: Mapping[str, Any]) -> Ranked:
-        """Both calls in one. A request that is told to come back later does, and counts from its first attempt. Raises Unavailable with the server's own
-        words when it refuses."""
+        """Both calls in one. A request that is told to come back later does, and counts from its first attempt. Raises Unavailable when the server refuses,
+        with its own words, or is away."""
         started = time.perf_counter()
-        reply = self._http.post(_PATH, json=body)
-        while reply.status_code == _COME_BACK and time.perf_counter() - started < _TIMEOUT_S:
-            time.sleep(min(float(reply.json().get("retry_after_s", 0.1)), 1.0))
+        try:
             reply = self._http.post(_PATH, json=body)
+            while reply.status_code == _COME_BACK and time.perf_counter() - started < _TIMEOUT_S:
+                time.sleep(min(float(reply.json().get("retry_after_s", 0.1)), 1.0))
+                reply = self._http.post(_PATH, json=body)
+        except httpx.TransportError as error:
+            raise Unavailable("server_away", f"{self.url}{_PATH} gave no answer ({error!r}); look at the log of the server") from error
         took_ms = (time.perf_counter() - started) * 1e3
         if reply.status_code != 200:
             raise Unavailable("server_refused", f"{_PATH} answered {reply.status_code}: {reply.text[:500]}")

@@ -1,24 +1,34 @@
 """The freshness bench: what counts as visible, as lost, and in which window."""
 
 import math
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from infra.bench.freshness import _LOST_AFTER_S, FRESHNESS, Prober, Seen, _add_figures
+from infra.bench.freshness import _LOST_AFTER_S, FRESHNESS, Prober, Seen, _add_figures, _not_servable
 from infra.bench.report import Figures
+from infra.demo.server import RankingServer
+from infra.processes import free_ports, start_child, wait_until
+from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate
 
 
 @pytest.fixture
-def prober() -> Prober:
-    """One probe, item 7, whose bid is 2 and whose score is 10; nothing runs."""
-    made = Prober(SimpleNamespace(url=""), [ItemFeaturesUpdate(item_id=7, version=1, features={"bid": 2.0})])  # type: ignore[arg-type]
+def prober(tmp_path: Path) -> Iterator[Prober]:
+    """One probe, item 7, whose bid is 2 and whose score is 10; its worker has ended, nothing runs."""
+    worker = start_child("worker", [sys.executable, "-c", "raise SystemExit('its disk is full')"], tmp_path / "log")
+    wait_until(lambda: not worker.alive(), 30, "the worker to end")
+    stage: Any = SimpleNamespace(url="")
+    made = Prober(stage, [ItemFeaturesUpdate(item_id=7, version=1, features={"bid": 2.0})], worker)
     made._probes[7].score = 10.0
-    return made
+    yield made
+    worker.kill()
 
 
 class Sent:
@@ -61,6 +71,18 @@ def test_a_change_that_never_shows_is_lost_and_infinitely_late(prober: Prober) -
     prober._move(sent, prober._probes[7])
     prober._take({}, time.monotonic() + _LOST_AFTER_S + 1)
     assert [s.visible_s for s in prober.seen] == [math.inf]
+
+
+def test_a_worker_that_has_ended_ends_the_bench_with_its_reason(prober: Prober) -> None:
+    with pytest.raises(Unavailable, match=r"(?s)worker ended with exit code 1.*its disk is full"):
+        prober._look()
+
+
+def test_a_server_that_is_away_at_the_end_ends_the_bench_instead_of_having_lost_nothing() -> None:
+    stage: Any = SimpleNamespace(source_ends=lambda: {0: (5, 0)})
+    (port,) = free_ports(1)
+    with closing(RankingServer(f"http://127.0.0.1:{port}")) as server, pytest.raises(Unavailable, match="gave no answer"):
+        _not_servable(stage, server)
 
 
 def test_changes_count_in_the_window_in_which_they_were_published(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def measure_affinity(plan: AffinityPlan) -> Figures:
     figures.add("moved_share", moved["moved_share"])
     figures.add("moved_needlessly_share", moved["moved_needlessly_share"])
     counts = [steady.servers[server.url] for server in servers]
-    figures.add("load_max_over_mean", max(counts) / float(np.mean(counts)))
+    figures.add_ratio("load_max_over_mean", max(counts), float(np.mean(counts)))
     return figures
 
 

@@ -19,6 +19,7 @@ from infra.bench.declared import Bench, Figure
 from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_in_turns
 from infra.bench.report import Figures
 from infra.command import say
+from schemas.errors import Unavailable
 from schemas.token import decode_token
 from serving.bench.inferences import encode_inferences
 from serving.bench.switch import open_switched_server
@@ -39,6 +40,7 @@ MIXED = Bench(
     ),
     goals=(
         "mixed_versions == 0",
+        "flips >= 100",
         "answers >= 1000000",
         "failed == 0",
     ),
@@ -121,6 +123,6 @@ async def _send_all(url: str, writer: VersionWriter, plan: MixedPlan, judged: Ju
             seen.append(await send_in_turns(target, bodies, plan.senders, _WINDOW_S, judged.add))
             say(f"{judged.answers} answers, {len(judged.versions)} versions, {judged.mixed} mixed")
             if not seen[-1].count(OK):
-                say("no answer in a whole window: the server is gone")
-                break
+                failed, refused = seen[-1].count(FAILED), seen[-1].count(REFUSED)
+                raise Unavailable("no_answers", f"no answer in {_WINDOW_S:g} s: {failed} requests failed, {refused} were refused")
     return seen

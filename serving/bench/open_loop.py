@@ -33,7 +33,7 @@ class _Window:
     """The answers of one window. Futures are completed in the engine's thread or in the sender's, so the counts are under a lock."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._lock, self._all_done = engine, threading.Lock(), threading.Condition()
+        self._engine, self._all_done = engine, threading.Condition()
         self._states: dict[int, Future[UserResult]] = {}
         self._open = 0
         self.latencies = Latencies()
@@ -70,9 +70,8 @@ class _Window:
     def _end(self, intended_s: float, done: "Future[Any]") -> None:
         taken_ms, error = 1e3 * (time.perf_counter() - intended_s), done.exception()
         outcome = OK if error is None else REFUSED if isinstance(error, Unavailable) else FAILED
-        with self._lock:
-            self.latencies.add(outcome, taken_ms)
         with self._all_done:
+            self.latencies.add(outcome, taken_ms)
             self._open -= 1
             self._all_done.notify_all()
 

@@ -143,9 +143,9 @@ def _wait_ready(child: "subprocess.Popen[str]", log: str) -> None:
 
 def _ask(child: "subprocess.Popen[str]", calls: int) -> list[float]:
     assert child.stdin is not None and child.stdout is not None, "both are pipes"
-    child.stdin.write(f"{calls}\n")
-    child.stdin.flush()
-    with _killed_after(_ANSWERS_S_MAX, child):
+    with _killed_after(_ANSWERS_S_MAX, child), contextlib.suppress(BrokenPipeError):
+        child.stdin.write(f"{calls}\n")
+        child.stdin.flush()
         for line in child.stdout:
             if line.startswith("["):
                 taken: list[float] = json.loads(line)
@@ -168,8 +168,9 @@ def make_environment() -> Path:
         [uv, "venv", "-q", "--clear", "-p", str(base), str(folder)],
         [uv, "pip", "install", "-q", "-p", str(python), *PACKAGES],
     ):
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S_MAX, check=False)
-        if ended.returncode != 0:
-            raise PeerFailedError(f"{' '.join(command[:3])} failed: {ended.stderr.strip()[-300:]}")
+        try:
+            subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S_MAX, check=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise PeerFailedError(f"{error}: {str(error.stderr or '').strip()[-300:]}") from error
     done.write_text("\n".join(PACKAGES))
     return python

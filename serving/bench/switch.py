@@ -54,6 +54,7 @@ SWITCH = Bench(
     ),
     goals=(
         "p99_ratio <= 1.1",
+        "flips >= 5",
         "mixed_versions == 0",
         "failed == 0",
         "answers_steady >= 5000",
@@ -147,11 +148,11 @@ def _encode_requests(stage: BenchStage, writer: VersionWriter, plan: SwitchPlan)
 
 
 def wait_version(stage: BenchStage, writer: VersionWriter, version: int) -> None:
-    """Waits until the server answers from a version. Raises Unavailable (`timed_out`)."""
+    """Waits until the server answers from a version. Raises Unavailable (`timed_out`, `child_died`)."""
     ids = [int(one) for one in writer.ids[:2]]
 
     def is_there() -> bool:
-        assert stage.children[0].alive(), f"the server ended: {stage.children[0].log_tail()}"
+        stage.children[0].check()
         try:
             with AifClient(stage.url) as client:
                 return decode_token(client.rank(0, ids, top_k=1).version_token).version == version

@@ -75,19 +75,22 @@ class VersionWriter:
 
     @contextlib.asynccontextmanager
     async def publishing(self, every_s: float) -> AsyncIterator[None]:
-        """While the block runs, a new version is published at its start and every few seconds."""
+        """While the block runs, a new version is published at its start and every few seconds; at its end the last one is whole. An error of publishing is
+        raised then."""
+        ended = asyncio.Event()
 
         async def publish() -> None:
-            while True:
+            while not ended.is_set():
                 await asyncio.to_thread(self.publish)
-                await asyncio.sleep(every_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), every_s)
 
         task = asyncio.create_task(publish())
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            ended.set()
+            await task
 
     def _put_checkpoint(self, logit: float) -> CheckpointInfo:
         torch.manual_seed(_SEED)

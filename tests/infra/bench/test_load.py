@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_at_rate, send_in_turns
+import pytest
+
+from infra.bench.load import FAILED, OK, REFUSED, Latencies, Target, call_at_rate, run_to_the_microsecond, send_at_rate, send_in_turns
 
 Answer = Callable[[int], Awaitable[int]]
 
@@ -49,6 +51,16 @@ def test_every_request_leaves_and_counts_once_by_what_came_back() -> None:
     latencies, _ = serve_and(answer, lambda target: send_at_rate(target, [b"a", b"bb"], 500, 0.1))
     assert sum(latencies.count(outcome) for outcome in (OK, REFUSED, FAILED)) == 50
     assert (latencies.count(OK), latencies.count(REFUSED), latencies.count(FAILED)) == (10, 20, 20)
+
+
+def test_a_call_that_raises_ends_the_load_and_is_not_left_out_of_its_counts() -> None:
+    async def call(number: int, _: float) -> None:
+        if number == 3:
+            raise ValueError("an answer that nobody can read")
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(call_at_rate(call, 1_000, 0.01))
+    assert "nobody can read" in str(raised.value.exceptions)
 
 
 def test_a_server_that_stands_still_is_charged_for_everybody_who_would_have_come_meanwhile() -> None:

@@ -4,12 +4,17 @@ where the turns agree and wide where one stall decides."""
 import contextlib
 import math
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from infra.bench.load import OK, REFUSED, Latencies
-from serving.bench.overload import OverloadPlan, merge_turns, open_server, ratio_of_turns
+from infra.processes import free_ports
+from schemas.errors import Unavailable
+from serving.bench import overload
+from serving.bench.overload import BenchServer, OverloadPlan, measure_overload, merge_turns, open_server, ratio_of_turns
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one core there is nothing to share out")
@@ -24,6 +29,20 @@ def test_the_engine_has_cores_that_the_ports_have_not() -> None:
         assert os.sched_getaffinity(server.pid) == {cores[1]}, "the event loop, which the ports' threads inherit from"
         assert server.without_core_s() >= 0
     assert {cores[0]} in allowed
+
+
+def test_a_server_that_answers_nothing_or_ended_ends_the_bench_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    server = BenchServer(f"http://127.0.0.1:{port}", ended.pid, np.arange(6).reshape(2, 3))
+    monkeypatch.setattr(overload, "open_server", lambda _: contextlib.nullcontext(server))
+    monkeypatch.setattr(overload, "take_short_turns", lambda _: None)
+    with pytest.raises(Unavailable, match="answered none of"):
+        measure_overload(OverloadPlan(seconds=0.1))
+    with pytest.raises(Unavailable, match="has ended"):
+        server.rss_mb()
+    ended.wait()
 
 
 def turn(latencies_ms: np.ndarray) -> Latencies:

@@ -56,12 +56,14 @@ def test_a_peer_is_asked_over_its_pipes_and_one_that_dies_is_null(
 ) -> None:
     (tmp_path / "triton_peer.py").write_text(STAND_IN)
     (tmp_path / "qdrant_peer.py").write_text("raise SystemExit('no room for it here')")
+    (tmp_path / "redis_peer.py").write_text("import os\nos.close(0)\nprint('ready', flush=True)")
     monkeypatch.setattr(peer_runs, "SCRIPTS", tmp_path)
     monkeypatch.setattr(peer_runs, "make_environment", lambda: Path(sys.executable))
     figures = Figures(RANK)
     measure_peers(small_world(), PLAN, figures)
-    assert (figures.value("triton_p50_ms_5"), figures.value("qdrant_p50_ms_5")) == (7.0, None)
-    assert "no room for it here" in capsys.readouterr().err
+    assert [figures.value(f"{peer}_p50_ms_5") for peer in PEERS] == [7.0, None, None]
+    told = capsys.readouterr().err
+    assert "no room for it here" in told and "exit code 0 while it was asked" in told
 
 
 def test_a_peer_that_hangs_is_killed_and_tried_once_more(

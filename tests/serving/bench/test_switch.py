@@ -1,7 +1,9 @@
-"""What `aif bench switch` judges answers by: versions in a store whose scores tell which one they are of."""
+"""What `aif bench switch` judges answers by: versions in a store whose scores tell which one they are of. What fails meanwhile ends it."""
 
+import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,11 +11,14 @@ import pytest
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_manifest
 from infra.index.store import open_index_store
+from infra.processes import free_ports
+from schemas.errors import Unavailable
 from schemas.index.layout import row_layout
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.parameters import parameters_of
-from serving.bench.mixed import Judged
+from serving.bench import mixed
+from serving.bench.mixed import Judged, MixedPlan
 from serving.bench.switch import SwitchPlan, judge_answer
 from serving.bench.versions import VersionWriter, belongs
 from serving.engine.cpu import CpuScorer
@@ -49,6 +54,26 @@ def test_of_many_answers_those_that_mix_are_counted_and_one_without_scores_is_no
     assert (judged.answers, judged.mixed, judged.versions) == (5, 3, {0, 1, 2, 3})
     with pytest.raises(ValueError, match="without scores"):
         judged.add(raw(1))
+
+
+def test_a_version_that_cannot_be_published_ends_the_bench_and_a_server_without_answers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the latency at rest would be compared with itself, and of no answers none would be mixed."""
+    writer = VersionWriter(open_index_store(str(tmp_path)), 2, 2, ITEMS)
+    monkeypatch.setattr(mixed, "_WINDOW_S", 0.1)
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(Unavailable, match="no answer in"):
+        asyncio.run(mixed._send_all(url, writer, MixedPlan(every_s=60.0), Judged(writer.ranges)))
+    assert writer.next_version == 1
+    monkeypatch.setattr(writer, "_store", SimpleNamespace(put_exclusive=lambda *_: (_ for _ in ()).throw(OSError("no space left"))))
+
+    async def publish() -> None:
+        async with writer.publishing(60.0):
+            await asyncio.sleep(0.01)
+
+    with pytest.raises(OSError, match="no space left"):
+        asyncio.run(publish())
 
 
 def test_published_versions_load_whole_and_a_score_lies_in_a_range_only_where_rows_and_model_are_of_that_version(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def import_files(
         catalogue = MappedCatalogue(read_mapping(mapping), directory, limit, tell=tell_parts(progress, "rows of [{}]"))
         kinds = _kinds_of(catalogue)
         report = _try_out(kinds, progress) if dry_run else {"counts": _publish(catalogue, kinds, progress)}
-        doubts = find_doubts(catalogue.sources)
+        doubts = [*find_doubts(catalogue.sources), *_doubt_requests(catalogue, report["counts"]["impressions"])]
     report |= _describe(catalogue) | {"warnings": doubts}
     if model_out is not None:
         sections = {"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": catalogue.train.to_dict()}
@@ -88,8 +88,16 @@ def _why_no_positives(catalogue: "MappedCatalogue") -> str:
     if mapping.impressions is not None:
         return f"no row of {mapping.impressions.file} that counts is clicked"
     if mapping.behaviours is not None:
-        return f"no row of {mapping.behaviours.file} counts: [behaviours] where keeps none"
+        return f"no row of {mapping.behaviours.file} counts{': [behaviours] where keeps none' if mapping.behaviours.where else ''}"
     return "the mapping has no [impressions] file and no [behaviours] to sample them from"
+
+
+def _doubt_requests(catalogue: "MappedCatalogue", impressions: int) -> list[str]:
+    """Positives of which no request could be made."""
+    if impressions or not len(positives := catalogue.sources.positives):
+        return []
+    needs = "a user with a history before it, and of the items that anybody took in the pool_days before some that the user takes then and some that not"
+    return [f"no impressions came of {len(positives):,} positives, so this catalogue cannot train a model: a request needs {needs}"]
 
 
 def _try_out(kinds: Kinds, progress: "Progress") -> dict[str, Any]:

@@ -49,6 +49,11 @@ def is_list(array: Array) -> bool:
     return pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type)
 
 
+def is_moment(array: Array) -> bool:
+    """Whether cells are dates or times of Arrow's. A time of day or a duration says no moment."""
+    return pa.types.is_timestamp(array.type) or pa.types.is_date(array.type)
+
+
 def decode_texts(array: Array) -> list[str | None]:
     """Trimmed text of each cell; None where it is missing or empty."""
     array = plain(array)
@@ -90,7 +95,7 @@ def spell_numbers(array: Array, decimal: str) -> pa.Array:
 def decode_numbers(array: Array) -> np.ndarray:
     """float64; NaN for a cell that is missing or not a finite number. A time is in milliseconds, a flag 0 or 1."""
     array = plain(array)
-    if pa.types.is_temporal(array.type):
+    if is_moment(array):
         times = decode_times(array)
         return np.where(times < 0, np.nan, times.astype(np.float64))
     if pa.types.is_boolean(array.type):
@@ -141,10 +146,12 @@ def decode_times(array: Array, unit: str | None = None, forms: Sequence[str] = (
     Numbers are seconds, milliseconds, microseconds or nanoseconds by their size (a second count reaches 10^11 in the year 5138).
     """
     array = plain(array)
-    if pa.types.is_temporal(array.type) and not pa.types.is_time(array.type):
+    if is_moment(array):
         stamps = pc.cast(array, pa.timestamp("ms", getattr(array.type, "tz", None)), safe=False)
         times = pc.fill_null(pc.cast(stamps, pa.int64()), MISSING_TIME).to_numpy(zero_copy_only=False)
         return np.where(times < 0, MISSING_TIME, times)
+    if forms:
+        array = pa.array(decode_texts(array), pa.string())  # 20240301 in Parquet may be a number
     if not is_text(array):
         return _times_of_numbers(decode_numbers(array), unit)
     numbers = np.full(len(array), np.nan) if forms else decode_numbers(array)
@@ -164,8 +171,9 @@ def _times_of_numbers(numbers: np.ndarray, unit: str | None) -> np.ndarray:
 
 
 def _time_of_text(text: str | None, forms: Sequence[str]) -> int:
-    """ISO 8601 in its common spellings, or the first of the strptime formats that fits."""
+    """ISO 8601 in its common spellings, also with " UTC" at its end, or the first of the strptime formats that fits."""
     text = (text or "").strip()
+    text = text if forms else text.removesuffix(" UTC")
     for form in forms or (None,):
         try:
             moment = dt.datetime.strptime(text, form) if form else dt.datetime.fromisoformat(text)  # noqa: DTZ007 (UTC below)

@@ -5,7 +5,6 @@ behaviours, requests without a contrast, numbers that read as categories. Not he
 (leakage.py, context_leakage.py), rows that are rejected (rejections.py).
 """
 
-import datetime as dt
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.clock import DAY_MS
-from infra.data.columns import decode_numbers, is_text, plain
+from infra.data.columns import decode_numbers, decode_parts, is_text, plain
 from infra.data.context_leakage import find_leaking_context
-from infra.data.interactions import Interactions
+from infra.data.interactions import Interactions, read_times
 from infra.data.leakage import SUSPICIOUS, find_known_future, find_made_of_the_log
-from infra.data.mapped_sources import MappedSources
+from infra.data.mapped_sources import MappedSources, spell_time
 from infra.data.mapping_source import Source
 from infra.data.sampled_impressions import KnownUsers
 from schemas.features import Kind
@@ -33,17 +32,20 @@ _DATED = "a row counts as known from its time on: if it sums up what follows it,
 _OWN_SHARE_LEAST = 0.5  # of the clicks; of users who take the same things every day it is a third
 _CLICKS_LEAST, _USERS_MOST = 50, 2_000
 _CONTRAST_LEAST = 0.05  # of the requests with a click; where two items are shown and half of what is shown is clicked it is two thirds
-_FIRST_YEAR = 1980  # no log of a shop is older
+_FIRST_YEAR_MS = 3_652 * DAY_MS  # 1980: no log of a shop is older
+_CLOCKS = ("time", "created")
 _NUMBERS_SHARE_LEAST = 0.8  # of the different cells of a column
 _NUMBERS_LEAST, _NUMBERS_MOST = 20, 10_000
+_AMOUNT = r"-?\d[\d.,]*"
+_SIGNED = rf"^\s*(\p{{Sc}}\s*{_AMOUNT}|{_AMOUNT}\s*(\p{{Sc}}|%|[A-Z]{{3}}))\s*$"  # "$12.99", "12,99 EUR", "5%"
 
 
 def find_doubts(sources: MappedSources) -> list[str]:
     """The sentences, an empty list if nothing looks wrong. Raises what loading the sources raises."""
-    found = [
+    found: list[str | None] = [
         _find_no_features(sources),
         _find_other_ids(sources),
-        _find_other_clock(sources),
+        _find_far_times(sources),
         _find_no_order(sources),
         _find_own_clicks(sources),
         _find_no_contrast(sources),
@@ -53,7 +55,8 @@ def find_doubts(sources: MappedSources) -> list[str]:
     leaking += [
         _describe_known_future(place, correlation) for place, correlation in find_known_future(sources).items() if place not in made
     ]
-    return [*(doubt for doubt in found if doubt is not None), *_find_numbers_in_text(sources), *find_leaking_context(sources), *leaking]
+    found += [*_find_other_clocks(sources), *_find_numbers_in_text(sources)]
+    return [*(doubt for doubt in found if doubt is not None), *find_leaking_context(sources), *leaking]
 
 
 def _describe_made(place: str, whole: float, before: float) -> str:
@@ -87,29 +90,56 @@ def _find_no_features(sources: MappedSources) -> str | None:
 def _find_other_ids(sources: MappedSources) -> str | None:
     if sources.known_share >= _KNOWN_SHARE_LEAST:
         return None
+    known = sources.item_rows.ids
     return (
-        f"only {sources.known_share:.0%} of what users did was with an item of [items]; "
-        f"do both files spell ids the same way, and in these columns{', and shall its `where` leave so much out' if sources.mapping.items.where else ''}?"
+        f"only {sources.known_share:.0%} of what users did was with an item of [items], like {known[0]!r}, others with none, like "
+        f"{sources.history.item_ids[len(known)]!r}; do both files spell ids the same way, and in these columns"
+        f"{', and shall its `where` leave so much out' if sources.mapping.items.where else ''}?"
     )
 
 
-def _find_other_clock(sources: MappedSources) -> str | None:
-    """Numbers of days or hours that were read as seconds, or numbers that do not count from 1970: then all times lie in the seventies."""
-    source = sources.mapping.impressions or sources.mapping.behaviours
-    if source is None or "time" not in source.roles or not len(sources.positives):
-        return None
-    first, last = (dt.datetime.fromtimestamp(int(sources.positives.time_X[at]) / 1_000, dt.UTC) for at in (0, -1))
-    if last.year >= _FIRST_YEAR:
-        return None
-    unit = source.roles["time"].time_unit
+def _find_other_clocks(sources: MappedSources) -> Iterator[str]:
+    """Numbers of days or hours that were read as seconds, dates like 20240301, or numbers that do not count from 1970: then all times lie in the seventies."""
+    mapping = sources.mapping
+    for source, role in (
+        (mapping.impressions or mapping.behaviours, "time"),
+        *((s, r) for s in (mapping.item_history, mapping.items) for r in _CLOCKS),
+    ):
+        if source is None or role not in source.roles or source.roles[role].value is not None:
+            continue
+        rows = sources.table(source).sample
+        times = read_times(rows, role)
+        times = times[(times >= 0) & np.isfinite(decode_numbers(rows.array(role)))]
+        if len(times) and times.max() < _FIRST_YEAR_MS:
+            yield _describe_clock(source, role, int(times.min()), int(times.max()))
+
+
+def _describe_clock(source: Source, role: str, first_ms: int, last_ms: int) -> str:
+    """That the times of a column lie in the seventies, and what may be meant."""
+    unit = source.roles[role].time_unit
     how = (
-        f'in the time_unit that is given, "{unit}"; if the file counts {unit}s from a day of its own, all is right but the dates'
+        f'in the time_unit that is given, "{unit}"; if the file counts from a day of its own, all is right but the dates'
         if unit
-        else 'in seconds unless time = { column = ..., time_unit = "day" } (or hour, min, ms) says another'
+        else f'in seconds unless {role} = {{ column = ..., time_unit = "day" }} (or hour, min, ms) says another; 20240301 is a date by time_format = "%Y%m%d"'
     )
     return (
-        f"the times of [{source.section}] are from {first:%Y-%m-%dT%H:%M:%S} to {last:%Y-%m-%dT%H:%M:%S}: "
+        f"the times of [{source.section}] {role} are from {spell_time(first_ms)} to {spell_time(last_ms)}: "
         f"numbers count from 1970, {how}; days of windows are of this clock"
+    )
+
+
+def _find_far_times(sources: MappedSources) -> str | None:
+    """A few times far from all others, such as 2037 in a log of a week: what is held out, how far windows look and when features are told go by them."""
+    log, source = sources.positives, sources.mapping.impressions or sources.mapping.behaviours
+    if source is None or "time" not in source.roles or len(log) < _CLICKS_LEAST:
+        return None
+    far = max(1, len(log) // 1_000)
+    first, low, high, last = (int(log.time_X[at]) for at in (0, far, len(log) - 1 - far, len(log) - 1))
+    if 2 * (high - low) >= last - first:
+        return None
+    return (
+        f"nearly all times of [{source.section}] are from {spell_time(low)} to {spell_time(high)}, but the first is {spell_time(first)} and the last "
+        f"{spell_time(last)}, and windows and the evaluation go by these; if they are wrong, `where` leaves their rows out"
     )
 
 
@@ -202,10 +232,13 @@ def _describe_numbers(sources: MappedSources, source: Source, name: str) -> Iter
         odd = cells.filter(pa.array(np.isnan(decode_numbers(cells))))[0].as_py()
         yield f'{place}, because not every cell is a number, like {odd[:60]!r}; kind = "numeric" leaves these out, kind = "categorical" keeps it so'
         return
-    shares = {mark: _share_of_numbers(cells, mark) for mark in (".", ",")}  # where both fit, as in "1,250", the digits are grouped
+    signed = pc.match_substring_regex(cells, _SIGNED).to_numpy(zero_copy_only=False).mean() >= _NUMBERS_SHARE_LEAST
+    numbers = decode_parts(cells, _AMOUNT) if signed else cells
+    shares = {mark: _share_of_numbers(numbers, mark) for mark in (".", ",")}  # where both fit, as in "1,250", the digits are grouped
     mark = max(shares, key=lambda mark: shares[mark])
     if shares[mark] >= _NUMBERS_SHARE_LEAST:
-        yield f"""{place}, but its cells are numbers like {cells[0].as_py()[:60]!r}; write {{ column = "{column.columns[0]}", decimal = "{mark}" }}"""
+        part = f"pattern = '{_AMOUNT}', " if signed else ""
+        yield f"""{place}, but its cells are numbers like {cells[0].as_py()[:60]!r}; write {{ column = "{column.columns[0]}", {part}decimal = "{mark}" }}"""
 
 
 def _share_of_numbers(cells: pa.Array, mark: str) -> float:

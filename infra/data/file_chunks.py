@@ -53,8 +53,16 @@ def find_files(directory: Path, source: Source) -> list[Path]:
         raise Misconfigured("bad_mapping", f"[{source.section}] file = {source.file!r} must lie inside the data folder")
     if not directory.is_dir():
         raise Misconfigured("no_data", f"the data folder {directory} is not there")
-    paths = sorted(path for path in directory.glob(source.file) if path.is_file())
+    paths = [path for path in sorted(directory.glob(source.file)) if path.is_file()]
+    if not (
+        directory / source.file
+    ).is_file():  # a pattern: beside parts lie files of whoever wrote them, like _SUCCESS, and parts without a row
+        paths = [path for path in paths if not path.name.startswith((".", "_")) and path.stat().st_size]
     if not paths:
+        if (directory / source.file).is_dir():
+            raise Misconfigured(
+                "no_data", f"[{source.section}] file = {source.file!r} is a folder; its files are {source.file.rstrip('/') + '/*'!r}"
+            )
         there = [str(path.relative_to(directory)) for path in sorted(directory.rglob("*.*")) if path.is_file()][:50]
         raise Misconfigured("no_data", f"[{source.section}] file = {source.file!r} is not in {directory}; {suggest(source.file, there)}")
     return paths
@@ -91,7 +99,13 @@ def _file_schema(path: Path, source: Source) -> pa.Schema:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.string() if _is_bytes(kind) else kind
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    """Text that its writer did not mark as text."""
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
 def count_rows(paths: Sequence[Path]) -> int | None:
@@ -137,7 +151,8 @@ def _batches(path: Path, source: Source, columns: list[str], skipped: list[int],
 def _unreadable(path: Path, source: Source, error: Exception, row: int = 1) -> Misconfigured:
     kind = "Parquet" if _is_parquet(path) else "JSON lines" if _is_json(path) else "CSV"
     place = f" from row {row:,} on" if row > 1 else ""
-    hint = '; is its `encoding` another, like "latin-1"?' if "UTF8" in str(error) else ""
+    hint = '; is its `encoding` another, like "latin-1"?' if "UTF8" in str(error) and kind == "CSV" else ""
+    hint = '; does a " stay open? With quoted = false it is a character like any other' if "straddl" in str(error) else hint
     return Misconfigured("bad_data_file", f"[{source.section}] {path.name} cannot be read as {kind}{place}: {error}{hint}")
 
 
@@ -177,11 +192,20 @@ def _known(name: str, key: str, names: list[str], path: Path, source: Source) ->
         if not _is_parquet(path) and not _is_json(path):
             hint = _form_hint(names, source) or hint
         raise Misconfigured("bad_mapping", f"[{source.section}] {key}: {path.name} has no column {name!r}; {suggest(name, names)}{hint}")
+    if names.count(name) > 1:
+        raise Misconfigured(
+            "bad_data_file",
+            f"[{source.section}] {key}: {path.name} has {names.count(name)} columns {name!r}, expected one; rename the others",
+        )
     return name
 
 
 def _form_hint(names: list[str], source: Source) -> str:
     """What may be wrong with how the file is read, where a column is not there."""
+    if any(mark in name for name in names for mark in "\ufffd\0"):
+        return '; are these characters of another `encoding`, like "utf-16", or is it packed without a name that ends in .gz?'
+    if names[0].lstrip().startswith("{"):
+        return "; lines of JSON are read from a file whose name ends in .jsonl"
     if len(names) == 1:
         return "; the file reads as one column: is its `delimiter` another?"
     if not source.header and any(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in names):
@@ -194,7 +218,8 @@ def read_column_names(path: Path, source: Source) -> list[str]:
     thread that reads ahead."""
     try:
         if _is_parquet(path):
-            return list(_parquet_fields(path))
+            top = pyarrow.parquet.read_schema(path).names
+            return [*top, *(name for name in _parquet_fields(path) if name not in top)]
         if _is_json(path):
             return read_keys(path)
         quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if source.quoted else csv.QUOTE_NONE
@@ -245,14 +270,16 @@ def _parquet_batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
         rows = min(CHUNK_ROWS, max(256, _BLOCK_BYTES // max(1, row_bytes)))
         for batch in file.iter_batches(rows, columns=columns, use_threads=False):
             found = [(batch.column(first), inner) for first, *inner in ways]
-            yield pa.RecordBatch.from_arrays([pc.struct_field(cells, inner) if inner else cells for cells, inner in found], columns)
+            arrays = [pc.struct_field(cells, inner) if inner else cells for cells, inner in found]
+            yield pa.RecordBatch.from_arrays([array.cast(pa.string()) if _is_bytes(array.type) else array for array in arrays], columns)
 
 
 def _csv_batches(path: Path, source: Source, columns: list[str], skipped: list[int], rejections: Rejections) -> Iterator[pa.RecordBatch]:
     def skip(row: pyarrow.csv.InvalidRow) -> str:
         number = (row.number or 2) - (not source.header)  # Arrow counts the header
         skipped.append(number)
-        rejections.add(source.section, path.name, number, f"has {row.actual_columns} cells, expected {row.expected_columns}")
+        hint = ': one in "..." has several lines; with quoted = false a " is a character like any other' if "\n" in row.text.strip() else ""
+        rejections.add(source.section, path.name, number, f"has {row.actual_columns} cells, expected {row.expected_columns}{hint}")
         return "skip"
 
     read = pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, encoding=source.encoding, column_names=source.header or None)

@@ -161,9 +161,13 @@ def _complain(table: LoadedTable) -> None:
     named = [r for r in table.rejections.named if r.section == section]
     what, _ = Counter(r.reason.partition(":")[0] for r in named).most_common(1)[0] if named else ("", 0)
     told = next((f"; row {r.row} of {r.file}: {r.reason}" for r in named if r.reason.startswith(what)), "")
-    hint = (
-        "; a time that is not ISO text is { column = ..., time_format = ... }, as docs/IMPORT.md shows" if what == "no usable time" else ""
-    )
+    hint = ""
+    if what == "no usable time":
+        forms = table.source.roles["time"].time_formats
+        hint = (
+            f"; time_format {list(forms)} does not fit" if forms else "; a time that is not ISO text is { column = ..., time_format = ... }"
+        )
+        hint += ", as docs/IMPORT.md shows"
     raise Misconfigured("bad_mapping", f"[{section}] none of its {len(table):,} rows can be used{told}{hint}")
 
 

@@ -20,7 +20,7 @@ from infra.data.interactions import Interactions
 from infra.data.item_changes import copy_items, drift_items
 from infra.data.item_embeddings import read_last_rows
 from infra.data.item_statistics import count_positives
-from infra.data.mapped_sources import MappedSources
+from infra.data.mapped_sources import MappedSources, spell_time
 from infra.data.mapping import DataMapping
 from infra.data.rejections import Rejections
 from infra.data.sampled_impressions import (
@@ -220,11 +220,14 @@ class MappedCatalogue:
     def _sampled_requests(self) -> Iterator[SampledRequest]:
         sources, sampling = self.sources, self.mapping.sampling
         window = sources.window_ms()
-        cuts = plan_cuts(int(sources.positives.time_X[0]), sources.now_ms, window, sources.cut_ms())
+        first, last = int(sources.positives.time_X[0]), int(sources.positives.time_X[-1])
+        cuts = plan_cuts(first, sources.now_ms, window, sources.cut_ms())
         if not cuts:
             raise sources.reject(
                 "[impressions] window_days",
-                f"= {window / DAY_MS:g} days leaves no time to learn from before the evaluation; give a smaller one",
+                f"= {window / DAY_MS:g} days leaves no time to learn from before the evaluation at {spell_time(sources.now_ms)}: the positives are from "
+                f"{spell_time(first)} to {spell_time(last)}; give a smaller one, or, if times are wrong, `where` in [behaviours] leaves rows out and "
+                '20240301 is a date by time_format = "%Y%m%d"',
             )
         return sample_requests(sources.positives, sources.history, len(sources.item_rows.ids), cuts, window, sampling)
 

@@ -86,7 +86,8 @@ class MappedSources:
         known_after_ms = int(self.mapping.impressions is not None)
         rows = read_item_rows(self.table(self.mapping.items), self.id_kind, self.bounds, known_after_ms)
         if not rows.ids:
-            raise self.reject("[items]", f"gives no item: no row of {self.mapping.items.file} counts and has an id")
+            told = next((f"; {row}" for row in self.rejections.named if row.section == "items"), "")
+            raise self.reject("[items]", f"gives no item: no row of {self.mapping.items.file} counts and has an id{told}")
         return rows
 
     @cached_property
@@ -150,7 +151,7 @@ class MappedSources:
             count = self.positives.before(end)
             start = int(times[min(count - 1, int(count * (1 - _HELD_OUT_SHARE)))])
         if start >= end:
-            raise self.reject("[evaluation] until", f"= {holdout.end} must come after the time from which is measured, {_spelt(start)}")
+            raise self.reject("[evaluation] until", f"= {holdout.end} must come after the time from which is measured, {spell_time(start)}")
         return HeldOutPeriod(start, min(end, last + 1))
 
     def _evaluation_time(self, value: str | float, key: str) -> int:
@@ -160,7 +161,7 @@ class MappedSources:
             raise self.reject(f"[evaluation] {key}", f"is {value!r}, expected a date or time like 2011-10-01")
         if found <= first or (found > last and key != "until"):
             raise self.reject(
-                f"[evaluation] {key}", f"= {value} must lie within the positives, which are from {_spelt(first)} to {_spelt(last)}"
+                f"[evaluation] {key}", f"= {value} must lie within the positives, which are from {spell_time(first)} to {spell_time(last)}"
             )
         return found
 
@@ -346,5 +347,6 @@ class MappedSources:
         return self.window_ms() if days is None else round(days * DAY_MS)
 
 
-def _spelt(time_ms: int) -> str:
+def spell_time(time_ms: int) -> str:
+    """A time in ms as ISO text."""
     return dt.datetime.fromtimestamp(time_ms / 1_000, dt.UTC).isoformat(timespec="seconds")

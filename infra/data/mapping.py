@@ -143,6 +143,12 @@ class Impressions(Source):
     features: dict[str, FeatureSource] = Field(default_factory=dict, alias="context")
     outcomes: dict[str, Column] = Field(default_factory=dict)
 
+    @model_validator(mode="after")
+    def _require_requests(self) -> Self:
+        if self.request is None and self.time is None:
+            raise ValueError("needs request, or a time that rows of one request share: it says which rows were shown together")
+        return self
+
     @field_validator("outcomes", mode="before")
     @classmethod
     def _require_names(cls, raw: Any) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BeforeValidator
 
-from infra.data.columns import Array, decode_flags, decode_numbers, decode_texts, decode_times
+from infra.data.columns import Array, decode_flags, decode_numbers, decode_texts, decode_times, is_moment
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -112,7 +112,7 @@ def _compared(column: Array, op: str, value: Any) -> np.ndarray:
     if isinstance(value, int | float):
         numbers = decode_numbers(column)
         return np.where(np.isnan(numbers), op == "!=", compare(numbers, value))
-    if pa.types.is_temporal(column.type):
+    if is_moment(column):
         times = decode_times(column)
         return np.where(times < 0, op == "!=", compare(times, decode_times(pa.array([value]))[0]))
     texts = decode_texts(column)

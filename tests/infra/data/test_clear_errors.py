@@ -42,6 +42,10 @@ def _try(folder: Path, before: str, after: str) -> str:
     (folder / "books.json").write_text("[\n{}]")
     (folder / "books.xlsx").write_text("PK")
     (folder / "books.csv").write_text("17,the book,9\n")
+    (folder / "twice.csv").write_text("user,age,user\n1,2,3\n")
+    (folder / "days").mkdir(exist_ok=True)
+    (folder / "wide.tsv").write_text("card\tisbn\twhen\n1\t2\t3\n", encoding="utf-16")
+    (folder / "lines.txt").write_text('{"card": 1, "isbn": 2}\n')
     (folder / "shop.toml").write_text(MAPPING.replace(before, after))
     result = CliRunner().invoke(build_app(), ["import", str(folder), "--mapping", str(folder / "shop.toml"), "--dry-run"])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -103,8 +107,33 @@ def test_the_mapping_without_a_mistake_is_read(tmp_path: Path) -> None:
         ('time = "when"', 'time = "when"\nencoding = "utf-9"', "encoding is 'utf-9'"),
         (
             "[evaluation]",
-            '[impressions]\nfile = "loans.tsv"\nuser = "card"\nitem = "isbn"\nclicked = "what"\n[evaluation]',
+            '[impressions]\nfile = "loans.tsv"\nuser = "card"\nitem = "isbn"\ntime = "when"\nclicked = "what"\n[evaluation]',
             "no cell of its column is a flag",
+        ),
+        (
+            "[evaluation]",
+            '[impressions]\nfile = "loans.tsv"\nuser = "card"\nitem = "isbn"\nclicked = "count"\n[evaluation]',
+            "needs request, or a time",
+        ),
+        ('id = "isbn"', 'id = "isbn"\nwhere = "pages < 0"', "gives no item: no row of books.tsv counts"),
+        (
+            'id = "isbn"',
+            'id = { column = "isbn", pattern = "x" }',
+            "has an id; books.tsv row 1 [items]: no usable id: column 'isbn' is empty",
+        ),
+        (
+            'pages = "pages"',
+            'pages = "pages"\n[users]\nfile = "twice.csv"\nid = "user"',
+            "twice.csv has 2 columns 'user', expected one; rename",
+        ),
+        ('"loans.tsv"', '"days"', "[behaviours] file = 'days' is a folder; its files are 'days/*'"),
+        ('"loans.tsv"', '"wide.tsv"', "are these characters of another `encoding`"),
+        ('"loans.tsv"', '"lines.txt"', "lines of JSON are read from a file whose name ends in .jsonl"),
+        ('time = "when"', 'time = { column = "when", time_format = "%d.%m.%Y" }', "time_format ['%d.%m.%Y'] does not fit"),
+        (
+            "[evaluation]\nfrom = 2024-03-20",
+            "[impressions]\nwindow_days = 90",
+            "evaluation at 2024-03-25T00:00:00+00:00: the positives are from 2024-03-01T00:00:00+00:00 to 2024-03-29T00:00:00+00:00; give a smaller one",
         ),
     ],
 )
@@ -116,7 +145,9 @@ def test_a_mistake_is_named(tmp_path: Path, before: str, after: str, words: str)
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ('item = "isbn"', 'item = "when"', "only 0% of what users did was with an item of [items]"),
+        ('item = "isbn"', 'item = "when"', "with an item of [items], like '0', others with none, like '2024-03-01'; do both files"),
+        ('user = "card"', "user = { value = 1 }", "no impressions came of 200 positives, so this catalogue cannot train a model"),
+        ('id = "isbn"\ncreated = "added"', 'id = "isbn"\ncreated = "pages"', "the times of [items] created are from 1970-01-01T00:00:00"),
         ("count > 0", "count > 9", "no row of loans.tsv counts: [behaviours] where keeps none"),
         (
             'created = "added"',

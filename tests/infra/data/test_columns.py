@@ -41,6 +41,7 @@ NOON = dt.datetime(2024, 3, 1, 12, tzinfo=dt.UTC)
         pa.array([NOON], pa.timestamp("us", "UTC")),
         pa.array([NOON.replace(tzinfo=None)], pa.timestamp("ns")),
         pa.array(["2024-03-01T12:00:00Z"]),
+        pa.array(["2024-03-01 12:00:00 UTC"]),
         pa.array(["2024-03-01 12:00:00"]),
         pa.array([" 2024-03-01T13:00:00+01:00 "]),
         pa.array(["2024-03-01 12:00"]).dictionary_encode(),
@@ -63,6 +64,8 @@ def test_dates_are_midnight_and_what_is_no_time_is_missing() -> None:
         -1,
     ]
     assert decode_times(pa.array([5]), unit="ms").tolist() == [5]
+    assert decode_times(pa.array([20240301, None]), forms=["%Y%m%d"]).tolist() == [NOON_MS - 43_200_000, -1]
+    assert decode_times(pa.array([dt.time(12), None])).tolist() == decode_times(pa.array([dt.timedelta(1), None])).tolist() == [-1, -1]
 
 
 @given(st.integers(0, 2**40))

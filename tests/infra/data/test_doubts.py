@@ -29,12 +29,12 @@ def check_doubts(folder: Path, words: str, mapping: str, **files: str) -> None:
         (
             'time = { column = "day", time_unit = "day" }\n[evaluation]\nfrom = 1970-03-20',
             False,
-            'from 1970-01-01T00:00:00 to 1970-04-10T00:00:00: numbers count from 1970, in the time_unit that is given, "day"; if',
+            'from 1970-01-01T00:00:00+00:00 to 1970-04-10T00:00:00+00:00: numbers count from 1970, in the time_unit that is given, "day"; if',
         ),
         (
             'time = "day"',
             False,
-            "from 1970-01-01T00:00:00 to 1970-01-01T00:01:39: numbers count from 1970, in seconds unless time = { column = ..., time_unit",
+            "from 1970-01-01T00:00:00+00:00 to 1970-01-01T00:01:39+00:00: numbers count from 1970, in seconds unless time = { column = ..., time_unit",
         ),
         ('time = "date"', False, ""),
         ("", True, "only 0% of the users of the last part are in the part before"),
@@ -46,6 +46,11 @@ def test_a_clock_and_an_order_that_cannot_be_are_named(tmp_path: Path, time: str
     pairs = rows if by_user else [(user, day) for day, user in rows]
     cells = (f"u{user},i{(user + day) % 7},{day},2020-0{1 + day // 28}-{1 + day % 28:02d}\n" for user, day in pairs)
     check_doubts(tmp_path, words, MAPPING + time, log="user,item,day,date\n" + "".join(cells))
+
+
+@pytest.mark.parametrize(("far", "is_said"), [("2122867355", True), ("100", True), ("1700040001", False)])
+def test_a_time_that_is_far_from_all_others_is_named(tmp_path: Path, far: str, is_said: bool) -> None:
+    check_doubts(tmp_path, "of [behaviours] are from 2023-11-1" if is_said else "", MAPPING + 'time = "at"\n', log=f"{LOG}u1,i2,{far}\n")
 
 
 @pytest.mark.parametrize(("before_s", "is_said"), [(1, True), (43_200, True), (0, False), (-60, False), (200_000, False)])
@@ -95,6 +100,8 @@ def test_requests_that_hold_clicks_alone_are_named(tmp_path: Path, request_cell:
             '"price"',
             """because not every cell is a number, like '-'; kind = "numeric" leaves these out""",
         ),
+        (lambda n: f"${n}.99", '"price"', """numbers like '$0.99'; write { column = "price", pattern = '-?\\d[\\d.,]*', decimal = "." }"""),
+        (lambda n: f'"{n},{n % 90 + 10} EUR"', '"price"', """pattern = '-?\\d[\\d.,]*', decimal = "," }"""),
         (lambda n: f'"{n},{n % 90 + 10}"', '{ column = "price", decimal = "," }', ""),
         (lambda n: f"{n}.5" if n % 9 else "-", '{ column = "price", kind = "categorical" }', ""),
         (lambda n: f"{n}.5", '"price"', ""),

@@ -116,6 +116,27 @@ def test_rows_keep_their_numbers_through_bad_rows_filters_and_files(tmp_path: Pa
     ]
 
 
+def test_beside_parts_lie_files_of_whoever_wrote_them(tmp_path: Path) -> None:
+    for name, text in {"part-0": "id,name\n1,x\n", "part-1": "", "_SUCCESS": "", ".part-0.crc": "crc"}.items():
+        (tmp_path / name).write_text(text)
+    assert _cells(_load(tmp_path, _source("*"))) == {"id": ["1"], "name": ["x"]}
+
+
+def test_a_quote_that_stays_open_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('id,name\n1,x\n"2,y\n3,z\n')
+    assert "several lines; with quoted = false" in _load(tmp_path, _source("t.csv")).rejections.named[0].reason
+    (tmp_path / "t.csv").write_text('id,name\n1,x\n"2,y\n' + f"{'z' * 1_000}\n" * 20_000)
+    with pytest.raises(Misconfigured, match='does a " stay open'):
+        _load(tmp_path, _source("t.csv"))
+
+
+def test_bytes_in_parquet_are_text(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({name: pa.array([text.encode() for text in cells], pa.binary()) for name, cells in ROWS.items()}), tmp_path / "t.parquet"
+    )
+    assert _cells(_load(tmp_path, _source("t.parquet", where='id != "9"'))) == ROWS
+
+
 def test_the_limit_counts_rows_that_count(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("id,name\n" + "".join(f"{i},{'xy'[i % 2]}\n" for i in range(100)))
     table = _load(tmp_path, _source("t.csv", where='name == "y"'), 3)

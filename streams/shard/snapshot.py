@@ -16,7 +16,7 @@ from infra.failpoints import failpoint
 from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, is_disk_full, sha256_of_file
 from infra.index.parts import new_unique
 from infra.index.store import IndexStore
-from schemas.errors import AifError, Corrupted, Unavailable
+from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.manifest import PartFile
 from schemas.index.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
 from streams.shard.reader import open_shard_reader
@@ -56,7 +56,8 @@ def describe_checkpoint(checkpoint: Path, shard: int, identity: str) -> ShardSna
 
 
 def list_snapshots(store: IndexStore, shard: int) -> tuple[list[FoundSnapshot], list[str]]:
-    """Snapshots of a shard, the one with the least to replay first; and what is wrong with manifests that cannot be read."""
+    """Snapshots of a shard, the one with the least to replay first; and what is wrong with the manifests of others. Raises Unavailable if the store does not
+    answer: nothing is known then of what it has."""
     found, wrong = [], []
     for path in store.list(f"snapshots/{shard:05d}/"):
         if not path.endswith(f"/{_MANIFEST_NAME}"):
@@ -64,9 +65,11 @@ def list_snapshots(store: IndexStore, shard: int) -> tuple[list[FoundSnapshot], 
         try:
             snapshot = decode_stored_snapshot(store, path)
             found.append(FoundSnapshot(snapshot, store.stat(path).put_ms))
-        except AifError as error:
+        except (Corrupted, Incompatible) as error:
+            wrong.append(f"{path}: {error}")
+        except Unavailable as error:
             if error.code != "missing_file":  # removed between the list and the read
-                wrong.append(f"{path}: {error}")
+                raise
     return sorted(found, key=lambda f: (sum(f.snapshot.next_offsets.values()), f.put_ms), reverse=True), wrong
 
 

@@ -115,6 +115,21 @@ def test_of_several_snapshots_the_one_with_the_least_to_replay_is_taken_and_dama
     started.close()
 
 
+def test_a_store_that_does_not_answer_is_no_damaged_snapshot(
+    store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start would be refused for good (`log_gone`), or begin at offset 0."""
+
+    def fail(path: str, bytes_max: int = 0) -> bytes:
+        raise Unavailable("store_unreadable", f"{path}: EIO")
+
+    monkeypatch.setattr(store, "get", fail)
+    for log in (CUT, WHOLE):
+        with pytest.raises(Unavailable, match="store_unreadable"):
+            start(tmp_path / "second", store, log)
+    assert not (tmp_path / "second").exists()
+
+
 @pytest.mark.parametrize("lost", ["file", "manifest"])
 def test_half_of_a_snapshot_is_none(lost: str, store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path) -> None:
     name = f"files/{snapshot.files[0].name}" if lost == "file" else "snapshot.json"

@@ -48,7 +48,7 @@ class KafkaSettings(Section):
     """Which broker, and which topics on it."""
 
     bootstrap_servers: str = ""  # empty: the local broker of `aif broker start`
-    topic_prefix: str = "aif."
+    topic_prefix: str = Field("aif.", pattern=r"^[A-Za-z0-9._-]{0,200}$")  # Kafka's letters; a topic's whole name has at most 249
 
 
 class BrokerSettings(Section):

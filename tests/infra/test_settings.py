@@ -84,6 +84,13 @@ def test_a_secret_that_does_not_fit_is_not_shown() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("prefix", ["a b", "a/", "ä.", "x" * 201, "shop.\n"])
+def test_a_prefix_that_no_topic_can_have_is_refused_with_what_is_allowed(prefix: str) -> None:
+    with pytest.raises(Misconfigured, match=r"kafka\.topic_prefix from environment AIF_KAFKA__TOPIC_PREFIX is .*A-Za-z0-9\._-") as refused:
+        load_settings(InfraSettings, environment={"AIF_KAFKA__TOPIC_PREFIX": prefix})
+    assert repr(prefix) in str(refused.value)
+
+
 def test_a_list_that_is_no_json_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended `aif worker` with a stack trace."""
     monkeypatch.setenv("AIF_TRAIN__SEEDS", "3,4")

@@ -38,8 +38,9 @@ def status(
 ) -> None:
     """The broker and its topics, the versions and their age. `--watch` shows the whole system live: owners, what is behind, freshness.
 
-    `unsealed` counts records after the last seal of the served version: its parts do not hold them, its increments do. Exit code 1 when the broker or the
-    index store does not answer; what does is shown.
+    `unsealed` counts records after the last seal of the served version: its parts do not hold them, its increments do. `undecided` counts checkpoint records
+    that no worker has taken or rejected yet; one whose file cannot be read is tried for a minute. Exit code 1 when the broker or the index store does not
+    answer; what does is shown.
     """
     from infra.clock import SystemClock
     from infra.index.control_log import ControlLog
@@ -63,9 +64,10 @@ def status(
 
 
 def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState | None") -> tuple[list[dict[str, Any]], str, bool]:
-    """A row for each topic, the state of the broker, and whether it answers. `unsealed`: records after the sealed offsets of the served version."""
+    """A row for each topic, the state of the broker, and whether it answers."""
     from infra.kafka.admin import end_offsets, fetch_topics
     from schemas.errors import AifError
+    from schemas.topics import MODEL_CHECKPOINTS
 
     try:
         bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
@@ -80,6 +82,7 @@ def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlSta
             "partitions": topic.partitions,
             "records": sum(ends[name].values()),
             "unsealed": sum(ends[name].values()) - sealed[name] if name in sealed else "",
+            "undecided": max(0, ends[name].get(0, 0) - state.newest_decided - 1) if state and name == MODEL_CHECKPOINTS else "",
         }
         for name, topic in found.items()
     ]

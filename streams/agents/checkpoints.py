@@ -13,6 +13,7 @@ The functions block; `handle_checkpoints` keeps them off the event loop.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from streams.replay.parts import find_replayed
 
 _RETRY_S = 0.5
 _REASON_CHARS_MAX = 2_000
+_log = logging.getLogger("aif.streams.checkpoints")
 
 
 class Decision(StrEnum):
@@ -143,7 +145,7 @@ def _fetch(announced: CheckpointRecord, gate: CheckpointGate) -> bytes | None:
     own = checkpoint_path(announced.sha256)
     if announced.uri == gate.store.uri(own) and gate.store.exists(own):
         return gate.store.get(own, CHECKPOINT_BYTES_MAX)
-    began = gate.clock.monotonic()
+    began, said = gate.clock.monotonic(), False
     while True:
         try:
             return read_allowed_file(announced.uri, announced.size_bytes, gate.roots)
@@ -152,6 +154,12 @@ def _fetch(announced: CheckpointRecord, gate: CheckpointGate) -> bytes | None:
             if waited_s >= gate.fetch_s_max:
                 message = f"{announced.uri} could not be read for {waited_s:.1f} s: {error}; make it readable to the worker, then publish it again"
                 raise RejectedInput("unreachable", message) from error
+            if not said:
+                _log.warning(
+                    "checkpoint %s cannot be read: %s; it is tried again for %g s, and the records behind it wait",
+                    announced.uri, error, gate.fetch_s_max,
+                )  # fmt: skip
+            said = True
         if gate.stopping.wait(min(_RETRY_S, gate.fetch_s_max)):
             return None
 

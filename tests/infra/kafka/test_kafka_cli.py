@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from infra.kafka.json_lines import JsonLines
 from infra.kafka.reader import read_topic
@@ -11,17 +12,21 @@ from schemas.errors import AifError
 from schemas.events import CheckpointRecord, ItemFeaturesRecord, ItemFeaturesUpdate, decode_record
 from schemas.ids import IdKind
 from schemas.limits import RECORD_BYTES_MAX
-from schemas.topics import TOPICS
+from schemas.topics import MODEL_CHECKPOINTS, TOPICS
 from tests.infra.aif_command import run_aif
 from tests.streams.version_world import checkpoint_bytes
 
 
-def test_plan_shows_what_apply_then_does_and_status_shows_the_topics(prefix: str) -> None:
+def test_plan_shows_what_apply_then_does_and_status_shows_the_topics(prefix: str, bootstrap_servers: str) -> None:
     planned = run_aif("topics", "plan")["changes"]
     assert len(planned) == len(TOPICS)
     assert run_aif("topics", "apply")["changes"] == planned
     assert run_aif("topics", "plan")["changes"] == []
-    assert {row["topic"] for row in run_aif("status")["topics"]} == {t.name for t in TOPICS}
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    producer.produce(f"{prefix}{MODEL_CHECKPOINTS}", b"{}", b"", 0)
+    assert producer.flush(30) == 0
+    shown = {row["topic"]: row["undecided"] for row in run_aif("status")["topics"]}
+    assert shown == {t.name: "" for t in TOPICS} | {MODEL_CHECKPOINTS: 1}
 
 
 def test_another_number_of_shards_is_refused_as_another_index(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ def test_a_pipe_is_not_waited_for(gate: Gate) -> None:
     assert gate.letters[0][1].code == "checkpoint_not_a_file"
 
 
-def test_an_unreachable_file_is_tried_again_until_it_is_there(world: World) -> None:
+def test_an_unreachable_file_is_tried_again_until_it_is_there(world: World, caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate(world, fetch_s_max=100.0)
     record = announce(gate, 1)
     path = gate.allowed / "1.safetensors"
@@ -198,6 +198,8 @@ def test_an_unreachable_file_is_tried_again_until_it_is_there(world: World) -> N
 
     gate.stopping.wait = wait  # type: ignore[assignment,method-assign]
     assert handle_checkpoint(record, gate) is Decision.WANTED and looks == [0, 10, 20]
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "it is tried again for 100 s, and the records behind it wait" in caplog.text
 
 
 def test_an_unreachable_file_is_rejected_after_its_time(world: World) -> None:

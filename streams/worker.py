@@ -34,7 +34,7 @@ from infra.rocks import DiskFacts
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
-from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
+from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS
 from streams.builders.template import open_builder_template
 from streams.data_directory import check_holds_no_shard, hold_directory
 from streams.faust_shell import ShellApp, add_agent, leave_process, make_app, stop_process
@@ -73,6 +73,7 @@ class Worker:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._ready = False
+        self._gone: set[str] = set()  # topics of the index that the broker does not have
         self._faust_hangs = False
         # A step that hangs in a store or a broker cannot be cancelled, and Faust does not hear a cancellation while it waits for an agent.
         self._last_resort = threading.Timer(
@@ -100,6 +101,21 @@ class Worker:
         found = self._describe_index(deadline_s)
         self.metrics.note_answer()
         check_identity(self.control_log.state, found)
+        self._note_gone(found)
+
+    def _note_gone(self, found: Init) -> None:
+        """Says which topics of the index are not there. What comes on the others is still applied: servers may need it for long before somebody begins a
+        new index."""
+        init, told = self.control_log.state.init, self._gone
+        assert init is not None
+        self._gone = gone = init.topic_ids.keys() - found.topic_ids.keys()
+        self.metrics.show_topics_gone(len(gone))
+        if gone - told:
+            _log.error(
+                "topic_gone: the broker has no %s any more, the others are still applied; a topic that is made again is another one: publish the "
+                "catalogue again into a new index, with another AIF_KAFKA__TOPIC_PREFIX and AIF_INDEX__STORE",
+                ", ".join(self.prefix + name for name in sorted(gone)),
+            )
 
     async def run(self) -> None:
         """Consumes until SIGTERM or SIGINT, then closes everything."""
@@ -257,7 +273,7 @@ class Worker:
         while not self._stopping.wait(_TOPICS_EVERY_S):
             try:
                 self._check_topics(_START_S_MAX)
-                before = self._find_short_log(before)
+                before = "" if self._gone & set(SHARD_TOPICS) else self._find_short_log(before)
             except Incompatible as error:
                 stop_process(error, "comparing the topics with those of the index")
             except (Unavailable, CancelledError):  # a broker that is away, a shard that is given away

@@ -56,6 +56,10 @@ class WorkerMetrics:
         """The broker has answered just now."""
         self._answered_s = self._clock.monotonic()
 
+    def show_topics_gone(self, count: int) -> None:
+        """How many topics of the index the broker does not have."""
+        self._metrics.gauge("topics_gone").set(count)
+
     def count(self, shard: int, result: BatchResult, seconds: float) -> None:
         """One micro-batch of a shard."""
         counter = self._metrics.counter

@@ -271,15 +271,19 @@ def test_partitions_that_somebody_adds_stop_a_running_worker_and_the_next_start_
             assert consumed(held.state.counters) == stage.expected_counters(shard)
 
 
-def test_a_worker_ends_at_the_next_look_at_topics_that_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_says_that_a_topic_is_gone_and_ends_at_the_next_look_at_topics_that_are_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("streams.worker._TOPICS_EVERY_S", 0.01)
     monkeypatch.setattr("streams.worker.stop_process", lambda error, _: ended.append(error))
     init = Init(2, 1, IdKind.INT64, {ITEM_FEATURES: ITEM_FEATURES}, {ITEM_FEATURES: "first"})
-    worker, ended, looks = object.__new__(Worker), list[BaseException](), [init, init, replace(init, topic_ids={ITEM_FEATURES: "second"})]
+    gone, second = replace(init, topic_ids={}), replace(init, topic_ids={ITEM_FEATURES: "second"})
+    worker, ended, looks = object.__new__(Worker), list[BaseException](), [init, gone, gone, second]
     worker._stopping = threading.Event()
     worker.control_log = SimpleNamespace(state=ControlState(init=init))  # type: ignore[assignment]
-    answers = list[None]()
-    worker.metrics = SimpleNamespace(note_answer=lambda: answers.append(None))  # type: ignore[assignment]
+    answers, shown = list[None](), list[int]()
+    worker.metrics = SimpleNamespace(note_answer=lambda: answers.append(None), show_topics_gone=shown.append)  # type: ignore[assignment]
+    worker.prefix, worker._gone = "shop.", set()
 
     def look(deadline_s: float) -> Init:
         if len(looks) == 1:
@@ -289,12 +293,9 @@ def test_a_worker_ends_at_the_next_look_at_topics_that_are_others(monkeypatch: p
     worker._describe_index = look  # type: ignore[method-assign]
     worker.owned = SimpleNamespace(tasks=[])  # type: ignore[assignment]
     worker._watch_topics()
-    assert (
-        not looks
-        and len(answers) == 3
-        and len(ended) == 1
-        and "topic id of item-features: index has first, broker has second" in str(ended[0])
-    )
+    assert not looks and len(answers) == 4 and shown == [0, 1, 1]
+    assert len(ended) == 1 and "topic id of item-features: index has first, broker has second" in str(ended[0])
+    assert caplog.text.count("topic_gone: the broker has no shop.item-features any more") == 1
 
 
 def test_a_log_that_lost_its_end_under_a_running_worker_is_found_at_the_second_look(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,8 @@ class Tables:
     def find(self, ids: IdArray) -> np.ndarray:
         """int64 [C]: slot of each live row, -1 for an id that is unknown or deleted."""
         slots_C = self.find_any(ids)
-        _hide_dead(slots_C, self._dead_R)
+        if self._header[HEADER_DEAD]:
+            _hide_dead(slots_C, self._dead_R)
         return slots_C
 
     def id_at(self, slot: int) -> Id:

@@ -26,7 +26,7 @@ from serving.engine.joint_pass import (
     join_tiers,
     multiply,
     order_candidates,
-    prefetch_rows,
+    prefetch_row,
     run_later_layers,
     sum_signs,
 )
@@ -79,14 +79,16 @@ def _join_row_block(
     near_BE: np.ndarray,
     places_B: np.ndarray,
     given_CG: np.ndarray,
+    next_B: np.ndarray,
     scratch: Scratch,
 ) -> None:
-    """Fills the parts of inputs_BX that depend on user and item."""
+    """Fills the parts of inputs_BX that depend on user and item. next_B: slots to prefetch, as in the engine's pass."""
     width, has_sim = places.width, entry_B[0] > 0
     if places.din >= 0:
         sum_signs(columns, user, slots_B, scratch.signs_BF)
     for i in range(slots_B.shape[0]):
         slot, x = slots_B[i], scratch.inputs_BX[i]
+        prefetch_row(columns, next_B, i)
         has = columns.has_signature[slot]
         if places.bea >= 0:
             for d in range(width):
@@ -136,10 +138,10 @@ def score_row(
         count_tiers(columns, weights, user, ordered_C, scratch)
     for at in range(0, count, BLOCK):
         end = min(count, at + BLOCK)
-        prefetch_rows(columns, ordered_C[end : min(count, end + BLOCK)])
+        next_B = ordered_C[end : min(count, end + BLOCK)]
         slots_B, entry_B, places_B = ordered_C[at:end], scratch.entry_C[at:end], scratch.places_C[at:end]
         _gather_row_block(columns, weights, user, places, slots_B, scratch)
-        _join_row_block(columns, weights, user, places, slots_B, entry_B, scratch.near_CE[at:end], places_B, given_CG, scratch)
+        _join_row_block(columns, weights, user, places, slots_B, entry_B, scratch.near_CE[at:end], places_B, given_CG, next_B, scratch)
         _run_row_layers(weights, places, end - at, at < with_sim, scratch)
         logits_BH = scratch.second_BH if weights.layers.shape[0] % 2 else scratch.first_BH
         for i in range(at, end):

@@ -49,6 +49,8 @@ def measure_held_out(network: AifNetwork, held: TrainingSet, behaviours_max: int
     logits_QD = np.where(rows_QD != NOT_AN_ITEM, score_tasks(network, asked, behaviours_max)[..., 0], -np.inf)
     relevant_QD = np.pad(relevant_QC, ((0, 0), (0, rows_QD.shape[1] - relevant_QC.shape[1])))
     aucs = user_aucs(np.nonzero(shown_QC)[0], logits_QD[:, : shown_QC.shape[1]][shown_QC], relevant_QC[shown_QC])
+    by_row_QD = rows_QD.argsort(axis=1)  # the shown ones come first: a model that tells nothing apart would find every click
+    logits_QD, relevant_QD = (np.take_along_axis(of, by_row_QD, 1) for of in (logits_QD, relevant_QD))
     measures = {"gauc": aucs, f"recall_at_{K}": recalls_at_k(logits_QD, relevant_QD, K)}
     intervals = {name: Bootstrap(len(held)).interval(values) for name, values in measures.items()}
     told = {name: [found.value, found.low, found.high] for name, found in intervals.items()}

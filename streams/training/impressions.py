@@ -2,7 +2,8 @@
 
 Here: `TrainingSet` (all columns, made once) and `Batch` (what one step needs, by indexing alone). Not here: the network, the loss, topics.
 No leak: a history ends strictly before the impression, and an item's row is the latest version that is not after it. The same holds for the items of the
-history: serving joins them with the rows at the time of the request, and not with those at the time of the behaviour.
+history: serving joins them with the rows at the time of the request, and not with those at the time of the behaviour. Events of profiles and embeddings
+have no time, so the newest are joined, whenever they came: neither may tell what follows from an impression. Counts of clicks are made of behaviours.
 A request that occurs twice counts once (`told_once`), within the whole log in a training, within a round in a follower.
 
 Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table, T tasks

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.events import ImpressionRecord
+from schemas.events import ImpressionRecord, ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.model.network import AifNetwork
 from streams.training import held_out
@@ -64,6 +64,20 @@ def test_clicked_items_are_looked_for_among_those_shown_and_drawn(
     found = measure_held_out(None, held, 8)  # type: ignore[arg-type]
     assert found is not None and found["gauc"] == [auc] * 3 and found["recall_at_1"] == [recall] * 3
     assert (found["requests"], found["users"]) == (len(held), len(users_of(held)))
+
+
+def test_a_model_that_tells_nothing_apart_finds_the_clicked_by_chance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shown items come before those drawn, and ties are broken by the order: it must not tell what was clicked."""
+    spec, events = shop()
+    items = [ItemFeaturesUpdate(item_id=n, version=0, features={"category": 1, "price": 1.0, "stock": 1}) for n in range(1_500)]
+    impressions = [
+        ImpressionRecord(request_id=str(u), user_id=u, time_ms=300, items=shown(IdKind.INT64, (7 * u, True), (7 * u + 1, False)))
+        for u in range(200)
+    ]
+    held = join_events(spec, None, dataclasses.replace(events, items=items, impressions=impressions), every_item=True)
+    monkeypatch.setattr(held_out, "score_tasks", lambda network, asked, behaviours_max: np.zeros((*asked.row_QC.shape, 1), np.float32))
+    found = measure_held_out(None, held, 8)  # type: ignore[arg-type]
+    assert found is not None and found["gauc"][0] == 0.5 and 0.05 < found["recall_at_100"][0] < 0.15
 
 
 def test_nothing_is_said_where_no_request_has_both_a_click_and_an_item_without_one() -> None:

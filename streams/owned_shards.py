@@ -139,6 +139,7 @@ def _shard_numbers(partitions: frozenset[Partition]) -> set[int]:
         raise Incompatible(
             "split_shard",
             f"assigned {dict(zip(SHARD_TOPICS, map(sorted, by_topic), strict=True))}: both topics of a shard must have one owner; all workers of the "
-            "group must run this code, and both topics need the same number of partitions: see `aif topics plan`",
+            "group must run this code, and both topics need the same number of partitions: see `aif topics plan`; a topic of which nothing is assigned may "
+            "have been deleted: see `aif doctor`",
         )
     return by_topic[0]

@@ -47,7 +47,8 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     from infra.index.describe import describe_seal
     from infra.index.parts import read_manifest
     from infra.index.verify import CheckpointFaults
-    from schemas.index.manifest import CHECKPOINT_REPAIR, WORK_SKIPPED
+    from schemas.index.lifecycle import State
+    from schemas.index.manifest import CHECKPOINT_REPAIR, WORK_SKIPPED, manifest_path
 
     settings = read_settings()
     log = _open_log(settings)
@@ -60,7 +61,7 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
         "checkpoint_fault": fault and f"{fault}; {CHECKPOINT_REPAIR}",
     }
     tables: dict[str, list[dict[str, Any]]] = {}
-    if status.revision >= 0:
+    if status.revision >= 0 and (status.state is not State.REMOVED or log.store.exists(manifest_path(status.version, status.revision))):
         manifest = read_manifest(log.store, status)
         data |= {
             "token": str(status.token),
@@ -234,10 +235,11 @@ def _check_lag(version: int, force: bool) -> None:
     is away stops nobody from going back."""
     from infra.index.version_lag import describe_lag, fetch_lag
     from schemas.errors import AifError, Incompatible
+    from schemas.index.lifecycle import State
 
     settings, log = read_settings(), _open_log()
     status = log.refresh().versions.get(version)
-    if status is None or status.revision < 0:
+    if status is None or status.revision < 0 or status.state is State.REMOVED:
         return
     try:
         behind = describe_lag(fetch_lag(settings.bootstrap_servers(), settings.kafka.topic_prefix, log.store, status))

@@ -28,6 +28,7 @@ from infra.sst_directory import assemble_sst_directory, write_sst_directory, wri
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import VersionStatus
 from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_block, encode_block
+from schemas.index.lifecycle import State
 from schemas.index.manifest import UNIQUE_DIGITS, Manifest, Part, PartFile, decode_manifest, manifest_path
 
 _DEAD_AT = ORDER.itemsize - 1  # the last byte of an order
@@ -149,6 +150,13 @@ def read_manifest(store: IndexStore, status: VersionStatus) -> Manifest:
     path = manifest_path(status.version, status.revision)
     try:
         return decode_manifest(store.get(path), status.manifest_sha256)
+    except Unavailable as error:
+        if error.code == "missing_file" and status.state is State.REMOVED:
+            message = (
+                f"version {status.version} was dropped and its files are removed; publish its checkpoint again, which makes a new version"
+            )
+            raise Unavailable(error.code, message) from error
+        raise
     except Corrupted as error:
         raise Corrupted(error.code, f"{path}: {error.message}; publish the checkpoint again, or roll back") from error
 

@@ -14,6 +14,7 @@ from infra.processes import free_ports
 from schemas.errors import AifError
 from schemas.index.control import Entry
 from schemas.index.lifecycle import FINAL, Cause, EntryKind, State, next_state
+from schemas.index.manifest import manifest_path
 from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
 
@@ -102,7 +103,12 @@ def test_a_frozen_version_is_revived_before_it_is_promoted_and_can_be_dropped(st
     assert run_aif("index", "promote", "0")["kind"] == "want"
     assert run_aif("index", "show", "0")["wanted_revision"] == 1
     assert run_aif("index", "drop", "0")["kind"] == "drop"
-    assert run_aif("index", "show", "0")["state"] == "removed"
+    assert (shown := run_aif("index", "show", "0"))["state"] == "removed" and shown["rows"] > 0
+    store.remove(manifest_path(0, 0))
+    assert (shown := run_aif("index", "show", "0"))["state"] == "removed" and "rows" not in shown
+    for arguments in (("verify", "0"), ("diff", "0", "1")):
+        with pytest.raises(AifError, match="missing_file: version 0 was dropped and its files are removed"):
+            run_aif("index", *arguments)
 
 
 def test_a_version_that_builds_can_be_aborted_and_a_published_one_cannot(store: IndexStore) -> None:

@@ -1,5 +1,7 @@
 """The best k of C scores in the one order of the project: score descending, then id ascending (numbers, or bytes of text).
 
+A score that is not a number comes last: it takes no other's place, and an answer that has nothing better shows it (serving/reports.py counts these).
+
 Arrays: C candidates, A answers.
 """
 
@@ -13,6 +15,8 @@ def rank_top(scores_C: np.ndarray, ids_C: "np.ndarray | list[Id]", top_k: int) -
     count = min(top_k, len(scores_C))
     if count == 0:
         return np.empty(0, np.int64)
+    if np.isnan(scores_C.min()):  # the least is no number if any is none
+        scores_C = np.where(np.isnan(scores_C), -np.inf, scores_C)
     places = np.arange(len(scores_C))
     if count < len(scores_C):  # everything that ties with the last place stays, then the exact order decides
         places = np.flatnonzero(scores_C >= np.partition(scores_C, -count)[-count])

@@ -55,10 +55,13 @@ def test_an_id_of_the_other_kind_and_too_many_candidates_are_refused_before_memo
 
 @pytest.mark.parametrize("kind", list(IdKind))
 @given(data=st.data())
-def test_the_answer_is_sorted_by_score_descending_then_id_ascending(kind: IdKind, data: st.DataObject) -> None:
+def test_the_answer_is_sorted_by_score_descending_then_id_ascending_and_a_score_that_is_not_a_number_comes_last(
+    kind: IdKind, data: st.DataObject
+) -> None:
     items = data.draw(st.lists(IDS[kind], max_size=40, unique=True))
-    scores = np.array(data.draw(st.lists(st.sampled_from([0.5, 0.25, -1.0, 2.0]), min_size=len(items), max_size=len(items))), np.float32)
+    drawn = st.lists(st.sampled_from([0.5, 0.25, -1.0, 2.0, np.nan]), min_size=len(items), max_size=len(items))
+    scores = np.array(data.draw(drawn), np.float32)
     top_k = data.draw(st.integers(1, 45))
     best = rank_top(scores, np.array(items, np.int64) if kind is IdKind.INT64 else items, top_k)
-    wanted = sorted(range(len(items)), key=lambda i: (-scores[i], encode_index_key(items[i])))[:top_k]
+    wanted = sorted(range(len(items)), key=lambda i: (-np.nan_to_num(scores[i], nan=-np.inf), encode_index_key(items[i])))[:top_k]
     assert best.tolist() == wanted

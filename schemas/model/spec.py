@@ -48,7 +48,7 @@ class ModelSpec:
     bridge_width        D', width of each of the n user vectors V (Algorithm 1, line 2)
     hash_bits           K, bits of a signature (Eq. 5); a multiple of 8
     embedding_width     width of a categorical or bag feature's embedding
-    item_id_buckets     rows of the behaviour item-id table; 0 = no trainable ids (they overfit on small data)
+    item_id_buckets     rows of the behaviour item-id table, of which hashed ids take all but the first; 0 = no trainable ids (they overfit on small data)
     item_hidden, user_hidden, bridge_hidden, head_hidden   widths of hidden layers
     attended_behaviours / simtier_behaviours / sim_behaviours   how many of the latest behaviours Eq. 2-3, SimTier, SIM-hard (per category) see
     tier_edges          lower edges of the N - 1 upper tiers in LSH similarity (Eq. 9), ascending; tier 0 is below the first
@@ -91,6 +91,7 @@ class ModelSpec:
             layers = f"{name} has {len(listed)} layers, expected at most {HIDDEN_LAYERS_MAX}"
             require(name == "recency" or len(listed) <= HIDDEN_LAYERS_MAX, layers)
         require(self.hash_bits % 8 == 0, f"hash_bits = {self.hash_bits}, expected a multiple of 8")
+        require(self.item_id_buckets != 1, "item_id_buckets = 1, expected 0 or at least 2: row 0 is no item's")
         tiers = f"tier_edges = {', '.join(map(str, self.tier_edges))}, expected 1 to {TIERS_MAX - 1} ascending numbers from 0 to 1"
         shares = all(isinstance(edge, int | float) and 0 <= edge <= 1 for edge in self.tier_edges)
         require(shares and _ascend(self.tier_edges) and 1 <= len(self.tier_edges) < TIERS_MAX, tiers)

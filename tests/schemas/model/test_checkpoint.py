@@ -86,6 +86,7 @@ REJECTED = {
     ),
     "too many layers": (lambda: rebuild(None, lambda m: m["spec"].update(item_hidden=[4] * 99)), {}, "checkpoint_spec", "99"),
     "a spec of great size": (lambda: rebuild(None, lambda m: m["spec"].update(item_hidden=[10**9])), {}, "checkpoint_spec", "item_hidden"),
+    "one bucket for item ids": (lambda: rebuild(None, lambda m: m["spec"].update(item_id_buckets=1)), {}, "checkpoint_spec", "at least 2"),
     "a manifest fingerprint that lies": (
         lambda: rebuild(None, lambda m: m.update(schema_fingerprint="x")),
         {},

@@ -11,12 +11,11 @@ Arrays: R slots, C ids or changes.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from schemas.ids import Id, IdKind
 from schemas.index.layout import ORDER, Column, RowLayout
-from schemas.model.compiled import int64
+from schemas.model.compiled import int64, kernel
 from serving.engine.changes import Changes, IdArray, TextIds, encode_ids, pack_orders
 from serving.engine.lookup import (
     FULL,
@@ -44,7 +43,7 @@ class Applied:
     slots: np.ndarray
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def decide_newer(
     slots_C: np.ndarray, orders_C3: np.ndarray, dead_C: np.ndarray, orders_R3: np.ndarray, dead_R: np.ndarray, header: np.ndarray
 ) -> None:
@@ -67,7 +66,7 @@ def decide_newer(
         dead_R[slot] = dead_C[i]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _hide_dead(slots_C: np.ndarray, dead_R: np.ndarray) -> None:
     for i in range(slots_C.shape[0]):
         if slots_C[i] >= 0 and dead_R[slots_C[i]] != 0:
@@ -135,7 +134,7 @@ class Tables:
         return rows_C
 
     def live_slots(self, limit: int) -> np.ndarray:
-        """Slots of the first `limit` live rows."""
+        """Slots of at most `limit` live rows, sought among four times as many."""
         return np.flatnonzero(self._dead_R[: min(self.used, 4 * limit)] == 0)[:limit]
 
     def apply(self, changes: Changes) -> Applied:

@@ -4,8 +4,8 @@ Here: NumPy only, so the nearline core and loaders use it without torch. Not her
 A signature is K/8 bytes, most significant bit first: the bits 00110101 are the byte 53.
 
 Invariant: a signature has the same bits on every CPU, with every BLAS, in every batch. W_hash lies on the grid 2^-10 and within +-8; an
-embedding is scaled by a power of two to max |m| in [0.5, 1) and rounded to the grid 2^-20. So a product is a whole number of at most
-33 bits on the grid 2^-30, and a sum of at most 1,024 of them fits the 53 bits of fp64: every partial sum is exact, in any order.
+embedding is scaled by a power of two to max |m| in [0.5, 1) and rounded to the grid 2^-20. So a product is a whole number
+within +-2^33 on the grid 2^-30, and a sum of at most 1,024 of them fits the 53 bits of fp64: every partial sum is exact, in any order.
 W_hash travels as bytes in the checkpoint, never as a seed.
 
 Arrays: R rows, M width of the multimodal embedding, K bits, W = K/8 bytes, C candidates, L behaviours.
@@ -65,7 +65,7 @@ def encode_signatures(mm_RM: np.ndarray, w_hash_KM: np.ndarray) -> np.ndarray:
 
 
 def _whole_numbers(mm_RM: np.ndarray) -> np.ndarray:
-    """Each embedding as whole numbers of at most 20 bits."""
+    """Each embedding as whole numbers within +-2^20."""
     m_RM = mm_RM.astype(np.float64)
     _, exponent_R = np.frexp(np.abs(m_RM).max(axis=1, initial=0.0))
     m_RM *= np.ldexp(1.0, EMBEDDING_GRID_BITS - exponent_R)[:, None]  # a power of two: exact

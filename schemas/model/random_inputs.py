@@ -46,7 +46,7 @@ def draw_users(spec: ModelSpec, stored: EncodedRows, rng: np.random.Generator | 
         kind_BL=_integers(rng, len(spec.schema.behaviour_kinds) + 1, shape),
         features=map_tensors(features, lambda t: t.reshape(*shape, *t.shape[1:])),
         category_BL=_integers(rng, 2 if spec.schema.sim_category else 0, shape),
-        vectors_BLD=torch.from_numpy(stored.vectors_RD[: USERS * LENGTH])[:1].expand(*shape, spec.width),
+        vectors_BLD=torch.from_numpy(stored.vectors_RD[:1]).expand(*shape, spec.width),
         signatures_BLW=_signatures(spec, rng, shape),
         has_signature_BL=torch.full(shape, rng is not None),
         mask_BL=torch.full(shape, rng is not None),

@@ -4,9 +4,8 @@ Here: the projections of behaviours and profile, self-attention over the latest 
 Algorithm 1. Not here: bridges (bea.py), DIN sums (din.py), sub-sequences (sim_hard.py). Nothing here reads the request's time or context.
 
 Arrays: B users, L behaviours (right-aligned, masked), D width, m rows of U (G), S scales of recency.
-Source: AIF, eq. (1)-(3). Differs: the projection of the profile has a bias; the FFN of eq. (2) has a skip connection;
-pooling is the masked mean; both attentions see the latest `attended_behaviours` only; eq. (1) reads recency too
-where the spec has it.
+Source: AIF, eq. (1)-(3). Differs: the projection of the profile has a bias; in eq. (2) the projected sequence is added to what the FFN gives, past attention
+and FFN; pooling is the masked mean; both attentions see the latest `attended_behaviours` only; eq. (1) reads recency too where the spec has it.
 """
 
 import torch
@@ -22,7 +21,8 @@ MASKED = -1e9  # its softmax weight is exactly 0 beside any real score; finite, 
 
 
 class BehaviourProjection(nn.Module):
-    """Eq. 1, second line: [item id bucket; kind; behaviour features; SIM category; async vector of the item] times W_seq.
+    """Eq. 1, second line: [kind; item id bucket; SIM category; behaviour features; async vector of the item] times W_seq. The paper does not say what its
+    U_seq is made of; a table that the spec does not have is left out.
 
     With `spec.recency`, W_seq also reads [recency] (its columns for that are `w_recency_SD`), and the whole is multiplied by a gate,
     exp(recency . recency_gate_S). Both start at 0, so that a model with them starts as the one without. `width` counts all inputs.
@@ -81,7 +81,7 @@ class UserAttention(nn.Module):
         return self.self_attention(projected_BLD, mask_BL), profile_attention(profile_BD, projected_BLD, mask_BL)
 
     def self_attention(self, projected_BLD: Tensor, mask_BL: Tensor) -> Tensor:
-        """Eq. 2: Pooling(FFN(Softmax(U U^T / sqrt(d)) U))."""
+        """Eq. 2 with the sum past it: Pooling(FFN(Softmax(U U^T / sqrt(d)) U) + U)."""
         scores_BLL = projected_BLD @ projected_BLD.transpose(1, 2) / projected_BLD.shape[-1] ** 0.5
         attended_BLD = masked_softmax(scores_BLL, mask_BL[:, None, :]) @ projected_BLD
         mixed_BLD = (self.ffn(attended_BLD) + projected_BLD) * mask_BL[..., None]

@@ -35,7 +35,7 @@ def extend_arrays(half: UserHalf, base: EngineUserState, work: UserWork) -> tupl
     """(the state of `work`, how many behaviours have no row), made from `base`. REQUIRES: `base` came from `find_base`."""
     spec, events, before = half.spec, work.behaviours, base.arrays
     new = len(events) - base.behaviours
-    window = join_history(half.weights, half.tables, events[-max(spec.attended_behaviours, new) :])
+    window = join_history(half.weights, half.tables, events[-spec.attended_behaviours :])
     sums = half.read(window, spec.attended_behaviours, new, len(window.slots_L) - new, 0)
     user_U, bridges_NP = half.make_vectors(work, sums.attended_AD)
     sum_D, cross_KD, count = half.din_of(sums)

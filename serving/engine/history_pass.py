@@ -11,8 +11,6 @@ Here: `read_history`. Not here: attention over the latest behaviours (attention.
     signatures      the latest ones, for SimTier
 
 Cost: 0.1 ms for 1,000 behaviours of the default model. What is kept does not grow with the history, except SimTier's signatures.
-Functions get the tuples of arrays once per block, never per behaviour: each call counts references to all their arrays, which took four times as long as
-all the rest.
 
 Arrays: L behaviours, B of a block, A attended, S for SimTier, G categories met, X inputs, D width (padded), W signature bytes.
 """

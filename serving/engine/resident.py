@@ -80,8 +80,7 @@ class Portion:
 
 
 def apply_portion(resident: Resident, portion: Portion) -> None:
-    """Writes the rows and moves positions and watermark. After an error (a layout that does not fit) the version takes no more changes and reports why; its
-    rows stay as they are."""
+    """Writes the rows and moves positions and watermark. After an error these stay where they are: the version takes no more changes and reports why."""
     try:
         if portion.changes is not None and len(portion.changes):
             applied = resident.tables.apply(portion.changes)

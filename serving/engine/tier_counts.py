@@ -11,12 +11,12 @@ Here: the tables (`build_word_table`) and the counts (`take_beyond`). Not here: 
 Distances of BATCH candidates are made before any is compared: the two steps of one candidate wait for each other (42 ns in place of 39 for 512 pairs
 and nine limits).
 
-Measured on one thread, ns per pair, before the tables (in brackets an earlier form; the plain loop over popcounts takes 0.7):
+Measured on one thread, ns per pair, without the tables' making (a plain loop over popcounts takes 0.7):
 
                                     Zen 4 (AVX-512)     Zen 3 (AVX2)
-    64 bits, eight equal tiers      0.072 (0.098)       0.156 (0.197)
-    64 bits, nine edges             0.084 (0.128)       0.173 (0.241)
-    128 bits, nine edges            0.135 (0.199)       0.298 (0.371)
+    64 bits, eight equal tiers      0.072               0.156
+    64 bits, nine edges             0.084               0.173
+    128 bits, nine edges            0.135               0.298
 
 Groups of 7 bits (221 KB, in the second cache) were up to 10% faster on Zen 4, no faster on Zen 3, slower on Zen 5, whose first cache is larger, and take
 nine times as long to build. It is the only cost of call 2 that grows with the length of a history.

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from schemas.model.inputs import candidate_rows
 from schemas.model.network import InFloat64
 from serving.audit.reference_answer import score_plainly
 from serving.engine.user_arrays import arrays_of
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import CONTEXT, PROFILE, candidate_rows, make_behaviours, make_version, named_states, reference_inputs
+from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version, named_states, reference_inputs
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -19,7 +20,7 @@ def test_the_plain_form_is_the_networks_joint_part_in_fp64(name: str, monkeypatc
         with torch.inference_mode():
             states = version.network.user_states(reference_inputs(version, PROFILE, make_behaviours(version, length)))
         scores_C, probabilities_CT = score_plainly(version.parameters, arrays_of(named_states(states)), version.rows, CONTEXT)
-        rows = candidate_rows(version.spec, version.rows)
+        rows = candidate_rows(version.spec, version.rows, CONTEXT)
         with torch.inference_mode(), InFloat64():
             wanted, expected = version.network.scores(version.network.joint_logits(states, rows), rows.bid_BC)
         assert np.allclose(probabilities_CT, expected[0].numpy(), rtol=0, atol=1e-12)

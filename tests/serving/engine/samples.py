@@ -11,7 +11,7 @@ import torch
 from schemas.features import encode_realtime
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.index.layout import ORDER, RowLayout, encode_increment, row_layout
-from schemas.model.inputs import BehaviourRow, CandidateRows, UserInputs, UserStates, build_user_inputs, encode_context
+from schemas.model.inputs import UserInputs, UserStates, behaviour_row, build_user_inputs, candidate_rows
 from schemas.model.network import AifNetwork, rank_reference
 from schemas.model.parameters import Parameters, parameters_of
 from schemas.model.spec import ModelSpec
@@ -112,7 +112,7 @@ def encode_item_rows(network: AifNetwork, items: Sequence[dict[str, object]]) ->
             values = encode_realtime(spec.schema, item)
             rows["realtime"][i] = values if len(values) > 1 else values[0]
         if signature is not None:
-            rows["signature"][i], rows["has_signature"][i] = np.frombuffer(signature, np.uint8), 1
+            rows["signature"].reshape(len(items), -1)[i], rows["has_signature"][i] = np.frombuffer(signature, np.uint8), 1
     return rows
 
 
@@ -131,23 +131,6 @@ def version_of(network: AifNetwork, raw: list[dict[str, object]]) -> Version:
     return Version(network, raw, ids, rows, tables)
 
 
-def candidate_rows(spec: ModelSpec, rows: np.ndarray) -> CandidateRows:
-    """`CandidateRows` (B = 1) of structured rows, for the reference."""
-    count, width = len(rows), spec.signature_bytes
-    signatures = rows["signature"].reshape(count, width) if width else np.zeros((count, 0), np.uint8)
-    realtime = rows["realtime"].reshape(count, -1) if spec.schema.realtime_features else np.zeros((count, 0), np.float32)
-    return CandidateRows(
-        vectors_BCD=torch.from_numpy(rows["vector"].reshape(1, count, -1).copy()),
-        bridge_BCN=torch.from_numpy(rows["bridge"].reshape(1, count, -1).copy()),
-        signatures_BCW=torch.from_numpy(signatures.copy())[None],
-        has_signature_BC=torch.from_numpy(rows["has_signature"] != 0)[None],
-        category_BC=torch.from_numpy(rows["category"].astype(np.int64))[None],
-        realtime_BCQ=torch.from_numpy(realtime.copy())[None],
-        bid_BC=torch.from_numpy(rows["bid"].copy())[None],
-        context=encode_context(spec, CONTEXT),
-    )
-
-
 def make_behaviours(version: Version, length: int, seed: int = 0) -> list[BehaviourEvent]:
     """A history over the version's items and over some that it does not have."""
     rng, kind = np.random.default_rng(seed), version.spec.schema.id_kind
@@ -163,21 +146,8 @@ def make_behaviours(version: Version, length: int, seed: int = 0) -> list[Behavi
 def reference_inputs(version: Version, profile: dict[str, object], behaviours: Sequence[BehaviourEvent]) -> UserInputs:
     """`UserInputs` by the plain builder, one object per behaviour."""
     places = {id_: i for i, id_ in enumerate(version.ids)}
-    joined = []
-    for event in behaviours:
-        at = places.get(event.item_id)
-        row = None if at is None else version.rows[at]
-        signed = row is not None and version.spec.signature_bytes > 0 and row["has_signature"]
-        joined.append(
-            BehaviourRow(
-                event.item_id,
-                event.kind,
-                event.features,
-                0 if row is None else int(row["category"]),
-                None if row is None else row["vector"],
-                row["signature"].tobytes() if signed else None,
-            )
-        )
+    rows = [version.rows[places[event.item_id]] if event.item_id in places else None for event in behaviours]
+    joined = [behaviour_row(version.spec, e.item_id, e.kind, e.features, row) for e, row in zip(behaviours, rows, strict=True)]
     return build_user_inputs(version.spec, profile, joined)
 
 
@@ -194,5 +164,5 @@ def reference_answer(
 ) -> list[tuple[Id, float, tuple[float, ...]]]:
     """The slow specification of an answer, from plain rows."""
     states = version.network.user_states(reference_inputs(version, profile, behaviours))
-    rows = candidate_rows(version.spec, version.rows[list(places)])
+    rows = candidate_rows(version.spec, version.rows[list(places)], CONTEXT)
     return rank_reference(version.network, states, rows, [version.ids[p] for p in places], top_k)

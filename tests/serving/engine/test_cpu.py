@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from schemas.model.inputs import candidate_rows
 from schemas.model.score import rank_scores
 from serving.engine.joint_pass import BLOCK
 from serving.engine.work import UserWork
 from serving.engine.workers import ROWS_PER_SHARE_MIN, Workers
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import CONTEXT, PROFILE, Version, candidate_rows, make_behaviours, make_version, reference_inputs
+from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, reference_inputs
 
 
 def probability_tolerance(version: Version) -> float:
@@ -35,7 +36,7 @@ def test_probabilities_and_scores_are_those_of_the_reference_network_on_the_same
     scores, probabilities = scorer.score(state, version.slots, CONTEXT)
     with torch.inference_mode():
         states = version.network.user_states(reference_inputs(version, profile, behaviours))
-        rows = candidate_rows(version.spec, version.rows)
+        rows = candidate_rows(version.spec, version.rows, CONTEXT)
         wanted_scores, wanted = version.network.scores(version.network.joint_logits(states, rows), rows.bid_BC)
     tolerance = probability_tolerance(version)
     assert np.abs(probabilities - wanted[0].numpy()).max() <= tolerance

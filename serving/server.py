@@ -176,7 +176,8 @@ class RankingServer:
     async def _open_index(self, init: Init) -> None:
         _check_topics(init, self.settings.kafka.topic_prefix)
         id_kind, settings = IdKind(init.id_kind), self.settings.users
-        view = ViewIdentity(self.settings.index.store, self.settings.kafka.topic_prefix, id_kind, init.user_partitions)
+        # Named by the index and not by its address: a store that was moved is the same index.
+        view = ViewIdentity(self.control_log.state.index_id, self.settings.kafka.topic_prefix, id_kind, init.user_partitions)
         bounds = StoreBounds(settings.users_max, settings.decoded_users_max, settings.decoded_behaviours_max)
         store = await asyncio.to_thread(open_user_store, settings.data_dir, view, bounds)
         carried = CarriedStates(settings.carried_state_key, _name_index(init), settings.states_ttl_s)

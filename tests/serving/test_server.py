@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -188,7 +189,8 @@ def check_planted_faults(served: Served) -> None:
 
 
 def test_the_users_topics_reach_the_answers_and_a_hold_keeps_the_version(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
-    with serve("full", tmp_path, bootstrap_servers, topic_prefix) as served:
+    """And where store and view of users are moved to another path, the view is still that of the index."""
+    with serve("full", tmp_path / "before", bootstrap_servers, topic_prefix) as served:
         write_identity(served.log, served.versions[1])
         served.publish(1)
         served.client.wait_ready(WAIT_S)
@@ -217,6 +219,10 @@ def test_the_users_topics_reach_the_answers_and_a_hold_keeps_the_version(tmp_pat
         with served.client._http.stream("GET", "/metrics") as page:
             text = page.read().decode()
         assert "aif_version_live 2.0" in text and "aif_users_known 1.0" in text and "aif_flips_total 2.0" in text
+    shutil.move(tmp_path / "before", tmp_path / "after")
+    with serve("full", tmp_path / "after", bootstrap_servers, topic_prefix) as served:
+        served.client.wait_ready(WAIT_S)
+        assert served.client.user(7).behaviours == 1 and len(list((tmp_path / "after" / "users").iterdir())) == 1
 
 
 def _shard(served: Served, place: int) -> int:

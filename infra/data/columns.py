@@ -46,7 +46,12 @@ def is_text(array: Array) -> bool:
 
 def is_list(array: Array) -> bool:
     """Whether cells are lists."""
-    return pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type)
+    return is_list_type(array.type)
+
+
+def is_list_type(kind: pa.DataType) -> bool:
+    """Whether cells of a type are lists."""
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def is_moment(array: Array) -> bool:
@@ -283,6 +288,20 @@ def _json_list(text: str) -> list[Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, list) else None
+
+
+def explode_cells(array: Array, separator: str | None) -> tuple[pa.Array, np.ndarray]:
+    """(each value of each cell, the row of each): of lists, of JSON text, or of text between separators (None: blanks, commas, semicolons or bars)."""
+    array = plain(array)
+    if is_text(array):
+        array = pa.array([None if text is None else _values_of_text(text, separator) for text in array.to_pylist()], pa.list_(pa.string()))
+    return pc.list_flatten(array), pc.list_parent_indices(array).to_numpy()
+
+
+def _values_of_text(text: str, separator: str | None) -> list[str]:
+    if separator is None and (listed := _json_list(text)) is not None:
+        return [told for value in listed if (told := _text(value)) is not None]
+    return [part for part in (text.split(separator) if separator else _SEPARATORS.split(text)) if part]
 
 
 def decode_vectors(array: Array, separator: str | None = None) -> list[list[float] | None]:

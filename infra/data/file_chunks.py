@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from infra.data.columns import plain
+from infra.data.columns import explode_cells, is_list_type, plain
 from infra.data.file_format import OneByteDelimiter
 from infra.data.json_lines import read_batches, read_keys
 from infra.data.mapping_source import Column, Source
@@ -95,7 +95,14 @@ def _file_schema(path: Path, source: Source) -> pa.Schema:
     if not _is_parquet(path):
         return pa.schema([(name, pa.string()) for name in columns])
     fields = _parquet_fields(path)
-    return pa.schema([(name, _plain_type(fields[name][1])) for name in columns])
+    types = {name: _plain_type(fields[name][1]) for name in columns}
+    for name in source.explode.columns if source.explode is not None else ():
+        if not (pa.types.is_string(types[name]) or is_list_type(types[name])):
+            raise Misconfigured(
+                "bad_mapping", f"[{source.section}] explode: column {name!r} of {path.name} holds {types[name]}, expected lists or text"
+            )
+        types[name] = _plain_type(types[name].value_type) if is_list_type(types[name]) else types[name]
+    return pa.schema(list(types.items()))
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
@@ -127,10 +134,20 @@ def read_chunks(path: Path, source: Source, schema: pa.Schema, rejections: Rejec
             rows += np.searchsorted(np.array(skipped, np.int64) - np.arange(len(skipped)), rows, "right")
             kept = rows_where(source.where, batch)
             chosen, rows = (batch, rows) if kept.all() else (batch.filter(pa.array(kept)), rows[kept])
+            chosen, rows = (chosen, rows) if source.explode is None else _explode(chosen, rows, source.explode)
             arrays = [plain(chosen.column(field.name)).cast(field.type) for field in schema]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else chosen.select([]), rows
+            found = pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else chosen.select([])
+            for start in range(0, max(1, len(rows)), CHUNK_ROWS):
+                yield found.slice(start, CHUNK_ROWS), rows[start : start + CHUNK_ROWS]
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         raise _unreadable(path, source, error, first) from error
+
+
+def _explode(batch: pa.RecordBatch, rows: np.ndarray, column: Column) -> tuple[pa.RecordBatch, np.ndarray]:
+    """A row for each value of a column's cells, and of each the row number of its cell."""
+    (name,) = column.columns
+    values, places = explode_cells(batch.column(name), column.separator)
+    return batch.take(pa.array(places)).set_column(batch.schema.get_field_index(name), name, values), rows[places]
 
 
 def _batches(path: Path, source: Source, columns: list[str], skipped: list[int], rejections: Rejections) -> Iterator[pa.RecordBatch]:

@@ -144,6 +144,7 @@ class Source(FileFormat):
     section    its name in the mapping, such as "items"
     file       the name of a file in the data folder, or a pattern of names
     where      conditions that a row must fulfil
+    explode    a column of which each value of a cell is a row of its own, with the other cells of its row
     distinct   of behaviours: a row that repeats user, item, time and kind of another does not count
     """
 
@@ -153,6 +154,7 @@ class Source(FileFormat):
     )
     file: Text
     where: Conditions = ()
+    explode: Column | None = None
     features: dict[str, FeatureSource] = Field(default_factory=dict)
     distinct: bool = Field(False, exclude=True)
 
@@ -160,6 +162,13 @@ class Source(FileFormat):
     @classmethod
     def _name_features(cls, features: dict[str, FeatureSource]) -> dict[str, FeatureSource]:
         return {name: feature.model_copy(update={"name": name}) for name, feature in features.items()}
+
+    @field_validator("explode")
+    @classmethod
+    def _require_one_column(cls, given: Column | None) -> Column | None:
+        if given is not None and (len(given.columns) != 1 or given.model_fields_set - {"columns", "separator"}):
+            raise ValueError('needs one column of lists or of text, like { column = "items", separator = " " }')
+        return given
 
     @model_validator(mode="after")
     def _require_fitting_columns(self) -> Self:

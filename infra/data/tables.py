@@ -188,7 +188,7 @@ def load_table(
     schema = common_schema(paths, source)
     spool = Spool(schema.append(pa.field(ROW, pa.int64())).append(pa.field(FILE, pa.int32())), bounds)
     id_forms = {role: IdForm() for role in ID_ROLES if role in source.roles}
-    total = count_rows(paths) if limit is None else None
+    total = count_rows(paths) if limit is None and source.explode is None else None
     for batch in _batches(paths, source, schema, limit, rejections):
         spool.append(batch)
         rows = LoadedRows(source, pa.Table.from_batches([batch]), (), rejections)

@@ -126,6 +126,11 @@ def test_the_mapping_without_a_mistake_is_read(tmp_path: Path) -> None:
             'pages = "pages"\n[users]\nfile = "twice.csv"\nid = "user"',
             "twice.csv has 2 columns 'user', expected one; rename",
         ),
+        (
+            'user = "card"',
+            'user = "card"\nexplode = { column = "what", pattern = "x" }',
+            "explode needs one column of lists or of text, like",
+        ),
         ('"loans.tsv"', '"days"', "[behaviours] file = 'days' is a folder; its files are 'days/*'"),
         ('"loans.tsv"', '"wide.tsv"', "are these characters of another `encoding`"),
         ('"loans.tsv"', '"lines.txt"', "lines of JSON are read from a file whose name ends in .jsonl"),

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra.data.columns import decode_parts
+from infra.data.file_chunks import common_schema, read_chunks
 from infra.data.file_format import FileFormat, OneByteDelimiter
 from infra.data.mapping import Items
 from infra.data.mapping_source import Column, FeatureSource, Source
@@ -135,6 +137,29 @@ def test_bytes_in_parquet_are_text(tmp_path: Path) -> None:
         pa.table({name: pa.array([text.encode() for text in cells], pa.binary()) for name, cells in ROWS.items()}), tmp_path / "t.parquet"
     )
     assert _cells(_load(tmp_path, _source("t.parquet", where='id != "9"'))) == ROWS
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+def test_each_value_of_a_cell_may_be_a_row(tmp_path: Path, name: str) -> None:
+    cells = [["7-0", "9-1", "8-0"], None, ["7-1"]]
+    (tmp_path / "t.csv").write_text("id,name\n" + "".join(f"{n},{' '.join(cell or [])}\n" for n, cell in enumerate(cells)))
+    (tmp_path / "t.jsonl").write_text("".join(f"{json.dumps({'id': n, 'name': cell})}\n" for n, cell in enumerate(cells)))
+    pq.write_table(pa.table({"id": ["0", "1", "2"], "name": cells}), tmp_path / "t.parquet")
+    rows = _load(tmp_path, _source(name, explode=Column(columns=("name",)), where="id != 1"))
+    assert _cells(rows) == {"id": ["0", "0", "0", "2"], "name": ["7-0", "9-1", "8-0", "7-1"]}
+    assert rows.numbers(ROW).tolist() == [1, 1, 1, 3]
+
+
+def test_rows_of_exploded_cells_come_a_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.data.file_chunks.CHUNK_ROWS", 4)
+    (tmp_path / "t.csv").write_text("id,name\n1,a/b c/d/e/f\n2,\n")
+    source = _source("t.csv", explode=Column(columns=("name",), separator="/"))
+    rejections = Rejections()
+    chunks = [rows.tolist() for _, rows in read_chunks(tmp_path / "t.csv", source, common_schema([tmp_path / "t.csv"], source), rejections)]
+    assert chunks == [[1, 1, 1, 1], [1]]
+    pq.write_table(pa.table({"id": ["0"], "name": [3.5]}), tmp_path / "t.parquet")
+    with pytest.raises(Misconfigured, match=r"explode: column 'name' of t\.parquet holds double, expected lists or text"):
+        _load(tmp_path, _source("t.parquet", explode=Column(columns=("name",))))
 
 
 def test_the_limit_counts_rows_that_count(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.command import AsJson, print_data, read_settings, say
+from schemas.topics import USER_BEHAVIOURS
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -25,6 +26,7 @@ _REJECTIONS_SHOWN = 20
 _KINDS_SHOWN = 10
 _EVENT_CHARS_SHOWN = 300
 _TOPICS = ("item-features", "new-items", "user-features", "user-behaviours", "impressions")
+_ONCE = "begin with new topics (AIF_KAFKA__TOPIC_PREFIX): a behaviour that is sent twice counts twice in its user's history"
 Kinds = list[tuple[str, Callable[[], Iterator[Any]]]]
 
 
@@ -140,13 +142,14 @@ def _what_is_sent(topic: str, whole: Sequence[str]) -> str:
     before = f", after the whole of {', '.join(whole)}" if whole else ""
     told = f"stopped while {topic} was sent{before}; the same command sends all of it again"
     if topic in ("user-behaviours", "impressions"):
-        return f"{told}, and a behaviour that is sent twice counts twice: begin with new topics (AIF_KAFKA__TOPIC_PREFIX)"
+        return f"{told}; {_ONCE}"
     return told
 
 
 def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
     from infra.index.control_log import ControlLog
     from infra.index.store import open_index_store
+    from infra.kafka.admin import end_offsets
     from infra.kafka.publisher import open_publisher
     from schemas.errors import Incompatible, Misconfigured
 
@@ -165,7 +168,11 @@ def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
             f"the files have {kind} ids, the index in {index.store} was made for {init.id_kind} ids and would reject each; begin a new one: "
             f"AIF_INDEX__ID_KIND={kind} with an AIF_INDEX__STORE, AIF_WORKER__DATA_DIR, AIF_USERS__DATA_DIR and AIF_KAFKA__TOPIC_PREFIX of its own",
         )
-    return open_publisher(settings, "aif-import")
+    publisher = open_publisher(settings, "aif-import")
+    topic = settings.kafka.topic_prefix + USER_BEHAVIOURS
+    if len(catalogue.sources.history) and any(end_offsets(settings.bootstrap_servers(), topic).values()):
+        say(f"warning: {topic} holds records already; if these files were imported before, stop this (Ctrl-C) and {_ONCE}")
+    return publisher
 
 
 def _describe(catalogue: "MappedCatalogue") -> dict[str, Any]:

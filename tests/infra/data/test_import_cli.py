@@ -86,6 +86,8 @@ def test_what_is_imported_is_on_the_topics(prefix: str, bootstrap_servers: str, 
     for topic in COUNTED:
         records = [decode_record(RECORDS[topic], r.value) for r in read_topic(bootstrap_servers, topic, prefix=prefix)]
         assert sum(len(getattr(r, "updates", [r])) for r in records) == planned["counts"][topic]
+    again = CliRunner().invoke(build_app(), ["import", str(tmp_path), "--mapping", str(mapping)])
+    assert f"{prefix}user-behaviours holds records already; if these files were imported before" in again.stderr
 
 
 @pytest.mark.parametrize(("topic", "can_again"), [("item-features", True), ("user-behaviours", False), ("impressions", False)])

@@ -34,7 +34,7 @@ class Beside:
         self._begun: list[Future[object]] = []
 
     def add(self, call: Callable[[], object]) -> None:
-        """One more. A helper calls `on_done` after it."""
+        """One more, which keeps its errors to itself: after one that raises here, others may not be made. A helper calls `on_done` after it."""
         future = self._pool.submit(call) if self._pool else Future[object]()
         self._added.append((future, call))
         future.add_done_callback(lambda _: self._on_done())

@@ -54,6 +54,8 @@ FULL = FeatureSchema(
     behaviour_kinds=("click", "buy"),
 )
 _SMALL = {"width": 8, "bridges": 3, "bridge_width": 6, "hash_bits": 16, "embedding_width": 4, "item_hidden": (10,), "head_hidden": (12, 5)}
+# No width is a multiple of a vector, and most take more than one.
+_UNEVEN = _SMALL | {"width": 37, "bridges": 9, "bridge_width": 5, "hash_bits": 72, "item_hidden": (11, 7), "head_hidden": (33, 7, 9)}
 
 
 def without(schema: FeatureSchema, *scopes: Scope, **roles: object) -> FeatureSchema:
@@ -64,7 +66,7 @@ def without(schema: FeatureSchema, *scopes: Scope, **roles: object) -> FeatureSc
 SPECS = {
     "full": ModelSpec(FULL, **_SMALL, item_id_buckets=17, attended_behaviours=4, simtier_behaviours=5, sim_behaviours=2),
     "recency": ModelSpec(FULL, **_SMALL, attended_behaviours=4, simtier_behaviours=5, sim_behaviours=2, recency=(2, 30)),
-    "raw_din_two_tasks": ModelSpec(FULL, **_SMALL, din="raw", tasks=("click", "buy")),
+    "raw_din_two_tasks": ModelSpec(FULL, **_UNEVEN, din="raw", tasks=("click", "buy"), tier_edges=(0.5,)),
     "two_tasks_by_formula": ModelSpec(FULL, **_SMALL, tasks=("click", "buy"), rank_by="click * buy^0.5 * bid"),
     "image_not_an_input": ModelSpec(dataclasses.replace(FULL, multimodal_is_input=False), **_SMALL),
     "no_multimodal": ModelSpec(without(FULL, multimodal=None), **_SMALL),

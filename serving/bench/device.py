@@ -4,7 +4,6 @@ Also `python -m serving.bench.device`, which needs torch, NumPy, numba and safet
 Here: the figures. Not here: the world and the clock (world.py), the scorer (serving/engine/cuda.py).
 """
 
-import dataclasses
 import json
 import sys
 from functools import partial
@@ -16,7 +15,7 @@ from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from schemas.errors import Misconfigured
 from schemas.model.parameters import parameters_of
-from serving.bench.world import CONTEXT, PROFILE, TOP_K, Plan, RankWorld, engine_case, open_rank_world, time_in_turns
+from serving.bench.world import CONTEXT, PROFILE, Plan, RankWorld, compare_scores, engine_case, open_rank_world, time_in_turns
 from serving.engine.cuda import CudaScorer
 from serving.engine.work import UserWork
 
@@ -60,21 +59,21 @@ def _measure(world: RankWorld, scorer: CudaScorer, plan: Plan, figures: Figures)
     work = UserWork(PROFILE, world.history(_LENGTH))
     states = {"cuda": scorer.user_state(work), "cpu": world.scorer.user_state(work)}
     for candidates in plan.candidates:
-        cases = {name: engine_case(world, state, candidates) for name, state in states.items()}
-        taken = time_in_turns(cases, dataclasses.replace(plan, calls=plan.calls_of(candidates)))
+        cases = {name: engine_case(world, state, world.requests(candidates)) for name, state in states.items()}
+        taken = time_in_turns(cases, plan.turns, plan.calls_of(candidates))
         figures.add(f"cuda_p50_ms_{candidates}", np.median(taken["cuda"]))
         figures.add(f"cuda_p99_ms_{candidates}", np.percentile(taken["cuda"], 99))
         figures.add(f"cpu_p50_ms_{candidates}", np.median(taken["cpu"]))
 
 
 def _compare(world: RankWorld, scorer: CudaScorer, figures: Figures) -> None:
-    differences, overlaps = [], []
+    compared = []
     for _ in range(_USERS):
         state = scorer.user_state(UserWork(PROFILE, world.history(_LENGTH)))
         slots_C = world.rng.choice(len(world.ids), min(10_000, len(world.ids)), replace=False)
         ours, theirs = (world.engine.run(partial(one.score, state, slots_C, CONTEXT)).result()[0] for one in (scorer, world.scorer))
-        differences.append(float(np.abs(ours - theirs).max()))
-        overlaps.append(len(set(np.argsort(-ours)[:TOP_K]) & set(np.argsort(-theirs)[:TOP_K])) / TOP_K)
+        compared.append(compare_scores(ours, theirs))
+    differences, overlaps = zip(*compared, strict=True)
     figures.add("cuda_difference_max", max(differences))
     figures.add("cuda_overlap", float(np.mean(overlaps)))
 

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,10 @@ from schemas.requests import InlineBehaviour
 from schemas.users import BehaviourEvent
 from serving.bench.calls import open_bench_calls
 from serving.bench.client import KINDS, Job
-from serving.bench.world import Plan, RankWorld
+from serving.bench.world import CONTEXT, PROFILE, TOP_K, Case, Plan, RankWorld, engine_case, time_calls
 from serving.calls.state_pool import StatePool
 from serving.client import AifClient
 from serving.engine.loop import Engine
-from serving.engine.work import RankWork, UserState
 from serving.garbage import calm_collector
 from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener
@@ -41,7 +39,6 @@ from serving.short_turns import share_the_interpreter
 from serving.users.user_store import StoreBounds
 from serving.users.user_store_start import ViewIdentity, open_user_store
 
-TOP_K = 100
 _LENGTH = 1_000  # behaviours of the user
 _REQUEST = "bench"
 _USER = 1
@@ -69,14 +66,12 @@ def measure_protocols(world: RankWorld, plan: Plan, figures: Figures) -> None:
     median of the same turns."""
     history = world.history(_LENGTH)
     with open_ports(world.engine) as ports:
-        hour = {"hour": 20}
         _make_user(ports, history)
         state = world.user(history)
         for candidates in plan.candidates:
-            calls = plan.calls_of(candidates)
-            cases = _Cases(world.engine, world.requests(candidates), state, hour)
-            with open_client(ports, cases.requests, hour) as ask:
-                taken = _time_in_turns(cases, ask, plan.turns, calls)
+            requests = world.requests(candidates)
+            with open_client(ports, requests) as ask:
+                taken = _time_in_turns(engine_case(world, state, requests), ask, plan.turns, plan.calls_of(candidates))
             engine_ms = float(np.median(taken.pop("engine")))
             for kind in KINDS:
                 p50_ms = float(np.median(taken[kind]))
@@ -84,27 +79,13 @@ def measure_protocols(world: RankWorld, plan: Plan, figures: Figures) -> None:
                 figures.add(f"{kind}_over_engine_{candidates}", p50_ms / engine_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cases:
-    """The same requests for the engine and for every protocol."""
-
-    engine: Engine
-    requests: list[np.ndarray]
-    state: UserState
-    context: Mapping[str, int]
-
-
-def _time_in_turns(cases: _Cases, ask: Callable[[str, int], list[float]], turns: int, calls: int) -> dict[str, list[float]]:
-    """Milliseconds of every call, by name; the engine and the protocols take turns."""
+def _time_in_turns(engine: Case, ask: Callable[[str, int], list[float]], turns: int, calls: int) -> dict[str, list[float]]:
+    """Milliseconds of every call, by name; the engine and the protocols take turns with the same requests."""
     taken: dict[str, list[float]] = {name: [] for name in ("engine", *KINDS)}
     for kind in KINDS:
         ask(kind, _WARM)
     for _ in range(turns):
-        for at in range(calls):
-            work = RankWork(cases.requests[at % len(cases.requests)], TOP_K, cases.state, context=cases.context)
-            began = time.perf_counter()
-            cases.engine.submit_rank(work).result()
-            taken["engine"].append(1e3 * (time.perf_counter() - began))
+        taken["engine"] += time_calls(engine, calls)
         for kind in KINDS:
             taken[kind] += ask(kind, calls)
     return taken
@@ -114,19 +95,19 @@ def _make_user(ports: Ports, history: Sequence[BehaviourEvent]) -> None:
     """Sends call 1. Raises RuntimeError if call 2 does not find its state, because the figures would mean something else then."""
     behaviours = [InlineBehaviour(item_id=encode_wire_id(one.item_id), kind=one.kind, time_ms=one.time_ms) for one in history]
     with AifClient(ports.url) as client:
-        client.user(_USER, request_id=_REQUEST, features={"age": 0.5, "city": "c7"}, behaviours=behaviours, deadline_ms=DEADLINE_MS_MAX)
+        client.user(_USER, request_id=_REQUEST, features=PROFILE, behaviours=behaviours, deadline_ms=DEADLINE_MS_MAX)
         found = client.rank(_USER, [history[0].item_id], request_id=_REQUEST)
     if found.rung != "cached":
         raise RuntimeError(f"call 2 answered from rung {found.rung!r}, expected the state of call 1")
 
 
 @contextlib.contextmanager
-def open_client(ports: Ports, requests: list[np.ndarray], context: Mapping[str, int]) -> Iterator[Callable[[str, int], list[float]]]:
+def open_client(ports: Ports, requests: list[np.ndarray]) -> Iterator[Callable[[str, int], list[float]]]:
     """A function `ask(kind, count)` that returns the milliseconds of that many calls, sent by a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         ids_file, job_file = (Path(folder) / name for name in _FILES)
         np.save(ids_file, np.stack(requests))
-        Job(ports.host, ports.port, ports.grpc, str(ids_file), _USER, _REQUEST, TOP_K, context).write(job_file)
+        Job(ports.host, ports.port, ports.grpc, str(ids_file), _USER, _REQUEST, TOP_K, CONTEXT).write(job_file)
         command = [sys.executable, "-m", "serving.bench.client", str(job_file)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
             questions, answers = child.stdin, child.stdout

@@ -25,7 +25,7 @@ from schemas.model.vector_blocks import aligned
 from schemas.users import BehaviourEvent
 from serving.bench.peer_runs import measure_peers
 from serving.bench.protocols import measure_protocols
-from serving.bench.world import CONTEXT, PROFILE, TOP_K, Case, Plan, RankWorld, engine_case, open_rank_world, time_in_turns
+from serving.bench.world import CONTEXT, PROFILE, TOP_K, Case, Plan, RankWorld, compare_scores, engine_case, open_rank_world, time_in_turns
 from serving.engine.behaviour_blocks import LANES, arrange_behaviours, pack_words
 from serving.engine.history import find_slots
 from serving.engine.loop import Engine
@@ -139,12 +139,6 @@ def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figure
 # --- time -------------------------------------------------------------------------------------------------------------------
 
 
-def by_turn(taken: np.ndarray, calls: int) -> np.ndarray:
-    """The median of each turn, [turns], from the times of all calls in their order."""
-    medians: np.ndarray = np.median(taken.reshape(-1, calls), axis=1)
-    return medians
-
-
 def floor_case(world: RankWorld, candidates: int) -> Case:
     """The least that torch has to do for a request: gathers the same columns at known places, and multiplies ready inputs of the same sizes."""
     head, weights = world.network.head, world.scorer.weights
@@ -198,9 +192,8 @@ def measure_engine(world: RankWorld, plan: Plan, figures: Figures) -> None:
     """Adds the figures of engine and floor for every number of candidates."""
     state = world.user(world.history(LENGTH))
     for candidates in plan.candidates:
-        calls = plan.calls_of(candidates)
-        cases = {"engine": engine_case(world, state, candidates), "floor": floor_case(world, candidates)}
-        taken = time_in_turns(cases, dataclasses.replace(plan, calls=calls))
+        cases = {"engine": engine_case(world, state, world.requests(candidates)), "floor": floor_case(world, candidates)}
+        taken = time_in_turns(cases, plan.turns, plan.calls_of(candidates))
         figures.add(f"engine_p50_ms_{candidates}", np.median(taken["engine"]))
         figures.add(f"engine_p99_ms_{candidates}", np.percentile(taken["engine"], 99))
         figures.add(f"floor_p50_ms_{candidates}", np.median(taken["floor"]))
@@ -212,8 +205,8 @@ def measure_lengths(world: RankWorld, plan: Plan, figures: Figures) -> None:
     candidates = min(10_000, len(world.ids))
     states = {length: world.user(world.history(length)) for length in (LENGTH, 10_000, 100_000)}
     plain = {"floor": floor_case(world, candidates)}
-    plain |= {f"din_{length}": engine_case(world, without_simtier(state), candidates) for length, state in states.items()}
-    taken = time_in_turns(plain, plan)
+    plain |= {f"din_{length}": engine_case(world, without_simtier(state), world.requests(candidates)) for length, state in states.items()}
+    taken = time_in_turns(plain, plan.turns, plan.calls)
     figures.add("engine_no_simtier_p50_ms_10000", np.median(taken[f"din_{LENGTH}"]))
     figures.add("din_call2_ratio_100000_to_1000", np.median(taken["din_100000"]) / np.median(taken[f"din_{LENGTH}"]))
     for length in (10_000, 100_000):
@@ -227,15 +220,12 @@ def _measure_long(world: RankWorld, plan: Plan, figures: Figures, length: int, s
     seen_SW, candidates = state.arrays.simtier_SW[state.arrays.simtier_mask_S], min(10_000, len(world.ids))
     items_CW = world.tables.columns["signature"][world.rng.choice(len(world.ids), candidates, replace=False)]
     cases = {
-        "engine": engine_case(world, state, candidates),
+        "engine": engine_case(world, state, world.requests(candidates)),
         "simtier": pairs_case(world.engine, items_CW, seen_SW, world.spec.tier_edges),
         "floor": floor_case(world, candidates),
     }
     calls = max(4, plan.calls // 5)
-    turns = {
-        name: by_turn(taken, calls)
-        for name, taken in time_in_turns(cases, dataclasses.replace(plan, turns=LONG_TURNS, calls=calls)).items()
-    }
+    turns = {name: np.median(taken.reshape(-1, calls), axis=1) for name, taken in time_in_turns(cases, LONG_TURNS, calls).items()}
     floors = turns["floor"] + turns["simtier"]
     figures.add(f"engine_simtier_p50_ms_{length}", np.median(turns["engine"]))
     figures.add(f"floor_simtier_p50_ms_{length}", np.median(floors))
@@ -250,7 +240,7 @@ def measure_pairs(world: RankWorld, plan: Plan, figures: Figures) -> None:
         "equal": pairs_case(world.engine, items_CW, behaviours_SW, EQUAL_TIERS),
         "edges": pairs_case(world.engine, items_CW, behaviours_SW, EDGES),
     }
-    taken = time_in_turns(cases, dataclasses.replace(plan, calls=max(4, plan.calls // 5)))
+    taken = time_in_turns(cases, plan.turns, max(4, plan.calls // 5))
     figures.add("simtier_ns_per_pair", 1e6 * np.median(taken["equal"]) / 1e8)
     figures.add("simtier_edges_ns_per_pair", 1e6 * np.median(taken["edges"]) / 1e8)
 
@@ -259,15 +249,14 @@ def measure_pairs(world: RankWorld, plan: Plan, figures: Figures) -> None:
 def measure_parity(world: RankWorld, plan: Plan, figures: Figures) -> None:
     """Adds the comparison with the reference network in fp64: the largest difference of a score, the bound that rounding explains, and the share of
     the top 100 that both have."""
-    candidates, differences, overlaps, bids = min(10_000, len(world.ids)), [0.0], [], [0.0]
+    candidates, compared, bids = min(10_000, len(world.ids)), [], []
     for user in range(max(1, plan.turns // 3)):
         history = world.history(LENGTH)
         slots = world.rng.choice(len(world.ids), candidates, replace=False)
-        scores, wanted = _engine_scores(world, history, slots), _reference_scores(world, history, slots)
-        differences.append(float(np.abs(scores - wanted).max()))
-        overlaps.append(len(set(np.argsort(-scores)[:TOP_K]) & set(np.argsort(-wanted)[:TOP_K])) / min(TOP_K, candidates))
+        compared.append(compare_scores(_engine_scores(world, history, slots), _reference_scores(world, history, slots)))
         bids.append(float(world.tables.columns["bid"][slots].max()))
-        say(f"  user {user}: {differences[-1]:.2e}")
+        say(f"  user {user}: {compared[-1][0]:.2e}")
+    differences, overlaps = zip(*compared, strict=True)
     widest = max(parameter.shape[-1] for parameter in world.network.head.parameters() if parameter.ndim == 2)
     figures.add("parity_max_diff", max(differences))
     figures.add("parity_bound", float(np.finfo(np.float32).eps) * widest * max(bids))

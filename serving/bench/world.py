@@ -1,12 +1,13 @@
 """The synthetic world of the benches in one process: an engine with a model and random item rows in memory, users' histories, and requests.
 
 Here: `RankWorld`, how much `aif bench rank` measures on it (`Plan`) and how calls are timed. Not here: what is measured (rank.py, device.py, table1.py,
-table4.py). Rows are random
-numbers and not computed by the model, because times depend on where rows lie and not on their values: ids are random, and candidates are drawn from all of
-them.
+table4.py).
+Rows are random numbers and not computed by the model, because times depend on where rows lie and not on their values: ids are random, and candidates are
+drawn from all of them.
 """
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,25 +115,36 @@ class RankWorld:
         return Resident(VersionToken(version, 0, "0" * 8), self.tables, scorer, ({},), {0: 0})
 
 
-def time_in_turns(cases: Mapping[str, Case], plan: Plan) -> dict[str, np.ndarray]:
-    """Milliseconds of every call by case; the cases take turns, and the first two calls of a turn are not counted."""
+def time_calls(case: Case, calls: int) -> list[float]:
+    """Milliseconds of each call."""
+    taken_ms = []
+    for _ in range(calls):
+        began = time.perf_counter()
+        case()
+        taken_ms.append(1e3 * (time.perf_counter() - began))
+    return taken_ms
+
+
+def time_in_turns(cases: Mapping[str, Case], turns: int, calls: int) -> dict[str, np.ndarray]:
+    """Milliseconds of every call by case; the cases take turns, and before the calls of a turn there are two that are not counted."""
     taken: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(plan.turns):
+    for _ in range(turns):
         for name, case in cases.items():
             time.sleep(REST_S)
-            for call in range(-2, plan.calls):
-                began = time.perf_counter()
-                case()
-                if call >= 0:
-                    taken[name].append(1e3 * (time.perf_counter() - began))
+            taken[name] += time_calls(case, calls + 2)[2:]
     return {name: np.array(times) for name, times in taken.items()}
 
 
-def engine_case(world: RankWorld, state: UserState, candidates: int) -> Case:
-    """Ranks one of 16 requests in turn, and waits for the answer."""
-    requests = world.requests(candidates)
-    turn = iter(range(1 << 60))
-    return lambda: world.engine.submit_rank(RankWork(requests[next(turn) % len(requests)], TOP_K, state, context=CONTEXT)).result()
+def engine_case(world: RankWorld, state: UserState, requests: Sequence[np.ndarray]) -> Case:
+    """Ranks one request after the other, and waits for the answer."""
+    turn = itertools.cycle(requests)
+    return lambda: world.engine.submit_rank(RankWork(next(turn), TOP_K, state, context=CONTEXT)).result()
+
+
+def compare_scores(ours_C: np.ndarray, theirs_C: np.ndarray) -> tuple[float, float]:
+    """(the largest difference of a score, the share of the top 100 that both have)."""
+    best = [set(np.argsort(-scores_C)[:TOP_K].tolist()) for scores_C in (ours_C, theirs_C)]
+    return float(np.abs(ours_C - theirs_C).max()), len(best[0] & best[1]) / len(best[0])
 
 
 @contextlib.contextmanager

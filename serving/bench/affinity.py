@@ -9,6 +9,7 @@ meant to be sent. All servers have the same catalogue and know all users, so a l
 """
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -95,8 +96,8 @@ class Window:
 
     @property
     def found_share(self) -> float:
-        """The share of calls 2 that found the state of their call 1."""
-        return sum(self.rungs[rung] for rung in FOUND) / max(1, self.rungs.total())
+        """The share of calls 2 that found the state of their call 1; not a number where none was answered."""
+        return sum(self.rungs[rung] for rung in FOUND) / self.rungs.total() if self.rungs else math.nan
 
 
 def measure_affinity(plan: AffinityPlan) -> Figures:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from infra.bench.load import FAILED, OK, REFUSED
+from infra.bench.report import Figures
 from schemas.ids import Id
 from serving.bench import affinity, overload
-from serving.bench.affinity import AffinityPlan, load_and_lose, moved_shares
+from serving.bench.affinity import AFFINITY, AffinityPlan, Window, _add_window, load_and_lose, moved_shares
 from serving.bench.overload import BenchServer
 from serving.merger.merger import Merger, Retrieve
 from tests.serving.fake_engine import FakeEngine
@@ -45,6 +46,12 @@ def test_a_lost_server_costs_recomputes_and_no_error_and_moves_nobody_else(monke
     assert lost.latencies.count(FAILED) == lost.latencies.count(REFUSED) == 0
     assert 0 < moved["moved_share"] < 1 and moved["moved_needlessly_share"] == 0
     assert set(lost.servers) < set(steady.servers) or len(lost.servers) <= 2
+
+
+def test_of_a_window_without_answers_no_share_and_no_latency_is_told() -> None:
+    figures = Figures(AFFINITY)
+    _add_window(figures, "lost", Window())
+    assert [figures.value(f"lost.{name}") for name in ("found_share", "p50_ms", "p99_ms", "answers")] == [None, None, None, 0]
 
 
 def test_who_moved_without_need_is_told_from_who_had_to() -> None:

@@ -290,17 +290,22 @@ def _json_list(text: str) -> list[Any] | None:
     return found if isinstance(found, list) else None
 
 
-def explode_cells(array: Array, separator: str | None) -> tuple[pa.Array, np.ndarray]:
-    """(each value of each cell, the row of each): of lists, of JSON text, or of text between separators (None: blanks, commas, semicolons or bars)."""
+def decode_lists(array: Array, separator: str | None) -> pa.Array:
+    """Cells as lists: lists, JSON text, or text between separators (None: blanks, commas, semicolons or bars)."""
     array = plain(array)
     if is_text(array):
-        array = pa.array([None if text is None else _values_of_text(text, separator) for text in array.to_pylist()], pa.list_(pa.string()))
-    return pc.list_flatten(array), pc.list_parent_indices(array).to_numpy()
+        return pa.array([None if text is None else _values_of_text(text, separator) for text in array.to_pylist()], pa.list_(pa.string()))
+    return array.cast(pa.list_(array.type.value_type))
 
 
-def _values_of_text(text: str, separator: str | None) -> list[str]:
+def list_lengths(array: Array) -> np.ndarray:
+    """How many values each list has, int64; none where it is missing."""
+    return np.asarray(pc.fill_null(pc.list_value_length(array), 0).to_numpy(), np.int64)
+
+
+def _values_of_text(text: str, separator: str | None) -> list[str | None]:
     if separator is None and (listed := _json_list(text)) is not None:
-        return [told for value in listed if (told := _text(value)) is not None]
+        return [_text(value) for value in listed]
     return [part for part in (text.split(separator) if separator else _SEPARATORS.split(text)) if part]
 
 

@@ -8,6 +8,7 @@ A row number counts the rows of its file from 1, without the header.
 
 import contextlib
 import csv
+import functools
 import io
 import re
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from infra.data.columns import explode_cells, is_list_type, plain
+from infra.data.columns import decode_lists, is_list, is_list_type, list_lengths, plain
 from infra.data.file_format import OneByteDelimiter
 from infra.data.json_lines import read_batches, read_keys
 from infra.data.mapping_source import Column, Source
@@ -144,10 +145,17 @@ def read_chunks(path: Path, source: Source, schema: pa.Schema, rejections: Rejec
 
 
 def _explode(batch: pa.RecordBatch, rows: np.ndarray, column: Column) -> tuple[pa.RecordBatch, np.ndarray]:
-    """A row for each value of a column's cells, and of each the row number of its cell."""
-    (name,) = column.columns
-    values, places = explode_cells(batch.column(name), column.separator)
-    return batch.take(pa.array(places)).set_column(batch.schema.get_field_index(name), name, values), rows[places]
+    """A row for each value of the columns' cells, and of each the row number of its cell. Raises ValueError where cells of a row differ in theirs."""
+    lists = {name: decode_lists(batch.column(name), column.separator) for name in column.columns}
+    length_CR = np.array([list_lengths(cells) for cells in lists.values()])
+    if len(uneven := np.flatnonzero((length_CR != length_CR[0]).any(axis=0))):
+        told = ", ".join(f"{length} of {name!r}" for name, length in zip(lists, length_CR[:, uneven[0]].tolist(), strict=True))
+        raise ValueError(f"explode needs as many values of each column in a row; row {rows[uneven[0]]} has {told}")
+    places = np.repeat(np.arange(len(rows)), length_CR[0])
+    found = batch.take(pa.array(places))
+    for name, cells in lists.items():
+        found = found.set_column(found.schema.get_field_index(name), name, pc.list_flatten(cells))
+    return found, rows[places]
 
 
 def _batches(path: Path, source: Source, columns: list[str], skipped: list[int], rejections: Rejections) -> Iterator[pa.RecordBatch]:
@@ -267,10 +275,14 @@ def _read_head(path: Path, source: Source) -> str:
 
 
 def _parquet_fields(path: Path) -> dict[str, tuple[list[str], pa.DataType]]:
-    """(way to it, type) of each column, and of each field of a struct: `user.id` is the field `id` of `user`, unless a column is spelt so."""
+    """(way to it, type) of each column, and of each field of a struct: `user.id` is the field `id` of `user`, unless a column is spelt so; below a list of
+    structs a list."""
     fields = [([field.name], field.type) for field in pyarrow.parquet.read_schema(path)]
     for way, kind in fields:  # grows while it is read
-        fields += [([*way, inner.name], inner.type) for inner in kind] if pa.types.is_struct(kind) else []
+        listed = is_list_type(kind)
+        struct = kind.value_type if listed else kind
+        if pa.types.is_struct(struct):
+            fields += [([*way, inner.name], pa.list_(inner.type) if listed else inner.type) for inner in struct]
     found: dict[str, tuple[list[str], pa.DataType]] = {}
     for way, kind in fields:
         found.setdefault(".".join(way), (way, kind))
@@ -285,10 +297,20 @@ def _parquet_batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
         ways = [fields[name][0] for name in columns]
         row_bytes = file.metadata.row_group(0).total_byte_size // max(1, file.metadata.row_group(0).num_rows) if file.num_row_groups else 0
         rows = min(CHUNK_ROWS, max(256, _BLOCK_BYTES // max(1, row_bytes)))
-        for batch in file.iter_batches(rows, columns=columns, use_threads=False):
+        leaves = tuple(f"{file.schema.column(n).path}." for n in range(len(file.schema)))  # below a list they have other names
+        read = [name if any(leaf.startswith(f"{name}.") for leaf in leaves) else fields[name][0][0] for name in columns]
+        for batch in file.iter_batches(rows, columns=read, use_threads=False):
             found = [(batch.column(first), inner) for first, *inner in ways]
-            arrays = [pc.struct_field(cells, inner) if inner else cells for cells, inner in found]
+            arrays = [functools.reduce(_field, inner, cells) for cells, inner in found]
             yield pa.RecordBatch.from_arrays([array.cast(pa.string()) if _is_bytes(array.type) else array for array in arrays], columns)
+
+
+def _field(cells: pa.Array, name: str) -> pa.Array:
+    """The field of each struct, or of each of a list of structs."""
+    if not is_list(cells):
+        return pc.struct_field(cells, name)
+    ends = np.cumsum(list_lengths(cells))
+    return pa.ListArray.from_arrays(pa.array([0, *ends], pa.int32()), pc.struct_field(pc.list_flatten(cells), name))
 
 
 def _csv_batches(path: Path, source: Source, columns: list[str], skipped: list[int], rejections: Rejections) -> Iterator[pa.RecordBatch]:

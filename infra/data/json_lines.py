@@ -2,7 +2,7 @@
 
 Here: lines to cells. Not here: which files and columns (file_chunks.py), what cells mean (columns.py).
 The cell of a text is the text; of a number, list or object its JSON; `null` or a missing key is a missing cell. Columns are the keys of the first 1,000
-lines; `user.id` is the key `id` of the object at `user`, unless a key is spelt so.
+lines; `user.id` is the key `id` of the object at `user`, unless a key is spelt so; of a list of objects it is the list of these.
 Lines are counted from 1, blank ones too. A line that is no object is rejected; if it is the first one, the file is refused.
 Memory is bounded by one batch of about 8 MiB, and the length of a line by the same.
 """
@@ -35,11 +35,13 @@ def read_keys(path: Path) -> list[str]:
 
 
 def _names(row: dict[str, Any]) -> Iterator[str]:
-    """The keys of an object, and below each key that holds an object, with a dot between, those of that one."""
+    """The keys of an object, and below each key that holds an object, with a dot between, those of that one; of a list of objects those of the first."""
     objects = [("", row)]
     for prefix, inner in objects:  # grows while it is read, so no depth ends it
         yield from (prefix + key for key in inner)
-        objects += [(f"{prefix}{key}.", value) for key, value in inner.items() if isinstance(value, dict)]
+        for key, value in inner.items():
+            below = value[:1] if isinstance(value, list) else [value]
+            objects += [(f"{prefix}{key}.", found) for found in below if isinstance(found, dict)]
 
 
 def read_batches(path: Path, columns: Sequence[str], missing: Sequence[str], rows_max: int, reject: Reject) -> Iterator[pa.RecordBatch]:
@@ -85,6 +87,8 @@ def _value(row: Any, name: str) -> Any:
     while isinstance(row, dict) and name not in row and "." in name:
         key, _, name = name.partition(".")
         row = row.get(key)
+    if isinstance(row, list):
+        return [_value(inner, name) if isinstance(inner, dict) else None for inner in row]
     return row.get(name) if isinstance(row, dict) else None
 
 

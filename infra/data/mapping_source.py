@@ -144,7 +144,7 @@ class Source(FileFormat):
     section    its name in the mapping, such as "items"
     file       the name of a file in the data folder, or a pattern of names
     where      conditions that a row must fulfil
-    explode    a column of which each value of a cell is a row of its own, with the other cells of its row
+    explode    columns of which each value of a cell is a row of its own, with the other cells of its row
     distinct   of behaviours: a row that repeats user, item, time and kind of another does not count
     """
 
@@ -165,9 +165,11 @@ class Source(FileFormat):
 
     @field_validator("explode")
     @classmethod
-    def _require_one_column(cls, given: Column | None) -> Column | None:
-        if given is not None and (len(given.columns) != 1 or given.model_fields_set - {"columns", "separator"}):
-            raise ValueError('needs one column of lists or of text, like { column = "items", separator = " " }')
+    def _require_lists(cls, given: Column | None) -> Column | None:
+        if given is not None and (not given.columns or given.model_fields_set - {"columns", "separator"}):
+            raise ValueError(
+                'needs columns of lists or of text, like { column = "items", separator = " " } or { columns = ["items", "times"] }'
+            )
         return given
 
     @model_validator(mode="after")

@@ -129,7 +129,7 @@ def test_the_mapping_without_a_mistake_is_read(tmp_path: Path) -> None:
         (
             'user = "card"',
             'user = "card"\nexplode = { column = "what", pattern = "x" }',
-            "explode needs one column of lists or of text, like",
+            "explode needs columns of lists or of text, like",
         ),
         ('"loans.tsv"', '"days"', "[behaviours] file = 'days' is a folder; its files are 'days/*'"),
         ('"loans.tsv"', '"wide.tsv"', "are these characters of another `encoding`"),

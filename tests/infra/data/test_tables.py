@@ -150,6 +150,20 @@ def test_each_value_of_a_cell_may_be_a_row(tmp_path: Path, name: str) -> None:
     assert rows.numbers(ROW).tolist() == [1, 1, 1, 3]
 
 
+@pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])
+def test_lists_of_objects_are_lists_of_their_fields_and_explode_together(tmp_path: Path, name: str) -> None:
+    told = [{"id": 0, "e": [{"a": 7, "t": "x"}, {"a": 8, "t": None}]}, {"id": 1, "e": None}, {"id": 2, "e": [{"a": 9, "t": "y"}]}]
+    (tmp_path / "t.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in told))
+    pq.write_table(pa.Table.from_pylist(told), tmp_path / "t.parquet")
+    features = {name: FeatureSource(columns=(f"e.{name}",)) for name in "at"}
+    source = Items(file=name, id=Column(columns=("id",)), features=features, explode=Column(columns=("e.a", "e.t")))
+    cells = _cells(_load(tmp_path, source))
+    assert {name: [*map(str, values)] for name, values in cells.items()} == {"id": [*"002"], "e.a": [*"789"], "e.t": ["x", "None", "y"]}
+    pq.write_table(pa.table({"id": [1, 2], "name": [["x"], ["y", "z"]], "other": [["x"], []]}), tmp_path / "u.parquet")
+    with pytest.raises(Misconfigured, match=r"u\.parquet .* row 2 has 2 of 'name', 0 of 'other'"):
+        _load(tmp_path, _source("u.parquet", explode=Column(columns=("name", "other"))))
+
+
 def test_rows_of_exploded_cells_come_a_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("infra.data.file_chunks.CHUNK_ROWS", 4)
     (tmp_path / "t.csv").write_text("id,name\n1,a/b c/d/e/f\n2,\n")

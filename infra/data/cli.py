@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.command import AsJson, print_data, read_settings, say
-from schemas.topics import USER_BEHAVIOURS
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -152,6 +151,7 @@ def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
     from infra.kafka.admin import end_offsets
     from infra.kafka.publisher import open_publisher
     from schemas.errors import Incompatible, Misconfigured
+    from schemas.topics import USER_BEHAVIOURS
 
     settings = read_settings()
     index, kind = settings.index, catalogue.schema.id_kind

@@ -5,12 +5,14 @@ which items of the impression were clicked. Both are true of held-out users as w
 """
 
 import dataclasses
+from operator import itemgetter
 
 import numpy as np
 import pytest
 import torch
 
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem
+from schemas.model.inputs import map_tensors
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
@@ -19,6 +21,7 @@ from streams.training.metrics import gauc
 from streams.training.questions import score_tasks
 from streams.training.trainer import fit
 from tests.schemas.catalogue import small_spec
+from tests.streams.training.shop import shop
 
 USERS, ITEMS, SHOWN, IMPRESSION_MS = 120, 240, 6, 1_000
 
@@ -66,3 +69,45 @@ def test_a_tell_tale_before_the_impression_is_learnt(behaviours_ms: int | None, 
 )
 def test_the_same_tell_tale_from_the_impression_on_is_useless(behaviours_ms: int | None, stock_ms: int | None) -> None:
     assert abs(held_out_gauc(planted(behaviours_ms, stock_ms)) - 0.5) < 0.12
+
+
+def read_by_a_step(events: Events) -> list[np.ndarray]:
+    """What a step reads of users and items, as of each impression of the shop."""
+    data = join_events(shop()[0], None, events)
+    batch = data.batch(np.arange(len(data)), 8)
+    found: list[np.ndarray] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor.numpy())
+        return tensor
+
+    map_tensors(batch.users, keep)
+    for rows in (batch.rows_BL, batch.rows_BC):
+        known = rows[rows >= 0]
+        map_tensors(map_tensors(data.items.inputs, itemgetter(known)), keep)
+        keep(data.items.realtime_RQ[known])
+    return found
+
+
+def plant(events: Events) -> dict[str, Events]:
+    """The clicks of every impression, told after it in several ways."""
+    clicks = [(i, s.item_id) for i in events.impressions for s in i.items if s.clicked and s.item_id != 9]
+    rows = [ItemFeaturesUpdate(item_id=n, version=301, features={"category": 7, "price": 99.0, "stock": 9}) for _, n in clicks]
+    gone = [ItemFeaturesUpdate(op="delete", item_id=n, version=i.time_ms + 1) for i, n in clicks]
+    newest = Behaviour(user_id=1, item_id=0, time_ms=300)
+    late = [Behaviour(user_id=1, item_id=n, time_ms=i.time_ms - 1) for i, n in clicks]
+    again = [i.model_copy(update={"items": [s.model_copy(update={"clicked": not s.clicked}) for s in i.items]}) for i in events.impressions]
+    return {
+        "rows that come after": dataclasses.replace(events, items=[*events.items, *rows]),
+        "the same, first in the log": dataclasses.replace(events, items=[*rows, *events.items]),
+        "deletes": dataclasses.replace(events, items=[*events.items, *gone]),
+        "behaviours that come late": dataclasses.replace(events, behaviours=[*events.behaviours, newest, *late]),
+        "impressions told again": dataclasses.replace(events, impressions=[*events.impressions, *again]),
+    }
+
+
+@pytest.mark.parametrize("name", plant(shop()[1]))
+def test_what_is_planted_after_the_impressions_changes_nothing_that_a_step_reads(name: str) -> None:
+    _, events = shop()
+    found, expected = read_by_a_step(plant(events)[name]), read_by_a_step(events)
+    assert len(found) == len(expected) and all(map(np.array_equal, found, expected))

@@ -110,7 +110,10 @@ class Report:
 def read_answers(path: Path) -> list[RecordedAnswer]:
     """Reads JSON lines {request, answer[, history: {features, behaviours}]}. Raises RejectedInput (`bad_answers_file`), which names the line."""
     with path.open() as file:
-        return [_decode_line(line, number) for number, line in enumerate(file, 1) if line.strip()]
+        answers = [_decode_line(line, number) for number, line in enumerate(file, 1) if line.strip()]
+    if not answers:
+        raise RejectedInput("bad_answers_file", f"{path} has no answer; record some, one object a line with request and answer")
+    return answers
 
 
 def _decode_line(line: str, number: int) -> RecordedAnswer:

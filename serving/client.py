@@ -8,6 +8,7 @@ Here: one connection pool; bodies and answers as models of schemas/requests.py. 
 a caller who wants to retry finds the time in Unavailable's `retry_after_s`.
 """
 
+import contextlib
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -51,9 +52,7 @@ class AifClient:
 
         Raises Misconfigured (`bad_url`, `bad_token`, `tls_unusable`); a request to a server whose certificate is not trusted raises it, too (`tls_untrusted`).
         """
-        if not _is_address(url):
-            raise Misconfigured("bad_url", f"{url!r} is no address of a server; give http://HOST:PORT or https://HOST:PORT")
-        self.url = url.rstrip("/")
+        self.url = check_url(url)
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=bearer_headers(token), verify=trust(ca))
 
     def __repr__(self) -> str:
@@ -194,12 +193,13 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _is_address(url: str) -> bool:
-    try:
+def check_url(url: str) -> str:
+    """The address without a slash at its end. Misconfigured (`bad_url`) if it is none of a server."""
+    with contextlib.suppress(httpx.InvalidURL):
         address = httpx.URL(url)
-    except httpx.InvalidURL:
-        return False
-    return address.scheme in ("http", "https") and bool(address.host)
+        if address.scheme in ("http", "https") and address.host:
+            return url.rstrip("/")
+    raise Misconfigured("bad_url", f"{url!r} is no address of a server; give http://HOST:PORT or https://HOST:PORT")
 
 
 def name_unreachable(url: str, error: httpx.RequestError) -> Unavailable | Misconfigured:

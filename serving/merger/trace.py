@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import httpx
 
 from schemas.ids import Id
-from serving.client import bearer_headers, trust
+from serving.client import bearer_headers, check_url, trust
 from serving.core.timeline import draw_timeline
 from serving.merger.merger import Merged, Merger
 from serving.merger.retrieval import Retrieval, decode_latency
@@ -16,15 +16,15 @@ from serving.settings import ServerSettings
 def trace_request(
     settings: ServerSettings, url: str | None, user: str, candidates: Sequence[Id], top_k: int, deadline_ms: int, retrieval: str
 ) -> tuple[Merged, list[str]]:
-    """The answer and the lines to show. `url`: one server, or several separated by commas. Raises as `Merger.recommend`."""
+    """The answer and the lines to show. `url`: one server, or several separated by commas. Raises as `Merger.recommend`, and Misconfigured."""
     serve = settings.serve
     scheme = "http" if serve.tls_cert is None else "https"
-    urls = (url or f"{scheme}://{serve.host}:{serve.port}").split(",")
+    urls = [check_url(one) for one in (url or f"{scheme}://{serve.host}:{serve.port}").split(",")]
     headers, authorities = bearer_headers(serve.token), trust(serve.tls_cert)
     source = Retrieval(candidates, len(candidates), decode_latency(retrieval))
 
     def open_client(base: str) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=base.rstrip("/"), headers=headers, verify=authorities)
+        return httpx.AsyncClient(base_url=base, headers=headers, verify=authorities)
 
     async def run() -> Merged:
         async with Merger(urls, settings.index.user_partitions, source.retrieve, open_client) as merger:

@@ -12,14 +12,16 @@ import pytest
 from pydantic import SecretStr
 
 from infra.processes import wait_until
-from schemas.errors import AifError, RejectedInput, Unavailable
+from infra.settings import load_settings
+from schemas.errors import AifError, Misconfigured, RejectedInput, Unavailable
 from schemas.ids import Id
 from schemas.token import VersionToken
 from serving.calls.carried_state import CarriedStates
 from serving.engine.work import UserWork
 from serving.merger.merger import Merged, Merger
 from serving.merger.retrieval import Latency, Retrieval, decode_latency
-from serving.merger.trace import describe
+from serving.merger.trace import describe, trace_request
+from serving.settings import ServerSettings
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import make_version, running_engine
 from tests.serving.fake_engine import FakeEngine
@@ -335,3 +337,10 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_ours_and_the_servers_are_w
             assert merger._polling is not None and not merger._polling.done()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9,127.0.0.1:8100", "http://", ","])
+def test_a_trace_over_what_is_no_address_is_refused_by_its_name(url: str) -> None:
+    """It was called a server that does not answer."""
+    with pytest.raises(Misconfigured, match="bad_url"):
+        trace_request(load_settings(ServerSettings, environment={}), url, "1", [1], 1, 200, "fixed:1")

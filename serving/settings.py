@@ -23,14 +23,14 @@ class ServeSection(Section):
     token: SecretStr | None = None  # every request except the probes must carry it: `Authorization: Bearer <token>`
     allow_open: bool = False  # listen beyond loopback without a token
     tls_cert: Path | None = None  # PEM file with the chain; with tls_key both ports accept only TLS
-    tls_key: Path | None = None  # PEM
+    tls_key: Path | None = None  # PEM; both are read at the start, so a renewed pair needs a restart
     address_file: Path | None = None  # gets one JSON object {"url", "grpc", "pid"} when the ports are open
     candidates_max: int = Field(20_000, ge=1, le=CANDIDATES_MAX)
     deadline_ms: int = Field(DEADLINE_MS_DEFAULT, ge=1, le=DEADLINE_MS_MAX)  # for a request that names none
     requests_max: int = Field(QUEUED_REQUESTS_MAX, ge=1, le=QUEUED_REQUESTS_MAX)  # in work at once; the next one gets 429
-    # A connection is closed if it sends no request, or reads no answer, for this long. So long may new HTTP clients wait where silent ones have all of the
-    # port's places (4,096, or a quarter of the process's files): Granian counts connections, and cannot be told to close the oldest. A pool of connections
-    # should give up idle ones earlier, or now and then a request is sent on one that is being closed.
+    # A connection is closed if it sends no request, or reads no answer, for this long; over HTTP after a second if new clients wait and connections have all
+    # of the port's places (4,096, or a quarter of the process's files). A pool of connections should give up idle ones earlier, or now and then a request is
+    # sent on one that is being closed.
     idle_s: float = Field(10.0, ge=0.1, le=3600)
     access_log: bool = False  # log a line per request of both ports at level info instead of debug
     report_every_s: float = Field(10.0, ge=0, le=60)  # between two records of server-reports; 0 = no reports, so no automatic rollback

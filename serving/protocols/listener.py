@@ -3,9 +3,8 @@
 Here: TLS and the life of the listener. Not here: the application (http_api.py), the socket (ports.py).
 - We give Granian a listening socket. Its own would set SO_REUSEPORT, so that two servers could share a port unnoticed, and it would wait for ever for a
   client that does not read its answer.
-- An open connection holds one of `backpressure` places (ports.py). If all are taken, a new client waits until an idle connection is closed, after
-  `idle_s`: beside 4,000 silent connections it has its answer at once, beside 5,000 of one moment after ten seconds. Clients that are connected notice
-  nothing in either case.
+- An open connection holds one of `backpressure` places (ports.py). If all are taken and clients wait, the longest idle are closed
+  (idle_connections.py): beside 5,000 idle ones of one moment a new client has its answer after 1 to 2 s and the next after 0.2, not after `idle_s`.
 - HTTP/1.1 only. With HTTP/2 enabled, Granian never closes a connection that sends no byte: it first waits for bytes that tell the two protocols apart,
   and only then starts its time limit. Clients that want many calls on one connection can use gRPC.
 - A client that closes its sending side after its request gets no answer. Granian has no setting for hyper's option that would allow it, so it closes the
@@ -29,10 +28,12 @@ from granian.server.embed import Server as GranianServer
 from infra.processes import wait_until
 from schemas.errors import Misconfigured, Unavailable
 from schemas.limits import CONNECTIONS_MAX, HTTP_HEADER_BYTES_MAX
+from serving.protocols.idle_connections import close_longest_idle, count_waiting
 from serving.protocols.ports import bind_port, bracketed, connections_max, listen
 from serving.short_turns import new_threads_take_short_turns
 
 _OPEN_S_MAX = 60.0  # of a machine that is busy with other starts
+_LOOK_S = 0.25  # between two looks at whether clients wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Listener:
 
         Raises Misconfigured (`port_taken`, `address_unusable`).
         """
-        self._bound, self._idle_s = bind_port(host, port), idle_s
+        self._bound, self._idle_s, self._places = bind_port(host, port), idle_s, connections_max()
         self.host, self.port, self._scheme = host, int(self._bound.getsockname()[1]), "http" if tls is None else "https"
         self._server = _Granian(
             self._listen,
@@ -85,7 +86,7 @@ class Listener:
             address=host,
             port=self.port,
             backlog=CONNECTIONS_MAX,
-            backpressure=connections_max(),
+            backpressure=self._places,
             http=HTTPModes.http1,
             http1_settings=HTTP1Settings(header_read_timeout=int(idle_s * 1000), max_buffer_size=HTTP_HEADER_BYTES_MAX),
             ssl_cert=None if tls is None else tls.cert,
@@ -95,6 +96,7 @@ class Listener:
             websockets=False,
         )
         self._task: asyncio.Task[None] | None = None
+        self._room: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -106,9 +108,13 @@ class Listener:
         with new_threads_take_short_turns():
             self._task = asyncio.create_task(self._server.serve())
             await asyncio.to_thread(self._wait_open, self._task)
+        self._room = asyncio.create_task(self._make_room())
 
     async def close(self) -> None:
         """Accepts no more connections, lets running requests finish, and ends."""
+        if self._room is not None:
+            self._room.cancel()
+            await asyncio.wait({self._room})
         self._bound.close()
         if self._task is not None:
             self._server.stop()
@@ -116,7 +122,14 @@ class Listener:
 
     def _listen(self) -> socket.socket:
         listen(self._bound, self._idle_s)
-        return self._bound
+        return self._bound.dup()
+
+    async def _make_room(self) -> None:
+        """Closes the longest idle connections when clients wait because all places are taken."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if waiting := count_waiting(self._bound):
+                await asyncio.to_thread(close_longest_idle, self.port, self._places, waiting)
 
     def _wait_open(self, task: "asyncio.Task[None]") -> None:
         try:

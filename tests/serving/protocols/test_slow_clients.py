@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from infra.processes import wait_until
-from serving.protocols import grpc_api, grpc_listener
+from serving.protocols import grpc_api, grpc_listener, listener
 from serving.protocols.client_watch import ClientWatch
 from serving.settings import ServeSection
 from tests.serving.calls.test_refusal import open_overloaded
@@ -196,6 +196,22 @@ def test_a_client_that_sends_no_text_and_leaves_without_reading_does_not_fill_th
         assert not any(judged) and not caplog.records
         with grpc.insecure_channel(front.grpc) as channel:
             assert channel.unary_unary(METHOD + "ModelInfer")(infer_message(), timeout=20)
+
+
+def test_a_new_client_gets_the_place_of_the_longest_idle_and_of_none_that_waits_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited until one was closed for `idle_s`."""
+    monkeypatch.setattr(listener, "connections_max", lambda: 8)
+    asked = b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\nx-aif-deadline-ms: %d\r\ncontent-length: 28\r\n\r\n" + b'{"user_id":1,"item_ids":[3]}'
+    with open_front(HoldingEngine(), settings=ServeSection(port=0, idle_s=60)) as front, contextlib.ExitStack() as opened:
+        at_work, idle = (opened.enter_context(send(front, asked % deadline_ms)) for deadline_ms in (60_000, 50))
+        assert idle.recv(1 << 10).startswith(b"HTTP/1.1 504")
+        for _ in range(12):
+            opened.enter_context(connect(front.http))
+        assert httpx.get(front.url + "/v2/health/live", timeout=20).status_code == 200
+        assert idle.recv(1) == b""
+        at_work.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            at_work.recv(1)
 
 
 def watches_in_memory() -> int:

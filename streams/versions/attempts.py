@@ -40,7 +40,7 @@ class Attempts:
 
     def __init__(self, clock: Clock, retry_s: float, announce: Callable[[IndexEvent], None]) -> None:
         self._clock, self._retry_s, self._announce = clock, retry_s, announce
-        self._retry_at: dict[Hashable, float] = {}
+        self._retry_at: dict[str, float] = {}
         self._told_until: dict[Hashable, float] = {}
         self.report = StepReport()
 
@@ -49,22 +49,21 @@ class Attempts:
         self.report = StepReport()
         return self.report
 
-    def attempt(self, key: Hashable, act: Callable[[], None]) -> None:
-        """Calls `act`, unless what has this key failed a moment ago. An error goes into the report; AssertionError is raised."""
-        if self._retry_at and self._clock.monotonic() < self._retry_at.get(key, 0.0):
+    def attempt(self, what: str, act: Callable[[], None]) -> None:
+        """Calls `act`, unless `what` failed a moment ago. An error goes into the report, after `what`; AssertionError is raised."""
+        if self._clock.monotonic() < self._retry_at.get(what, 0.0):
             return
         try:
             act()
-            if self._retry_at:  # most often nothing has failed, and keys take longer to hash than to look at this
-                self._retry_at.pop(key, None)
+            self._retry_at.pop(what, None)
         except AssertionError:
             raise
         except Exception as error:
             if isinstance(error, AifError) and error.code == "shard_closed":
                 return  # the shard has another owner by now
-            self._retry_at[key] = self._clock.monotonic() + self._retry_s
+            self._retry_at[what] = self._clock.monotonic() + self._retry_s
             code, text = (error.code, str(error)) if isinstance(error, AifError) else (type(error).__name__, repr(error))
-            self.complain((key, code), f"{key}: {text}")
+            self.complain((what, code), f"{what}: {text}")
 
     def complain(self, about: Hashable, message: str) -> None:
         """Puts an error into the report. About the same thing it is news once a minute, whatever numbers and names of files its text has."""

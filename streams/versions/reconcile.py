@@ -117,10 +117,10 @@ class Reconciler:
             return report
         self._shards.remove_old_slices(state)
         for task in self._owned():
-            self._attempts.attempt(("shard", task.number), functools.partial(self._shards.step, state, task))
+            self._attempts.attempt(f"shard {task.number}", functools.partial(self._shards.step, state, task))
         self._shards.drop_lost({task.number for task in self._owned()})
         for wanted in plan_publications(state):
-            self._attempts.attempt(wanted, functools.partial(self._publish, state, wanted))
+            self._attempts.attempt(f"publish {wanted.version}.{wanted.revision}", functools.partial(self._publish, state, wanted))
         self._attempts.attempt("rollback", self._roll_back)
         self._attempts.attempt("promote", self._promote)
         self._attempts.attempt("revise", self._revise)

@@ -18,7 +18,7 @@ from schemas.errors import AifError, Corrupted
 from schemas.index.control import ControlState, Init, VersionStatus
 from schemas.index.manifest import BUILD_COMPUTED, BUILD_TAKEN_OVER, Seal
 from schemas.index.snapshot import ShardSnapshot
-from streams.builders.jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob
+from streams.builders.jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob, describe_job
 from streams.builders.running_jobs import JobKey, OwnedShard, RunningJob, RunningJobs, create_checkpoint, on_shard
 from streams.builders.sealer import SealPoint, prepare_seal, read_seal_point
 from streams.builders.slices import remove_other_slices, remove_slices, slices_folder
@@ -46,6 +46,7 @@ from streams.versions.readable_encoders import ReadableEncoders
 from streams.versions.snapshot_keeper import SNAPSHOT, SnapshotKeeper
 
 _PART_IS_LOST = frozenset({"missing_file", "bad_part_file", "bad_part_count", "bad_block"})
+_TOLD_AS = {Start: "start", Build: "build", Rewrite: "rewrite", SealShard: "seal", Stop: "stop", MarkBehind: "leave behind"}
 _FORGET_ROWS = 2_000  # looked at between two micro-batches
 
 
@@ -89,13 +90,14 @@ class ShardVersions:
         facts = _read_facts(task)
         self._attempts.report.alarms += find_stale_service(state, facts)
         for action in plan_shard(state, facts, self._fingerprint(state), self._rewrite_share, lost):
-            self._attempts.attempt(action, functools.partial(self._perform, state, task, action))
+            what = f"{_TOLD_AS[type(action)]} version {action.version}, shard {action.shard}"
+            self._attempts.attempt(what, functools.partial(self._perform, state, task, action))
         if state.init is None:
             return
         if not task.admitted:
             self._admit(state, task)
         if task.admitted and not self._jobs.has(key := (task.number, SNAPSHOT)):
-            self._attempts.attempt(key, functools.partial(self._begin_snapshot, key, task, state.init))
+            self._attempts.attempt(f"snapshot of shard {task.number}", functools.partial(self._begin_snapshot, key, task, state.init))
 
     def seal_again(self, task: OwnedShard, wanted: Revision) -> None:
         """A revision that the shard has sealed, and whose seal the store has damaged or lost before there was a manifest."""
@@ -240,7 +242,7 @@ class ShardVersions:
     def _collect(self, task: OwnedShard) -> None:
         """Takes in what builders have finished for this shard, and raises an alarm for jobs without progress (B4)."""
         for running in self._jobs.take_finished(task):
-            self._attempts.attempt((task.number, running.key, "result"), functools.partial(self._take_in, running))
+            self._attempts.attempt(f"result of the {describe_job(running.ticket.job)}", functools.partial(self._take_in, running))
         self._attempts.report.alarms += self._jobs.stalled(task, self._build_stall_s_max)
 
     def _take_in(self, running: RunningJob) -> None:

@@ -53,7 +53,8 @@ def test_a_table_of_a_shard_that_does_not_read_in_a_build_is_named_and_the_next_
     table.write_bytes(raw)
     world.want(4)
     news = [text for _ in range(5) for text in worker.step().news]
-    assert any("database_corrupted" in text and "the next start of this worker does so with shard 0" in text for text in news)
+    named = next(text for text in news if text.startswith("result of the build of version 4, shard 0: database_corrupted: "))
+    assert "the next start of this worker does so with shard 0" in named
     log = {topic: LogRange(0, end) for topic, end in world.sources_end(0).items()}
     worker.close()
     with closing(start_shard(shard.database.path, 0, world.init, "index", world.clock, log, world.store)) as rebuilt:

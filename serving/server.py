@@ -79,14 +79,14 @@ class RankingServer:
         self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
         self.paced.why_none = self.versions.why_none
         self.pool = StatePool(settings.users.states_max, settings.users.states_bytes_max, settings.users.states_ttl_s)
-        self.known: Users | None = None
+        self.users: Users | None = None
         name, kafka_prefix = f"{os.uname().nodename[:40]}:{os.getpid()}", settings.kafka.topic_prefix
         self.reports = Reporter(
             self.metrics, self.bootstrap, kafka_prefix, name, settings.serve.report_every_s, lambda: self.engine.status().current
         )
         parity_settings = settings.engine.parity_share, settings.engine.parity_every_s
         self.parity = ParitySampler(self.engine, self.metrics, *parity_settings, tell=self.reports.note_parity)
-        self.users: UserFollower | None = None
+        self.user_follower: UserFollower | None = None
         self._calmed = False
         self.front = Front(self._ready, settings.serve, self.metrics)
         self.front.intake.admit = self.paced.check_queue
@@ -181,10 +181,12 @@ class RankingServer:
         bounds = StoreBounds(settings.users_max, settings.decoded_users_max, settings.decoded_behaviours_max)
         store = await asyncio.to_thread(open_user_store, settings.data_dir, view, bounds)
         carried = CarriedStates(settings.carried_state_key, _name_index(init), settings.states_ttl_s)
-        users = self.known = Users(store, self.pool, id_kind, self.metrics, carried)
-        self.users = UserFollower(self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics, index_topic_ids=init.topic_ids)
-        self.metrics.gauge("broker_silent_seconds").set_function(self.users.silent_s)
-        self.users.start()
+        users = self.users = Users(store, self.pool, id_kind, self.metrics, carried)
+        self.user_follower = UserFollower(
+            self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics, index_topic_ids=init.topic_ids
+        )
+        self.metrics.gauge("broker_silent_seconds").set_function(self.user_follower.silent_s)
+        self.user_follower.start()
         self.versions.before_flip = UserMoves(self.paced, users).move_from_thread
         rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note)
         self.api.open_calls(UserCall(self.paced, users), rank_call)
@@ -199,14 +201,14 @@ class RankingServer:
         self.pool.drop_other_versions(frozenset(report.token.version for report in self.engine.status().residents))
         self.engine_metrics.show()
         self.metrics.gauge("queue_seconds").set(self.paced.queue_ms() / 1000)
-        if self.known is not None:
-            self.known.show()
+        if self.users is not None:
+            self.users.show()
 
     def _ready(self) -> tuple[bool, str]:
-        return readiness(self.versions, self.users, self.front.draining)
+        return readiness(self.versions, self.user_follower, self.front.draining)
 
     def _status(self) -> Mapping[str, Any]:
-        return server_status(self.engine.status(), self.versions, self.users, len(self.pool), self._ready())
+        return server_status(self.engine.status(), self.versions, self.user_follower, len(self.pool), self._ready())
 
     async def _close(self) -> None:
         """Closes everything in reverse order of the start: the ports first, so that no new request comes."""
@@ -221,7 +223,7 @@ class RankingServer:
         for close in (
             self.reports.close,
             self.versions.close,
-            *((self.users.close,) if self.users else ()),
+            *((self.user_follower.close,) if self.user_follower else ()),
             self.parity.close,
             self.engine.close,
         ):

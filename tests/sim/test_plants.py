@@ -5,17 +5,14 @@ import pytest
 from tests.sim.campaign import find_violation
 from tests.sim.plants import PLANTS
 
-BUDGET = 1_000  # histories; the rarest is found by one in about 300
+BUDGET = 4_000  # histories; the rarest is found by one in about 1,400, the next by one in 230
 # Where the search for a rare one begins: at the first seed that finds it today. If it does so no more, the search goes on through the whole budget.
 BEGIN = {
     "another_encoder_goes_on": 41,
-    "build_before_building": 50,
-    "delta_position_after_export": 149,
+    "delta_position_after_export": 446,
     "no_row_order": 53,
-    "seal_before_the_catalogue": 33,
-    "sealed_and_started_again": 340,
-    "watermark_by_topic": 244,
-    "zero_not_committed": 55,
+    "sealed_and_started_again": 151,
+    "watermark_by_topic": 81,
 }
 
 # From the list of bugs that designs of this kind had.

@@ -27,7 +27,7 @@ class CallOne:
 
     def user_state(self, work: UserWork) -> EngineUserState:
         """Extends the work's `base` if there is one and it fits. Raises RejectedInput (`too_many_behaviours`, `bad_id`)."""
-        base = find_base(self.half, self.version, work)
+        base = find_base(self.half.spec, self.version, work)
         arrays, missing = self.half.make(work) if base is None else extend_arrays(self.half, base, work)
         cold, newest = not work.profile and not work.behaviours, work.behaviours[-1] if work.behaviours else None
         extensions = 0 if base is None else base.extensions + 1

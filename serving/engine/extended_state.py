@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from schemas.limits import BEHAVIOURS_PER_USER_MAX, STATE_EXTENSIONS_MAX
+from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
 from serving.engine.history import find_slots, join_history
 from serving.engine.history_pass import HistorySums
@@ -53,7 +54,7 @@ def extend_arrays(half: UserHalf, base: EngineUserState, work: UserWork) -> tupl
     return arrays, base.behaviours_without_row + int((window.slots_L[-new:] < 0).sum())
 
 
-def find_base(half: UserHalf, version: int, work: UserWork) -> EngineUserState | None:
+def find_base(spec: ModelSpec, version: int, work: UserWork) -> EngineUserState | None:
     """The state to extend, or None if the whole history must be read.
 
     It must be of this version, contain the first of these behaviours, lack only a few, and not have been extended too often. A history at its maximum length
@@ -61,9 +62,9 @@ def find_base(half: UserHalf, version: int, work: UserWork) -> EngineUserState |
     behaviour changes that of all others, which are in the sums as they were.
     """
     base, events = work.base, work.behaviours
-    if not isinstance(base, EngineUserState) or base.version != version or base.extensions >= STATE_EXTENSIONS_MAX or half.spec.recency:
+    if not isinstance(base, EngineUserState) or base.version != version or base.extensions >= STATE_EXTENSIONS_MAX or spec.recency:
         return None
-    few = 0 < len(events) - base.behaviours <= half.spec.attended_behaviours
+    few = 0 < len(events) - base.behaviours <= spec.attended_behaviours
     if not few or base.newest is None or len(events) >= BEHAVIOURS_PER_USER_MAX:
         return None
     return base if events[base.behaviours - 1] == base.newest else None

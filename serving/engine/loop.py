@@ -32,6 +32,7 @@ from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_MAX
 from schemas.token import VersionToken
 from serving.engine.candidates import count_unsigned, find_candidates
+from serving.engine.extended_state import find_base
 from serving.engine.resident import Portion, Resident, apply_portion, report_of
 from serving.engine.scorers import compile_kernels
 from serving.engine.top_k import rank_top
@@ -90,7 +91,10 @@ class Engine:
 
     def is_long(self, work: UserWork | RankWork) -> bool:
         """Whether a helper will make this user half while rankings go on, from any thread."""
-        return self._goes_beside(work) and work.base is None and len(work.behaviours) > LONG_HISTORY
+        if not self._goes_beside(work) or len(work.behaviours) <= LONG_HISTORY:
+            return False
+        resident = self.find_resident(work.version)
+        return resident is not None and find_base(resident.scorer.parameters.spec, resident.version, work) is None
 
     @property
     def current(self) -> VersionToken | None:
@@ -271,7 +275,7 @@ class Engine:
     def _goes_beside(self, work: UserWork | RankWork) -> TypeGuard[UserWork]:
         if not isinstance(work, UserWork) or WORKERS.threads == 1:
             return False
-        return (self._current if work.version is None else self.find_resident(work.version)) is not None
+        return self.find_resident(work.version) is not None
 
     def _serve(self, future: "Future[Any]", work: UserWork | RankWork, served: list[bool]) -> None:
         served.append(_answer(future, (lambda: self._user(work)) if isinstance(work, UserWork) else (lambda: self._rank(work))))
@@ -297,14 +301,16 @@ class Engine:
 
     # --- the two calls -----------------------------------------------------------------------------------------------
 
-    def find_resident(self, version: int) -> Resident | None:
-        """A resident version, None if there is none. If there are two copies of it, because it is being loaded again, the one that is served. Only the
-        engine's thread (`run`) may read its rows."""
+    def find_resident(self, version: int | None) -> Resident | None:
+        """A resident version (None: the current one), None if there is none. If there are two copies of it, because it is being loaded again, the one that is
+        served. Only the engine's thread (`run`) may read its rows."""
         current = self._current
-        return current if current is not None and current.version == version else self._residents.get(version)
+        if version is None or (current is not None and current.version == version):
+            return current
+        return self._residents.get(version)
 
     def _resident(self, version: int | None) -> Resident:
-        resident = self._current if version is None else self.find_resident(version)
+        resident = self.find_resident(version)
         if resident is None and self._current is None:
             raise Unavailable("no_version", "no version is live yet; wait until one is published", 1.0)
         if resident is None:

@@ -79,7 +79,7 @@ def test_a_state_that_does_not_fit_is_not_gone_on_from_and_the_answer_is_right_a
     version, scorer = opened("full")
     behaviours = make_behaviours(version, 23)
     work = change(UserWork(PROFILE, behaviours, 1, scorer.user_state(UserWork(PROFILE, behaviours[:20], 1))))
-    assert find_base(scorer.call_one.half, 1, work) is None
+    assert find_base(scorer.spec, 1, work) is None
     assert_same(scorer, scorer.user_state(work), scorer.user_state(dataclasses.replace(work, base=None)))
 
 
@@ -96,6 +96,6 @@ def test_a_full_history_is_read_whole_because_its_oldest_behaviours_left(monkeyp
     version, scorer = opened("full")
     behaviours = make_behaviours(version, 23)
     work = UserWork(PROFILE, behaviours, 1, scorer.user_state(UserWork(PROFILE, behaviours[:20], 1)))
-    assert find_base(scorer.call_one.half, 1, work) is not None
+    assert find_base(scorer.spec, 1, work) is not None
     monkeypatch.setattr("serving.engine.extended_state.BEHAVIOURS_PER_USER_MAX", 23)
-    assert find_base(scorer.call_one.half, 1, work) is None
+    assert find_base(scorer.spec, 1, work) is None

@@ -1,5 +1,6 @@
 """The engine's thread: answers from exactly one version, flips between two pieces of work, bounds, errors that stay with their request."""
 
+import dataclasses
 import threading
 from concurrent.futures import Future
 
@@ -9,7 +10,7 @@ import pytest
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.ids import encode_index_key
 from schemas.index.layout import encode_increment, row_layout
-from schemas.limits import CANDIDATES_MAX, DELTA_ROWS_PER_APPLY_MAX
+from schemas.limits import CANDIDATES_MAX, DELTA_ROWS_PER_APPLY_MAX, STATE_EXTENSIONS_MAX
 from serving.engine.changes import Changes, decode_changes
 from serving.engine.cpu import CpuScorer
 from serving.engine.loop import Engine
@@ -288,6 +289,18 @@ def test_a_ranking_that_comes_while_a_long_user_half_is_made_does_not_wait_for_i
     assert meeting.entered.wait(WAIT_S)
     assert engine.submit_rank(RankWork(version.ids, 20, state, context=CONTEXT)).result(WAIT_S).candidates == len(version.ids)
     assert user.result(WAIT_S).state.behaviours == 30 and meeting.order == ["rank", "user"]
+
+
+def test_a_half_is_long_whose_earlier_state_cannot_be_gone_on_from(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.engine.loop.WORKERS", Workers(2, binds=False))
+    monkeypatch.setattr("serving.engine.loop.LONG_HISTORY", 29)
+    version = make_version(SPECS["full"])
+    resident, behaviours = version.resident(), make_behaviours(version, 31)
+    engine.install(resident).result(WAIT_S)
+    base = resident.scorer.user_state(UserWork(PROFILE, behaviours[:30], 1))
+    worn = dataclasses.replace(base, extensions=STATE_EXTENSIONS_MAX)
+    assert [engine.is_long(UserWork(PROFILE, behaviours, 1, earlier)) for earlier in (None, base, worn)] == [True, False, True]
+    assert not engine.is_long(UserWork(PROFILE, behaviours, 2, worn)), "a version that is not resident fails at once"
 
 
 def test_what_is_withdrawn_answers_nothing_more_and_the_served_copy_of_its_version_stays(engine: Engine) -> None:

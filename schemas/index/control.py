@@ -317,10 +317,10 @@ def _pin(state: ControlState, entry: Entry) -> ControlState:
 
 
 def _plain(state: ControlState, entry: Entry) -> ControlState:
-    """freeze, drop: only the table's move; not for the version that is served."""
+    """freeze, drop: only the table's move and the reason; not for the version that is served."""
     if entry.version == state.pinned:
         raise Incompatible("pinned", f"{entry.kind} {entry.version}: the version is pinned; unpin it first")
-    moved = dataclasses.replace(_moved(state, entry), wanted_revision=None)
+    moved = _explained(dataclasses.replace(_moved(state, entry), wanted_revision=None), entry)
     moved = _frozen(moved) if moved.state is State.FROZEN else moved
     return _set(state, moved, backup=None if state.backup == entry.version else state.backup)
 

@@ -102,7 +102,8 @@ def test_a_frozen_version_is_revived_before_it_is_promoted_and_can_be_dropped(st
     assert run_aif("index", "show", "0")["state"] == "frozen"
     assert run_aif("index", "promote", "0")["kind"] == "want"
     assert run_aif("index", "show", "0")["wanted_revision"] == 1
-    assert run_aif("index", "drop", "0")["kind"] == "drop"
+    assert run_aif("index", "drop", "0", "--reason", "too old")["kind"] == "drop"
+    assert (run_aif("index", "show", "0")["reason"], run_aif("index", "list")["versions"][-1]["by"]) == ("too old", "aif index")
     assert (shown := run_aif("index", "show", "0"))["state"] == "removed" and shown["rows"] > 0
     store.remove(manifest_path(0, 0))
     assert (shown := run_aif("index", "show", "0"))["state"] == "removed" and "rows" not in shown

@@ -128,10 +128,12 @@ class BehavioursRecord(Record):
 
 
 class UserFeaturesRecord(Record):
-    """Record of user-features, keyed by user: the latest offset wins, a record without a value forgets the profile."""
+    """Record of user-features, keyed by user: the latest offset wins, a record without a value forgets the profile. `time_ms`: since when it holds; training
+    joins it to no request before. None: it has always held."""
 
     user_id: WireId
     features: RawFeatures = {}
+    time_ms: TimeMs | None = None
 
 
 class CheckpointRecord(Record):

@@ -25,19 +25,20 @@ class BehaviourEvent:
 
 @dataclass(slots=True)
 class UserHistory:
-    """Profile features (raw, by name) and behaviours of one user. `*_offset` = last offset folded, -1 = none."""
+    """Profile features (raw, by name), since when they hold (0: always), and behaviours of one user. `*_offset` = last offset folded, -1 = none."""
 
     profile: Mapping[str, Any] = field(default_factory=dict)
+    profile_time_ms: int = 0
     behaviours: list[BehaviourEvent] = field(default_factory=list)
     profile_offset: int = -1
     behaviours_offset: int = -1
 
 
-def fold_profile(history: UserHistory, offset: int, features: Mapping[str, Any] | None) -> bool:
+def fold_profile(history: UserHistory, offset: int, features: Mapping[str, Any] | None, time_ms: int | None = None) -> bool:
     """The latest offset wins; None (a record without a value) forgets the profile. Returns whether anything changed."""
     if offset <= history.profile_offset:
         return False
-    history.profile = dict(features or {})
+    history.profile, history.profile_time_ms = dict(features or {}), time_ms or 0
     history.profile_offset = offset
     return True
 

@@ -131,10 +131,10 @@ class Publisher:
         user = self._checked(behaviour).user_id
         return self._send(USER_BEHAVIOURS, self._user_partition_of(user), user, encode_record(BehavioursRecord(updates=[behaviour])))
 
-    def publish_user(self, user_id: Id, features: Mapping[str, Any] | None) -> Delivery:
-        """A user's profile and aggregates; None forgets the user."""
+    def publish_user(self, user_id: Id, features: Mapping[str, Any] | None, time_ms: int | None = None) -> Delivery:
+        """A user's profile and aggregates; None forgets the user. `time_ms`: since when they hold, for training; None: always."""
         user = decode_id(user_id, self._kind)
-        value = None if features is None else encode_record(UserFeaturesRecord(user_id=user_id, features=dict(features)))
+        value = None if features is None else encode_record(UserFeaturesRecord(user_id=user_id, features=dict(features), time_ms=time_ms))
         return self._send(USER_FEATURES, self._user_partition_of(user), user, value)
 
     def publish_impression(self, record: ImpressionRecord) -> Delivery:

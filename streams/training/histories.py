@@ -23,10 +23,12 @@ from streams.training.item_table import ItemTable
 
 @dataclass(frozen=True)
 class Histories:
-    """`index` maps a user to their number; `begin_U`, `end_U` bound their behaviours; item_H are item numbers, -1 = not in the catalogue."""
+    """`index` maps a user to their number; `begin_U`, `end_U` bound their behaviours; item_H are item numbers, -1 = not in the catalogue. The last of
+    `profiles` is that of a user of whom nothing is known."""
 
     index: Mapping[Id, int]
     profiles: FeatureTensors
+    profile_time_U: np.ndarray
     begin_U: np.ndarray
     end_U: np.ndarray
     time_H: np.ndarray
@@ -40,6 +42,10 @@ class Histories:
         spans = zip(self.begin_U[users].tolist(), self.end_U[users].tolist(), time_ms.tolist(), strict=True)
         return np.array([begin + np.searchsorted(self.time_H[begin:end], at) for begin, end, at in spans], np.int64)
 
+    def profiles_as_of(self, users: np.ndarray, time_ms: np.ndarray) -> np.ndarray:
+        """For each (user, time), the place of the user's profile, or of the empty one before the profile held."""
+        return np.where(self.profile_time_U[users] <= time_ms, users, len(self.profile_time_U))
+
 
 _NOTHING = BehaviourEvent("", "", 0)
 
@@ -48,7 +54,7 @@ def fold_users(users: Iterable[UserFeaturesRecord], behaviours: Iterable[Behavio
     """Histories of all users, folded as in serving. The place in the iteration replaces the offset; all behaviours of a user count as one record."""
     found: dict[Id, UserHistory] = {}
     for offset, profile in enumerate(users):
-        fold_profile(found.setdefault(profile.user_id, UserHistory()), offset, profile.features)
+        fold_profile(found.setdefault(profile.user_id, UserHistory()), offset, profile.features, profile.time_ms)
     events: dict[Id, list[BehaviourEvent]] = {}
     for b in behaviours:
         events.setdefault(b.user_id, []).append(BehaviourEvent(b.item_id, b.kind, b.time_ms, b.features))
@@ -65,10 +71,11 @@ def build_histories(spec: ModelSpec, items: ItemTable, found: Mapping[Id, UserHi
     time_H = np.fromiter((e.time_ms for e in events), np.int64, len(events))
     for begin, end in zip((end_U - count_U).tolist(), end_U.tolist(), strict=True):
         np.maximum.accumulate(time_H[begin:end], out=time_H[begin:end])
-    profiles = encode_features(spec.schema.of(Scope.USER), [h.profile for h in found.values()])
+    profiles = encode_features(spec.schema.of(Scope.USER), [*(h.profile for h in found.values()), {}])
     return Histories(
         index={user: number for number, user in enumerate(found)},
         profiles=FeatureTensors.from_block(profiles),
+        profile_time_U=np.fromiter((h.profile_time_ms for h in found.values()), np.int64, len(found)),
         begin_U=end_U - count_U,
         end_U=end_U,
         time_H=time_H,

@@ -2,8 +2,9 @@
 
 Here: `TrainingSet` (all columns, made once) and `Batch` (what one step needs, by indexing alone). Not here: the network, the loss, topics.
 No leak: a history ends strictly before the impression, and an item's row is the latest version that is not after it. The same holds for the items of the
-history: serving joins them with the rows at the time of the request, and not with those at the time of the behaviour. Events of profiles and embeddings
-have no time, so the newest are joined, whenever they came: neither may tell what follows from an impression. Counts of clicks are made of behaviours.
+history: serving joins them with the rows at the time of the request, and not with those at the time of the behaviour. A profile counts from its
+`time_ms` on, and always if it has none. Embeddings have no time: the newest are joined, whenever they came, so they may not tell what follows from an
+impression.
 A request that occurs twice counts once (`told_once`), within the whole log in a training, within a round in a follower.
 
 Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table, T tasks
@@ -107,7 +108,7 @@ class TrainingSet:
             has_signature_BL=self.items.has_signature_R[safe_BL] & known_BL,
             mask_BL=mask_BL,
         )
-        at = torch.from_numpy(user_B)
+        at = torch.from_numpy(self.histories.profiles_as_of(user_B, self.time_Q[requests]))
         return UserInputs(map_tensors(self.histories.profiles, lambda t: t[at]), behaviours), rows_BL
 
     @property
@@ -123,7 +124,15 @@ class TrainingSet:
 
         for part in (*tables, histories.profiles, histories.bucket_H, histories.kind_H, histories.features, self.context):
             map_tensors(part, add)
-        columns = (self.items.version_R, histories.time_H, histories.item_H, self.time_Q, self.user_Q, self.history_end_Q)
+        columns = (
+            self.items.version_R,
+            histories.profile_time_U,
+            histories.time_H,
+            histories.item_H,
+            self.time_Q,
+            self.user_Q,
+            self.history_end_Q,
+        )
         for column in (*columns, self.row_QC, self.bid_QC, self.teacher_QC, self.clicked_QC, self.outcomes_QCT):
             found.update(np.ascontiguousarray(column).tobytes())
         return found.hexdigest()[:16]

@@ -47,7 +47,7 @@ class View:
             self._embeddings[new.item_id] = NewItem.model_construct(item_id=new.item_id, embedding=vector)
         for user in events.users:
             self._folded += 1
-            fold_profile(self._users.setdefault(user.user_id, UserHistory()), self._folded, user.features)
+            fold_profile(self._users.setdefault(user.user_id, UserHistory()), self._folded, user.features, user.time_ms)
         for behaviour in events.behaviours:
             self._fold_behaviour(behaviour)
 

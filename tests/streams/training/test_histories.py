@@ -1,11 +1,14 @@
 """Histories of all users at once: the same fold as serving's, record by record, and the history as of a time by a plain loop."""
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.events import Behaviour, UserFeaturesRecord
+from schemas.features import Scope, encode_features
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
+from schemas.model.inputs import FeatureTensors
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
 from streams.training.histories import build_histories, fold_users
 from streams.training.item_table import build_item_table
@@ -34,6 +37,19 @@ def test_only_the_newest_behaviours_are_kept() -> None:
     more = BEHAVIOURS_PER_USER_MAX + 3
     found = fold_users([], (Behaviour(user_id=1, item_id=n, time_ms=n) for n in range(more)))
     assert [e.item_id for e in found[1].behaviours] == list(range(3, more))
+
+
+def test_a_profile_is_joined_from_the_time_on_since_which_it_holds() -> None:
+    spec = small_spec()
+    told = [(1, "UK", None), (2, "UK", 100), (3, "FR", None), (3, "UK", 100), (4, "UK", 100), (4, "FR", None)]
+    found = fold_users([UserFeaturesRecord(user_id=u, features={"country": c}, time_ms=at) for u, c, at in told], [])
+    histories = build_histories(spec, build_item_table(spec, None, [], [], None), found)
+    nothing, users = len(found), np.arange(4)
+    assert histories.profiles_as_of(users, np.full(4, 100)).tolist() == [0, 1, 2, 3]
+    assert histories.profiles_as_of(users, np.full(4, 99)).tolist() == [0, nothing, nothing, 3]
+    unknown = FeatureTensors.from_block(encode_features(spec.schema.of(Scope.USER), [{}]))
+    assert torch.equal(histories.profiles.categorical[nothing:], unknown.categorical)
+    assert not torch.equal(histories.profiles.categorical[1:2], unknown.categorical)
 
 
 @given(ACTIONS, st.integers(0, 31))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
 from schemas.model.inputs import map_tensors
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
@@ -97,7 +97,9 @@ def plant(events: Events) -> dict[str, Events]:
     newest = Behaviour(user_id=1, item_id=0, time_ms=300)
     late = [Behaviour(user_id=1, item_id=n, time_ms=i.time_ms - 1) for i, n in clicks]
     again = [i.model_copy(update={"items": [s.model_copy(update={"clicked": not s.clicked}) for s in i.items]}) for i in events.impressions]
+    profile = UserFeaturesRecord(user_id=2, features={"country": "UK"}, time_ms=101)
     return {
+        "a profile that holds since then": dataclasses.replace(events, users=[*events.users, profile]),
         "rows that come after": dataclasses.replace(events, items=[*events.items, *rows]),
         "the same, first in the log": dataclasses.replace(events, items=[*rows, *events.items]),
         "deletes": dataclasses.replace(events, items=[*events.items, *gone]),

@@ -17,19 +17,18 @@ import numpy as np
 from schemas.model.compiled import int64, kernel, part
 from schemas.model.vector_blocks import address
 from serving.engine.joint_pass import (
-    BLOCK,
-    Columns,
     RequestUser,
     Scratch,
     count_tiers,
     join_realtime,
     join_tiers,
-    multiply,
     order_candidates,
     prefetch_row,
     run_later_layers,
     sum_signs,
 )
+from serving.engine.panels import BLOCK, multiply
+from serving.engine.tables import Columns
 from serving.engine.vector_code import widen
 from serving.engine.version_weights import VersionWeights
 

@@ -34,8 +34,9 @@ from serving.engine.behaviour_blocks import Arranged, arrange_behaviours
 from serving.engine.cpu import CpuScorer
 from serving.engine.history import join_history
 from serving.engine.history_pass import HistorySums
-from serving.engine.joint_pass import Columns, RequestUser, Scratch, build_sign_table
+from serving.engine.joint_pass import RequestUser, Scratch, build_sign_table
 from serving.engine.panels import pack_panels, pad_columns
+from serving.engine.tables import Columns
 from serving.engine.vector_code import LANES, SIGN_CHUNK
 from serving.engine.version_weights import VersionWeights, product_weights, slice_first_layer
 from serving.engine.work import UserState, UserWork

@@ -15,8 +15,7 @@ import numpy as np
 
 from schemas.model.compiled import int64, kernel, part
 from schemas.model.vector_blocks import address, aligned
-from serving.engine.joint_pass import BLOCK, multiply
-from serving.engine.panels import pack_panels, padded
+from serving.engine.panels import BLOCK, multiply, pack_panels, padded
 from serving.engine.user_weights import UserWeights
 from serving.engine.vector_code import LANES, soften_row
 

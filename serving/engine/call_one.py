@@ -11,8 +11,7 @@ import numpy as np
 from schemas.model.parameters import Parameters
 from serving.engine.extended_state import extend_arrays, find_base
 from serving.engine.folded_user import FoldedUser, UserFold
-from serving.engine.joint_pass import Columns
-from serving.engine.tables import Tables
+from serving.engine.tables import Tables, columns_of
 from serving.engine.user_half import UserHalf
 from serving.engine.user_state import EngineUserState
 from serving.engine.work import UserWork
@@ -41,22 +40,3 @@ class CallOne:
     def context(self, context: Mapping[str, Any]) -> np.ndarray:
         """[H]: the request's part of the first layer."""
         return self._fold.fold_context(self.half.weights.context_features.embed_one(context))
-
-
-def columns_of(tables: Tables) -> Columns:
-    """The slot's columns as the compiled passes read them; a column that the layout does not have has no elements."""
-
-    def wide(name: str, dtype: type) -> np.ndarray:
-        column = tables.columns.get(name)
-        if column is None:
-            return np.zeros((tables.capacity, 0), dtype)
-        return column.reshape(tables.capacity, -1).view(dtype)
-
-    return Columns(
-        vector=wide("vector", np.uint16),
-        bridge=wide("bridge", np.uint16),
-        signature=wide("signature", np.uint8),
-        has_signature=tables.columns["has_signature"],
-        category=tables.columns["category"],
-        realtime=wide("realtime", np.float32),
-    )

@@ -23,8 +23,8 @@ import numpy as np
 from schemas.model.compiled import int64, kernel, part
 from schemas.model.vector_blocks import TILE_ROWS, address, aligned
 from serving.engine.history import History
-from serving.engine.joint_pass import BLOCK, Columns, multiply
-from serving.engine.panels import padded
+from serving.engine.panels import BLOCK, multiply, padded
+from serving.engine.tables import Columns
 from serving.engine.user_weights import HistoryWeights, UserWeights
 from serving.engine.vector_code import LANES, prefetch, sum_rows, widen_row
 

@@ -22,29 +22,17 @@ import numba
 import numpy as np
 
 from schemas.model.compiled import int64, kernel, part
-from schemas.model.vector_blocks import TILE_ROWS, address, aligned, apart
+from schemas.model.vector_blocks import address, aligned, apart
 from serving.engine.behaviour_blocks import LANES as BEHAVIOUR_LANES
-from serving.engine.panels import padded
+from serving.engine.panels import BLOCK, multiply, padded
+from serving.engine.tables import Columns
 from serving.engine.tier_counts import build_word_table, take_beyond
 from serving.engine.tier_planes import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS
-from serving.engine.vector_code import PANEL, SIGN_CHUNK, add_sign_rows, multiply_half_tile, multiply_tile, prefetch, widen_row
+from serving.engine.vector_code import SIGN_CHUNK, add_sign_rows, prefetch, widen_row
 from serving.engine.version_weights import VersionWeights
 
-BLOCK = 8 * TILE_ROWS
 _BYTES_TOGETHER = 2  # of a signature
 _AHEAD = 16  # candidates prefetched ahead
-
-
-class Columns(NamedTuple):
-    """The slot's columns [R, width]: vector, bridge as uint16 (half precision), signature uint8, has_signature uint8 [R], category int32 [R],
-    realtime float32."""
-
-    vector: np.ndarray
-    bridge: np.ndarray
-    signature: np.ndarray
-    has_signature: np.ndarray
-    category: np.ndarray
-    realtime: np.ndarray
 
 
 class RequestUser(NamedTuple):
@@ -257,33 +245,6 @@ def join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int,
 
 
 @part
-def multiply(
-    rows: int,
-    inputs: int,
-    input_stride: int,
-    panels: int,
-    depth: int,
-    width: int,
-    start: int,
-    start_stride: int,
-    out_BH: np.ndarray,
-    least: np.float32,
-    stored: int = 0,
-) -> None:
-    """out [rows, width] = max(least, start + inputs x panels); `rows` are rounded up to whole tiles. `stored`: how deep the panels are, if deeper than what
-    is read of them. The other ints are addresses and strides."""
-    out, stride = address(out_BH), 4 * out_BH.shape[1]
-    for column in range(0, width, PANEL):
-        panel = panels + 4 * column * max(depth, stored)
-        for row in range(0, rows, TILE_ROWS):
-            source, first, into = inputs + row * input_stride, start + row * start_stride + 4 * column, out + row * stride + 4 * column
-            if width - column >= PANEL:
-                multiply_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))
-            else:
-                multiply_half_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))
-
-
-@part
 def _gather_block(
     columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, entry_B: np.ndarray, scratch: Scratch
 ) -> None:
@@ -295,8 +256,8 @@ def _gather_block(
             scratch.first_BH[i, h] = user.base_GH[entry, h] + user.context_H[h]
         _widen_row(columns, slots_B[i], scratch.inputs_BX[i])
     inputs, stride, joined = address(scratch.inputs_BX) + 4 * width, 4 * scratch.inputs_BX.shape[1], scratch.joined_BD
-    zeros, none = address(scratch.zeros_D), np.float32(-np.inf)
-    multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, int64(0), joined, none)
+    zeros, linear = address(scratch.zeros_D), np.float32(-np.inf)
+    multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, int64(0), joined, linear)
 
 
 @part
@@ -334,13 +295,13 @@ def _join_block(
 @part
 def run_later_layers(weights: VersionWeights, rows: int, scratch: Scratch) -> None:
     """What follows the first layer, whose outputs lie in `scratch.first_BH`, to and fro between it and `scratch.second_BH`."""
-    layers, last, none = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
+    layers, linear, relu = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
     stride = 4 * scratch.first_BH.shape[1]
     here, there = scratch.first_BH, scratch.second_BH
     for layer in range(layers):
         panels, bias, rest = weights.layers[layer, 0], weights.layers[layer, 1], address(weights.rest)
         depth, width = weights.layers[layer, 2], weights.layers[layer, 3]
-        least = none if layer + 1 < layers else last
+        least = relu if layer + 1 < layers else linear
         multiply(rows, address(here), stride, rest + 4 * panels, depth, width, rest + 4 * bias, int64(0), there, least)
         here, there = there, here
 
@@ -348,14 +309,14 @@ def run_later_layers(weights: VersionWeights, rows: int, scratch: Scratch) -> No
 @part
 def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, rows: int, has_sim: bool, scratch: Scratch) -> None:
     """The block's logits [BLOCK, padded tasks], in the array that the last of the layers wrote. Without `has_sim` the sub-sequences are left out."""
-    layers, last, none = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
+    layers, linear, relu = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     depth = columns.vector.shape[1] + columns.bridge.shape[1]
     at, at_stride, width = address(scratch.first_BH), 4 * scratch.first_BH.shape[1], weights.first_width
-    multiply(rows, inputs, stride, address(user.user_panels), depth, width, at, at_stride, scratch.first_BH, last)
+    multiply(rows, inputs, stride, address(user.user_panels), depth, width, at, at_stride, scratch.first_BH, linear)
     joint, stored = address(weights.joint_panels), weights.inputs - depth
     used = stored if has_sim or weights.at_sim < 0 else weights.at_sim - depth
-    least = none if layers > 0 else last
+    least = relu if layers > 0 else linear
     multiply(rows, inputs + 4 * depth, stride, joint, used, width, at, at_stride, scratch.first_BH, least, stored)
     run_later_layers(weights, rows, scratch)
 

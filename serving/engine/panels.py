@@ -1,12 +1,15 @@
-"""Matrices in the form that the tiles of vector_code.py read: cut into panels one or two vectors wide, stored row after row.
+"""Matrices in the form that the tiles of vector_code.py read: cut into panels one or two vectors wide, stored row after row; and products with them.
 
-Arrays: K depth, H columns.
+Arrays: K depth, H columns, B rows of a block.
 """
 
 import numpy as np
 
-from schemas.model.vector_blocks import aligned
-from serving.engine.vector_code import LANES, PANEL
+from schemas.model.compiled import part
+from schemas.model.vector_blocks import TILE_ROWS, address, aligned
+from serving.engine.vector_code import LANES, PANEL, multiply_half_tile, multiply_tile
+
+BLOCK = 8 * TILE_ROWS  # rows that a pass takes together, so that they stay in the cache
 
 
 def padded(width: int, multiple: int = LANES) -> int:
@@ -39,3 +42,30 @@ def unpack_panels(panels: np.ndarray, depth: int) -> np.ndarray:
         panel[...] = panels[at : at + panel.size].reshape(panel.shape)
         at += panel.size
     return wide_KH
+
+
+@part
+def multiply(
+    rows: int,
+    inputs: int,
+    input_stride: int,
+    panels: int,
+    depth: int,
+    width: int,
+    start: int,
+    start_stride: int,
+    out_BH: np.ndarray,
+    least: np.float32,
+    stored: int = 0,
+) -> None:
+    """out [rows, width] = max(least, start + inputs x panels); `rows` are rounded up to whole tiles. `stored`: how deep the panels are, if deeper than what
+    is read of them. The other ints are addresses and strides."""
+    out, stride = address(out_BH), 4 * out_BH.shape[1]
+    for column in range(0, width, PANEL):
+        panel = panels + 4 * column * max(depth, stored)
+        for row in range(0, rows, TILE_ROWS):
+            source, first, into = inputs + row * input_stride, start + row * start_stride + 4 * column, out + row * stride + 4 * column
+            if width - column >= PANEL:
+                multiply_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))
+            else:
+                multiply_half_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))

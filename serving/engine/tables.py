@@ -10,6 +10,7 @@ Arrays: R slots, C ids or changes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -115,8 +116,7 @@ class Tables:
     def find(self, ids: IdArray) -> np.ndarray:
         """int64 [C]: slot of each live row, -1 for an id that is unknown or deleted."""
         slots_C = self.find_any(ids)
-        if self._header[HEADER_DEAD]:
-            _hide_dead(slots_C, self._dead_R)
+        _hide_dead(slots_C, self._dead_R)
         return slots_C
 
     def id_at(self, slot: int) -> Id:
@@ -162,6 +162,37 @@ class Tables:
         self._dead_R[before : self.used] = 1
         self._header[HEADER_DEAD] += self.used - before
         return slots_C
+
+
+class Columns(NamedTuple):
+    """The slot's columns [R, width]: vector, bridge as uint16 (half precision), signature uint8, has_signature uint8 [R], category int32 [R],
+    realtime float32."""
+
+    vector: np.ndarray
+    bridge: np.ndarray
+    signature: np.ndarray
+    has_signature: np.ndarray
+    category: np.ndarray
+    realtime: np.ndarray
+
+
+def columns_of(tables: Tables) -> Columns:
+    """The slot's columns as the compiled passes read them; a column that the layout does not have has no elements."""
+
+    def wide(name: str, dtype: type) -> np.ndarray:
+        column = tables.columns.get(name)
+        if column is None:
+            return np.zeros((tables.capacity, 0), dtype)
+        return column.reshape(tables.capacity, -1).view(dtype)
+
+    return Columns(
+        vector=wide("vector", np.uint16),
+        bridge=wide("bridge", np.uint16),
+        signature=wide("signature", np.uint8),
+        has_signature=tables.columns["has_signature"],
+        category=tables.columns["category"],
+        realtime=wide("realtime", np.float32),
+    )
 
 
 def warm_tables() -> None:

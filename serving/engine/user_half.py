@@ -17,9 +17,8 @@ from schemas.model.vector_blocks import aligned
 from serving.engine.attention import attend, lay_out_attended
 from serving.engine.history import History, join_history
 from serving.engine.history_pass import HistorySums, open_history_scratch, open_sums, read_history, spread_nibbles
-from serving.engine.joint_pass import Columns
 from serving.engine.panels import padded
-from serving.engine.tables import Tables
+from serving.engine.tables import Columns, Tables
 from serving.engine.user_arrays import UserArrays
 from serving.engine.user_vectors import UserVectors
 from serving.engine.user_weights import UserWeights

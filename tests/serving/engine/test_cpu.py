@@ -8,7 +8,7 @@ import torch
 
 from schemas.model.inputs import candidate_rows
 from schemas.model.score import rank_scores
-from serving.engine.joint_pass import BLOCK
+from serving.engine.panels import BLOCK
 from serving.engine.work import UserWork
 from serving.engine.workers import ROWS_PER_SHARE_MIN, Workers
 from tests.schemas.model.samples import SPECS

@@ -144,7 +144,8 @@ class _Builder(threading.Thread):
         except (EOFError, OSError):
             tail = self.child.log_tail() if self.child is not None else ""
             self._restart()
-            ticket.future.set_exception(Unavailable("builder_died", f"a builder ended during {describe_job(ticket.job)}; its log:\n{tail}"))
+            why = f"its log:\n{tail}" if tail else "it wrote no log: it was killed, perhaps for want of memory (see the kernel's log)"
+            ticket.future.set_exception(Unavailable("builder_died", f"a builder ended during {describe_job(ticket.job)}; {why}"))
             return
         except AifError as error:  # no process could be started
             ticket.future.set_exception(error)

@@ -98,7 +98,8 @@ def test_a_builder_that_is_killed_fails_its_job_and_another_one_takes_its_place(
         ticket = pool.submit(job(world))
         wait_until(lambda: ticket.progress_at is not None, 30, "the builder to be given the job")
         os.kill(before, signal.SIGKILL)
-        assert isinstance(ticket.future.exception(60), Unavailable)
+        error = ticket.future.exception(60)
+        assert isinstance(error, Unavailable) and "it was killed" in error.message
         assert isinstance(pool.submit(job(world)).future.result(60), BuildResult)
         assert pool.pids[0] != before
         last = pool.pids[0]

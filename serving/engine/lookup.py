@@ -12,14 +12,14 @@ Source: the idea of (key, slot) pairs at low load, whose first entries are asked
 import numba
 import numpy as np
 
-from schemas.model.compiled import int64, part
+from schemas.model.compiled import int64, kernel, part
 from schemas.model.compiled import uint64 as U
 from schemas.model.vector_blocks import address, load_word
 from serving.engine.vector_code import prefetch
 
 _MIX_1, _MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9)
 _AHEAD = 64  # entries of the table that are asked for before the first of them is read
-_BLOCK = 64  # texts
+BLOCK = 64  # texts
 UNKNOWN = -1
 FULL = -2
 HEADER_ROWS, HEADER_ID_BYTES, HEADER_DEAD, HEADER_REFUSED = 0, 1, 2, 3  # places of the counters in a slot's header
@@ -35,8 +35,8 @@ def _mix(x: int) -> int:
     return x
 
 
-@numba.njit(nogil=True, cache=True)
-def find_int64(ids_C: np.ndarray, ids_R: np.ndarray, table_T2: np.ndarray, slots_C: np.ndarray) -> None:
+@kernel
+def find_int64(ids_C: np.ndarray, table_T2: np.ndarray, slots_C: np.ndarray) -> None:
     """slots_C (int64) = slot of each id, or -1. Slots of deleted ids are found too."""
     mask, count = U(table_T2.shape[0] - 1), ids_C.shape[0]
     for i in range(count + _AHEAD):
@@ -50,7 +50,7 @@ def find_int64(ids_C: np.ndarray, ids_R: np.ndarray, table_T2: np.ndarray, slots
             slots_C[i - _AHEAD] = int64(table_T2[place, 1]) - 1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def place_int64(ids_C: np.ndarray, ids_R: np.ndarray, table_T2: np.ndarray, header: np.ndarray, slots_C: np.ndarray) -> None:
     """As `find_int64`, and an unknown id gets the next free slot; -2 when there is none."""
     mask = U(table_T2.shape[0] - 1)
@@ -119,31 +119,37 @@ def _probe_text(
     return place
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def find_text(
-    bytes_N: np.ndarray, starts_C: np.ndarray, starts_R: np.ndarray, stored_M: np.ndarray, table_T2: np.ndarray, slots_C: np.ndarray
+    bytes_N: np.ndarray,
+    starts_C: np.ndarray,
+    starts_R: np.ndarray,
+    stored_M: np.ndarray,
+    table_T2: np.ndarray,
+    keys_B: np.ndarray,
+    slots_C: np.ndarray,
 ) -> None:
-    """Text ids: id i is bytes_N[starts_C[i] : starts_C[i + 1]]. Slot R's id is stored_M[starts_R[R] : starts_R[R + 1]].
+    """Text ids: id i is bytes_N[starts_C[i] : starts_C[i + 1]]. Slot R's id is stored_M[starts_R[R] : starts_R[R + 1]]. keys_B: scratch, uint64 [BLOCK].
 
     A block at a time, and each step of the block asks for the memory of the next one: entry of the table, place of the id, its bytes.
     """
-    mask, keys = U(table_T2.shape[0] - 1), np.empty(_BLOCK, np.uint64)
-    for first in range(0, starts_C.shape[0] - 1, _BLOCK):
-        end = min(starts_C.shape[0] - 1, first + _BLOCK)
+    mask = U(table_T2.shape[0] - 1)
+    for first in range(0, starts_C.shape[0] - 1, BLOCK):
+        end = min(starts_C.shape[0] - 1, first + BLOCK)
         for i in range(first, end):
-            keys[i - first] = _hash_text(bytes_N, starts_C[i], starts_C[i + 1])
-            prefetch(address(table_T2) + int64((keys[i - first] & mask) * U(16)))
+            keys_B[i - first] = _hash_text(bytes_N, starts_C[i], starts_C[i + 1])
+            prefetch(address(table_T2) + int64((keys_B[i - first] & mask) * U(16)))
         for i in range(first, end):
-            slots_C[i] = max(0, int64(table_T2[keys[i - first] & mask, 1]) - 1)
+            slots_C[i] = max(0, int64(table_T2[keys_B[i - first] & mask, 1]) - 1)
             prefetch(address(starts_R) + 8 * slots_C[i])
         for i in range(first, end):
             prefetch(address(stored_M) + starts_R[slots_C[i]])
         for i in range(first, end):
-            place = _probe_text(bytes_N, starts_C[i], starts_C[i + 1], keys[i - first], starts_R, stored_M, table_T2)
+            place = _probe_text(bytes_N, starts_C[i], starts_C[i + 1], keys_B[i - first], starts_R, stored_M, table_T2)
             slots_C[i] = int64(table_T2[place, 1]) - 1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def place_text(
     bytes_N: np.ndarray,
     starts_C: np.ndarray,
@@ -172,7 +178,7 @@ def place_text(
         slots_C[i] = slot
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def first_of_each_int64(ids_C: np.ndarray, scratch_T: np.ndarray, kept_C: np.ndarray) -> int:
     """Drops repeated ids: kept_C = places of the first of each; returns how many. scratch_T int64, zeros, a power of two >= 2 C; left as zeros."""
     mask = U(scratch_T.shape[0] - 1)

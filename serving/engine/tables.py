@@ -19,6 +19,7 @@ from schemas.index.layout import ORDER, Column, RowLayout
 from schemas.model.compiled import int64, kernel
 from serving.engine.changes import Changes, IdArray, TextIds, encode_ids, pack_orders
 from serving.engine.lookup import (
+    BLOCK,
     FULL,
     HEADER_DEAD,
     HEADER_REFUSED,
@@ -108,9 +109,9 @@ class Tables:
         """int64 [C]: slot of each id, deleted ones included; -1 = never seen."""
         slots_C, a = np.empty(len(ids), np.int64), self._arrays
         if isinstance(ids, TextIds):
-            find_text(ids.bytes_N, ids.starts_C, a["id_starts"], a["id_bytes"], a["table"], slots_C)
+            find_text(ids.bytes_N, ids.starts_C, a["id_starts"], a["id_bytes"], a["table"], np.empty(BLOCK, np.uint64), slots_C)
         else:
-            find_int64(ids, a["ids"], a["table"], slots_C)
+            find_int64(ids, a["table"], slots_C)
         return slots_C
 
     def find(self, ids: IdArray) -> np.ndarray:

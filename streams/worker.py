@@ -31,7 +31,7 @@ from infra.kafka.admin import apply_topics, describe_index, end_offsets
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from infra.rocks import DiskFacts
-from schemas.errors import AifError, Incompatible, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS
@@ -207,7 +207,10 @@ class Worker:
                 check_topics=self._check_topics,
             )
 
-        return ShardTask(shard, self.clock, make_sender, self.metrics.count)
+        def on_damaged(error: Corrupted) -> None:
+            stop_process(error, f"opening shard {shard.number} again")
+
+        return ShardTask(shard, self.clock, make_sender, self.metrics.count, on_damaged)
 
     def _ask_to_stop(self, stop: asyncio.Event) -> None:
         if not stop.is_set():
@@ -276,7 +279,7 @@ class Worker:
                 before = "" if self._gone & set(SHARD_TOPICS) else self._find_short_log(before)
             except Incompatible as error:
                 stop_process(error, "comparing the topics with those of the index")
-            except (Unavailable, CancelledError):  # a broker that is away, a shard that is given away
+            except (AifError, CancelledError):  # a broker that is away, a shard that is given away or whose disk fails
                 continue
 
     def _find_short_log(self, before: str) -> str:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
-from schemas.errors import AifError, Unavailable
+from schemas.errors import AifError, Corrupted, Unavailable
 from streams.shard.batch_result import BatchResult
 from streams.shard.outbox import OutboxEntry
 from streams.shard.outbox_sender import OutboxSender
@@ -39,7 +39,8 @@ def shard_closed(number: int) -> Unavailable:
 
 
 class ShardTask:
-    """Owns a shard, its thread and its sender. Thread-safe. `on_result(number, result, seconds)` after every batch."""
+    """Owns a shard, its thread and its sender. Thread-safe. `on_result(number, result, seconds)` after every batch; `on_damaged(error)` when the database,
+    which has to be opened again after a fault of the disk, turns out to be damaged: nothing can be done here then, and the next start sets it aside."""
 
     def __init__(
         self,
@@ -47,9 +48,10 @@ class ShardTask:
         clock: Clock,
         make_sender: MakeSender,
         on_result: Callable[[int, BatchResult, float], None] = lambda *_: None,
+        on_damaged: Callable[[Corrupted], None] = lambda _: None,
     ) -> None:
         self.number = shard.number
-        self._shard, self._clock, self._on_result = shard, clock, on_result
+        self._shard, self._clock, self._on_result, self._on_damaged = shard, clock, on_result, on_damaged
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"shard-{shard.number}")
         self._admission: Future[None] = Future()
         self._closing = threading.Event()
@@ -76,13 +78,22 @@ class ShardTask:
             if self._clock.monotonic() < self._reopened_at + _REOPEN_EVERY_S:
                 raise self._broken
             self._reopened_at = self._clock.monotonic()
-            self._shard.recover()
+            self._recover()
             self._broken = None
         try:
             return step(self._shard)
         except Unavailable as error:
             if error.code in _REOPEN_CODES:
                 self._broken = error
+            raise
+
+    def _recover(self) -> None:
+        """A step of any kind may be the one that finds the damage, and a tick would keep it to itself: batches were tried again for ever."""
+        try:
+            self._shard.recover()
+        except Corrupted as error:
+            mark_damaged(self._shard.database.path, error)
+            self._on_damaged(error)
             raise
 
     async def apply(self, records: Sequence[SourceRecord]) -> BatchResult:

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from infra.clock import SystemClock
+from infra.index.store import open_index_store
 from infra.rocks import Batch, Database
-from schemas.errors import Unavailable
+from schemas.errors import Corrupted, Unavailable
 from schemas.index.layout import decode_delta
-from schemas.topics import INDEX_DELTAS, ITEM_FEATURES
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
 from streams.core.shard_state import TopicCounts
 from streams.shard.batch_result import BatchResult
 from streams.shard.outbox import OutboxEntry
 from streams.shard.shard import Shard
+from streams.shard.start import LogRange, start_shard
 from streams.shard.task import ShardTask
 from tests.streams.shard_world import (
     INIT,
@@ -143,6 +145,32 @@ def test_a_tick_that_comes_while_the_disk_is_full_does_not_end_the_ticks(tmp_pat
         "what was confirmed is gone, the offsets are told again"
     )
     assert left == sender.sent[1:]
+
+
+def test_a_database_that_is_damaged_when_it_is_opened_again_is_told_whoever_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB can leave a name of a file in its manifest that it then removes: an ingest whose sync failed, and the next open fails for good."""
+    monkeypatch.setattr("streams.shard.task._REOPEN_EVERY_S", 0.0)
+    told: list[Corrupted] = []
+    task = ShardTask(open_test_shard(tmp_path / "s"), SystemClock(), lambda _: None, on_damaged=told.append)
+
+    def fail(_: object) -> None:
+        raise Unavailable("database_failed", "the disk fails")
+
+    def damaged(_: object) -> None:
+        raise Corrupted("database_corrupted", "no file 000130.sst")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Shard, "recover", damaged)
+        assert isinstance(task.submit(fail).exception(), Unavailable)
+        task.tick()
+        task._executor.submit(lambda: None).result()
+    task.close()
+    assert [error.code for error in told] == ["database_corrupted"]
+    log = {topic: LogRange(0, 9) for topic in SHARD_TOPICS}
+    start_shard(tmp_path / "s", 0, INIT, "index", SystemClock(), log, open_index_store(str(tmp_path / "store"))).close()
+    assert list(tmp_path.glob("s.damaged-*")), "the next start sets it aside"
 
 
 def test_a_version_whose_stop_is_there_though_its_write_failed_gets_no_more_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,15 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The measured figures of TABLE_1, where their meaning stands."""
+    """Measured costs; milliseconds are of processor time.
+
+    row_ms          one row of the item half, computed in blocks of 256
+    block_ms        the rows that arrive together (`Traffic.rows_together`), computed and written into the table
+    item_half_ms    the item half of a request's candidates in fp32, at ranking time
+    user_half_ms    one user half
+    gather_ms       look-up and gather of the vectors of a request's candidates
+    row_bytes       a row's vector and bridge weights; order_bytes: the order stored with it; state_bytes: a user's state
+    """
 
     row_ms: float
     block_ms: float
@@ -131,11 +139,15 @@ def measure_table1(traffic: Traffic, world_items: int, calls: int) -> Figures:
     say(f"filling a slot with {world_items} items ...")
     with open_rank_world(world_items) as world:
         costs = measure_costs(world, replace(traffic, candidates=min(traffic.candidates, world_items)), calls)
-    for cost, value in asdict(costs).items():
-        figures.add(cost, value)
+    for name in ("row", "block", "item_half", "user_half", "gather"):
+        figures.add(f"{name}_ms", getattr(costs, f"{name}_ms"))
+    for name in ("row", "order", "state"):
+        figures.add(f"{name}_bytes", getattr(costs, f"{name}_bytes"))
     for name, way in weigh(traffic, costs).items():
-        for measure, value in asdict(way).items():
-            figures.add(f"{name}.{measure}", value)
+        figures.add(f"{name}.compute_cores", way.compute_cores)
+        figures.add(f"{name}.storage_bytes", way.storage_bytes)
+        figures.add(f"{name}.latency_ms", way.latency_ms)
+        figures.add(f"{name}.age_s", way.age_s)
         for measure, ticks in zip(MEASURES, PAPER[name], strict=True):
             figures.add(f"{name}.paper_{measure}", ticks)
     return figures

@@ -128,8 +128,9 @@ class Listener:
         """Closes the longest idle connections when clients wait because all places are taken."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            if waiting := count_waiting(self._bound):
-                await asyncio.to_thread(close_longest_idle, self.port, self._places, waiting)
+            with contextlib.suppress(OSError):  # no descriptor left for a look: the next one may have some
+                if waiting := count_waiting(self._bound):
+                    await asyncio.to_thread(close_longest_idle, self.port, self._places, waiting)
 
     def _wait_open(self, task: "asyncio.Task[None]") -> None:
         try:

@@ -1,6 +1,7 @@
 """Clients that send slowly, never end, go away or send everything at once: nobody else is refused for them, and nothing of them stays."""
 
 import contextlib
+import errno
 import gc
 import json
 import logging
@@ -199,8 +200,17 @@ def test_a_client_that_sends_no_text_and_leaves_without_reading_does_not_fill_th
 
 
 def test_a_new_client_gets_the_place_of_the_longest_idle_and_of_none_that_waits_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waited until one was closed for `idle_s`."""
+    """It waited until one was closed for `idle_s`. A look for which no descriptor is left is not the last one."""
+    close, looks = listener.close_longest_idle, list[int]()
+
+    def close_unless_first(port: int, places: int, wanted: int) -> int:
+        looks.append(wanted)
+        if len(looks) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return close(port, places, wanted)
+
     monkeypatch.setattr(listener, "connections_max", lambda: 8)
+    monkeypatch.setattr(listener, "close_longest_idle", close_unless_first)
     asked = b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\nx-aif-deadline-ms: %d\r\ncontent-length: 28\r\n\r\n" + b'{"user_id":1,"item_ids":[3]}'
     with open_front(HoldingEngine(), settings=ServeSection(port=0, idle_s=60)) as front, contextlib.ExitStack() as opened:
         at_work, idle = (opened.enter_context(send(front, asked % deadline_ms)) for deadline_ms in (60_000, 50))

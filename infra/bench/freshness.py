@@ -240,8 +240,8 @@ def _not_servable(stage: BenchStage, server: RankingServer) -> int:
 
     def reached() -> bool:
         answer = server.prerank({"user_id": 1, "item_ids": [1], "deadline_ms": 30_000}).answer
-        told = {shard["shard"]: shard[ITEM_FEATURES] for shard in answer["watermark"]}
-        behind[0] = sum(max(0, offsets[0] - told.get(shard, 0)) for shard, offsets in ends.items())
+        by_shard = answer["freshness"]["watermark"]
+        behind[0] = sum(max(0, offsets[0] - by_shard[shard][ITEM_FEATURES]) for shard, offsets in ends.items())
         return behind[0] == 0
 
     try:

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from infra.bench import freshness
 from infra.bench.freshness import _LOST_AFTER_S, FRESHNESS, Prober, Seen, _add_figures, _not_servable
 from infra.bench.report import Figures
 from infra.demo.server import RankingServer
 from infra.processes import free_ports, start_child, wait_until
 from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate
+from tests.serving.fake_engine import FakeEngine
+from tests.serving.front import open_front
 
 
 @pytest.fixture
@@ -83,6 +86,14 @@ def test_a_server_that_is_away_at_the_end_ends_the_bench_instead_of_having_lost_
     (port,) = free_ports(1)
     with closing(RankingServer(f"http://127.0.0.1:{port}")) as server, pytest.raises(Unavailable, match="gave no answer"):
         _not_servable(stage, server)
+
+
+@pytest.mark.parametrize(("ends", "behind"), [(5, 0), (8, 3)], ids=["all in the answer", "three are not"])
+def test_what_the_watermark_of_an_answer_does_not_reach_is_lost(ends: int, behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freshness, "_LOST_AFTER_S", 0.2)
+    stage: Any = SimpleNamespace(source_ends=lambda: {0: (ends, 3)})
+    with open_front(FakeEngine()) as front, closing(RankingServer(front.url)) as server:
+        assert _not_servable(stage, server) == behind
 
 
 def test_changes_count_in_the_window_in_which_they_were_published(tmp_path: Path) -> None:

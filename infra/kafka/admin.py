@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -252,14 +252,19 @@ class _Broker:
     def offsets(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
         """Offset of every partition of a topic."""
 
-        def ask() -> Mapping[Any, Future[Any]]:
+        def offsets() -> dict[int, int]:
             found = self._admin.list_topics(topic, timeout=self._request_s).topics[topic]
             if found.error is not None:
                 raise KafkaException(found.error)
             asked = {TopicPartition(topic, p): spec for p in found.partitions}
-            return self._admin.list_offsets(asked, request_timeout=self._request_s)
+            answers = self._admin.list_offsets(asked, request_timeout=self._request_s)
+            offsets = {tp.partition: answer.result().offset for tp, answer in answers.items()}
+            # A broker that starts may leave a partition out: the client then has an offset that is none (-1001), and no error.
+            if missing := sorted(p for p, offset in offsets.items() if offset < OFFSET_END):
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, f"no offset of {topic} {missing}"))
+            return offsets
 
-        return {tp.partition: result.offset for tp, result in self._ask(ask).items()}
+        return self._retry(offsets)
 
     def apply(self, prefix: str, change: TopicChange) -> None:
         """Carry out one change."""

@@ -1,5 +1,8 @@
 """Topics: the plan is pure, the real broker agrees with it."""
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+
 import pytest
 
 from infra.clock import DAY_MS, SystemClock
@@ -130,6 +133,28 @@ def test_a_topic_that_is_missing_and_a_broker_that_is_away_are_named(bootstrap_s
         end_offsets(bootstrap_servers, topic_prefix + "nothing", deadline_s=2.0)
     with pytest.raises(Unavailable, match="kafka_unreachable"):
         fetch_topics(f"127.0.0.1:{free_ports(1)[0]}", topic_prefix, deadline_s=0.2)
+
+
+def test_an_offset_that_a_starting_broker_leaves_out_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken for the end of the log, -1001 stopped a worker with `log_shorter`, for its operator, and would have been the position of a seal."""
+    answers = [-1001, 7]
+
+    class Starting:
+        def __init__(self, _: object) -> None: ...
+
+        def list_topics(self, topic: str, timeout: float) -> object:
+            return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None})})
+
+        def list_offsets(self, asked: dict[object, object], request_timeout: float) -> dict[object, Future[object]]:
+            found: Future[object] = Future()
+            found.set_result(SimpleNamespace(offset=answers.pop(0)))
+            return dict.fromkeys(asked, found)
+
+    monkeypatch.setattr(admin, "AdminClient", Starting)
+    assert end_offsets("nowhere:1", "aif.item-features") == {0: 7}
+    answers += [-1001] * 2
+    with pytest.raises(Unavailable, match=r"kafka_unreachable: .*no offset of aif\.item-features \[0\]"):
+        end_offsets("nowhere:1", "aif.item-features", deadline_s=0)
 
 
 def test_no_client_lets_the_broker_make_a_topic_that_was_only_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

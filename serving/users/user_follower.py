@@ -120,6 +120,8 @@ class UserFollower:
             looked_s = self._clock.monotonic()
             self._error, seen_s = "", float("-inf")
             while not self._stopping.is_set():
+                if self._store.damage is not None:
+                    raise self._store.damage
                 if self._clock.monotonic() - looked_s > _LOOK_EVERY_S:
                     looked_s = self._clock.monotonic()
                     if self._has_other_partitions(followers):

@@ -24,7 +24,8 @@ from typing import Any
 
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database, open_database
-from schemas.behaviour_columns import BehaviourColumns
+from schemas.behaviour_columns import EMPTY, BehaviourColumns
+from schemas.errors import Corrupted
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.limits import BEHAVIOURS_PER_USER_MAX, DEAD_LETTERS_WAITING_BYTES_MAX, WRITE_BATCH_UPDATES_MAX
 from serving.core.user_view import Head, ViewState, decode_events, decode_head, decode_view_state, encode_block_key, encode_view_state
@@ -45,6 +46,9 @@ class KnownUser:
     profile: Mapping[str, Any]
     behaviours: BehaviourColumns
     offsets: HistoryOffsets
+
+
+_UNKNOWN = KnownUser(MappingProxyType({}), EMPTY, (-1, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class UserStore:
         self.state = self._read_state()
         self.refused_bytes = sum(len(raw) for _, raw in database.scan(REFUSED))
         self.skipped = 0
+        self.damage: Corrupted | None = None  # what a reader found: the follower makes the view again
 
     def __len__(self) -> int:
         return self.state.users
@@ -76,12 +81,16 @@ class UserStore:
     # --- looking -------------------------------------------------------------------------------------------------------
 
     def find(self, user: Id) -> KnownUser:
-        """What is known of a user; an unknown user is cold. Reads the disk if the user is not in memory."""
+        """What is known of a user; an unknown user is cold. Reads the disk if the user is not in memory; one whom a damaged disk hides is cold too."""
         known = self.find_in_memory(user)
         if known is not None:
             return known
         with self._lock:
-            head, profile, blocks = self._read_user(encode_index_key(user))
+            try:
+                head, profile, blocks = self._read_user(encode_index_key(user))
+            except Corrupted as error:
+                self.damage = error
+                return _UNKNOWN
         history = KnownUser(json.loads(profile) if profile else {}, decode_events(blocks), (head.profile_offset, head.behaviours_offset))
         with self._lock:
             if self._read_head(encode_index_key(user)) == head:  # nothing was folded while it was decoded
@@ -251,7 +260,7 @@ class UserStore:
             self._database = open_database(self._database.path, FAMILIES)
             self._decoded.clear()
             self._decoded_behaviours = 0
-            self.state, self.refused_bytes = ViewState(), 0
+            self.state, self.refused_bytes, self.damage = ViewState(), 0, None
 
     @property
     def is_open(self) -> bool:

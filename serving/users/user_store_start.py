@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.rocks import Database, open_database
+from infra.rocks import open_database
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
 from serving.users.user_store import FAMILIES, StoreBounds, UserStore
@@ -44,21 +44,28 @@ def open_user_store(data_dir: Path, identity: ViewIdentity, bounds: StoreBounds)
     folder = data_dir / identity.folder
     for number in range(_SERVERS_PER_HOST_MAX):
         try:
-            database = _open_or_remake(folder / str(number))
+            return _open_or_remake(folder / str(number), identity, bounds)
         except Unavailable as error:
             if error.code != "database_locked":
                 raise
-            continue
-        return UserStore(database, identity.id_kind, identity.partitions, bounds)
     raise Unavailable(
         "database_locked", f"{_SERVERS_PER_HOST_MAX} servers hold views in {folder}; stop some, or give this one AIF_USERS__DATA_DIR"
     )
 
 
-def _open_or_remake(path: Path) -> Database:
+def _open_or_remake(path: Path, identity: ViewIdentity, bounds: StoreBounds) -> UserStore:
     try:
-        return open_database(path, FAMILIES)
+        return _open(path, identity, bounds)
     except (Corrupted, Incompatible) as error:
         _log.error("the view of users in %s does not open (%s); it is made again from the log", path, error)
         shutil.rmtree(path)
-        return open_database(path, FAMILIES)
+        return _open(path, identity, bounds)
+
+
+def _open(path: Path, identity: ViewIdentity, bounds: StoreBounds) -> UserStore:
+    database = open_database(path, FAMILIES)
+    try:
+        return UserStore(database, identity.id_kind, identity.partitions, bounds)
+    except BaseException:  # its state does not read
+        database.close()
+        raise

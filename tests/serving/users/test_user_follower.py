@@ -181,6 +181,41 @@ def test_a_disk_that_is_still_full_is_named_until_it_is_not_also_where_nothing_i
     follower.close()
 
 
+def damage_tables(store: UserStore) -> None:
+    """The first block of every table file, and nothing of it in memory."""
+    store._database.flush()
+    for table in store._database.path.glob("*.sst"):
+        table.write_bytes(bytes(50) + table.read_bytes()[50:])
+    store._decoded.clear()
+    store.reopen()
+
+
+def test_a_user_whom_a_damaged_disk_hides_is_cold_until_the_view_is_made_again(
+    tmp_path: Path, bootstrap_servers: str, topic_prefix: str
+) -> None:
+    """Every request of such users was an error, for as long as nothing new came of them."""
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
+    with Publisher(bootstrap_servers, topic_prefix, "test", 1, M, IdKind.INT64) as publisher:
+        publisher.publish_behaviours([Behaviour(user_id=1, item_id=1, time_ms=1)])
+    store = open_view(tmp_path, IdKind.INT64, M)
+    follower = follow(store, bootstrap_servers, topic_prefix)
+    damage_tables(store)
+    assert len(store.find(1).behaviours) == 0
+    wait_until(lambda: len(store.find(1).behaviours) == 1, 30, "the view to be made again")
+    assert follower.rebuilt_because.startswith("database_corrupted") and store.damage is None
+    follower.close()
+
+
+def test_a_view_whose_state_does_not_read_is_made_again_at_the_start(tmp_path: Path) -> None:
+    store = open_view(tmp_path, IdKind.INT64, M)
+    store.note_seen(1, {})
+    damage_tables(store)
+    store.close()
+    store = open_view(tmp_path, IdKind.INT64, M)
+    assert store.state.seen_ms == 0
+    store.close()
+
+
 def test_a_server_without_the_users_topics_says_what_is_missing(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
     follower = UserFollower(bootstrap_servers, topic_prefix, open_view(tmp_path, IdKind.INT64, M), Metrics())
     follower.start()

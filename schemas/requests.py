@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from schemas.events import Expected, Name, RawFeatures, TimeMs, WireId
+from schemas.ids import INT64_MAX
 from schemas.limits import (
     BEHAVIOURS_PER_REQUEST_MAX,
     CANDIDATES_MAX,
@@ -51,7 +52,7 @@ class AtLeast(_Body):
 
     topic: Literal["item-features", "new-items"]
     partition: Annotated[int, Field(ge=0)]
-    offset: Annotated[int, Field(ge=0)]
+    offset: Annotated[int, Field(ge=0, le=INT64_MAX)]
 
 
 class _Common(_Body):
@@ -60,7 +61,7 @@ class _Common(_Body):
     version_token: Token | None = None
     consistency: Annotated[
         Literal["latest", "pinned"] | AtLeast,
-        Expected('"latest", "pinned" or {"topic": "item-features" or "new-items", "partition": from 0, "offset": from 0}'),
+        Expected('"latest", "pinned" or {"topic": "item-features" or "new-items", "partition": from 0, "offset": 0 to 2^63 - 1}'),
     ] = "latest"
     deadline_ms: Annotated[int, Field(ge=1, le=DEADLINE_MS_MAX)] | None = None
 
@@ -73,7 +74,8 @@ class _Inline(_Body):
 
 
 class UserRequest(_Common, _Inline):
-    """Call 1. `carry_state`: the answer is to contain the state itself, for a call 2 that may go to another server."""
+    """Call 1. `carry_state`: the answer is to contain the state itself, for a call 2 that may go to another server. A consistency of "at least" is about the
+    rows of candidates: call 2 waits for it, call 1 does not."""
 
     carry_state: bool = False
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from schemas.requests import ErrorAnswer, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
+from serving.protocols.open_inference_http import PROBES
 
 _REFERENCE = "#/components/schemas/{model}"
 _CALLS: Mapping[str, tuple[type[BaseModel], type[BaseModel], str]] = {
@@ -108,20 +109,37 @@ def _infer_paths() -> Mapping[str, Any]:
 
 
 def _post(about: str, request: Mapping[str, Any], answer: Mapping[str, Any], error: str, errors: Mapping[str, str]) -> Mapping[str, Any]:
-    """`request` and `answer`: their content, by its type; `error`: the name of a schema, `errors`: what each status means."""
-    failed = {status: {"description": text, "content": _json_of(error)} for status, text in errors.items()}
+    """`request` and `answer`: their content, by its type; the others as in `_failed`."""
     return {
         "summary": about,
         "requestBody": {"required": True, "content": request},
-        "responses": {"200": {"description": "The answer.", "content": answer}, **failed},
+        "responses": {"200": {"description": "The answer.", "content": answer}, **_failed(error, errors)},
     }
 
 
 def _look(path: str, about: str) -> Mapping[str, Any]:
     content = {"text/plain": {}} if path == "/metrics" else {"application/json": {"schema": {"type": "object"}}}
-    unready = {"503": {"description": "It cannot; the answer's `reason` says why.", "content": content}} if "503" in about else {}
     versioned = {"parameters": [_VERSION]} if "{version}" in path else {}
-    return {"summary": about, **versioned, "responses": {"200": {"description": "As said.", "content": content}, **unready}}
+    unready = {"503": {"description": "It cannot; the answer's `reason` says why.", "content": content}} if "503" in about else {}
+    error, errors = "InferError" if path.startswith("/v2") else "ErrorAnswer", _look_errors(path)
+    return {
+        "summary": about,
+        **versioned,
+        "responses": {"200": {"description": "As said.", "content": content}, **_failed(error, errors), **unready},
+    }
+
+
+def _look_errors(path: str) -> Mapping[str, str]:
+    """What a route without a body can answer but 200, by status."""
+    found = {"405", "431", "500"} | (set() if path in PROBES else {"401"})
+    if path.startswith("/v2/models"):
+        found |= {"404", "503"} if "{version}" in path else {"503"}
+    return {status: text for status, text in _ERRORS.items() if status in found}
+
+
+def _failed(error: str, errors: Mapping[str, str]) -> Mapping[str, Any]:
+    """`error`: the name of a schema, `errors`: what each status means."""
+    return {status: {"description": text, "content": _json_of(error)} for status, text in errors.items()}
 
 
 def _json_of(name: str) -> Mapping[str, Any]:

@@ -87,6 +87,14 @@ HOSTILE = [
         "no_such_partition",
         "9",
     ),
+    (
+        "an offset beyond int64",
+        RANK,
+        body(consistency={"topic": "new-items", "partition": 0, "offset": 1 << 63}),
+        422,
+        "bad_request",
+        "0 to 2^63 - 1",
+    ),
     ("call 1 with candidates", USER, body(), 422, "bad_request", "item_ids"),
     ("20,001 candidates", PRERANK, body(item_ids=list(range(20_001))), 422, "too_many_candidates", "20001"),
     (

@@ -10,6 +10,7 @@ import pytest
 from schemas.limits import BODY_BYTES_MAX, HTTP_HEADERS_MAX
 from serving.protocols.http_reply import _STATUS as STATUS
 from serving.protocols.openapi import openapi_document, openapi_json
+from serving.settings import ServeSection
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import open_front
 
@@ -66,3 +67,20 @@ def test_the_server_has_every_route_of_the_document_and_serves_it(method: str) -
                 answer = client.request(method, path.replace("{version}", "7"), content=b"{}" if method == "post" else None)
                 wrong = 400 if path.startswith("/v2") else 422
                 assert answer.status_code == (wrong if method == "post" else 200), (path, answer.text)
+
+
+@pytest.mark.parametrize("index", [False, True], ids=["without an index", "with one"])
+def test_what_a_route_without_a_body_refuses_is_told_too(index: bool) -> None:
+    document, seen, right = openapi_document(), set[int](), {"authorization": f"Bearer {'t' * 20}"}
+    with open_front(FakeEngine(), settings=ServeSection(port=0, token="t" * 20), index=index) as front, httpx.Client(timeout=60) as client:
+        many = right | {f"h{number}": "1" for number in range(HTTP_HEADERS_MAX)}
+        for path, operations in document["paths"].items():
+            asked = [("GET", right), ("GET", {}), ("POST", right), ("GET", many)] if "get" in operations else []
+            for method, headers in asked:
+                answer = client.request(method, front.url + path.replace("{version}", "999"), headers=headers)
+                told = operations["get"]["responses"][str(answer.status_code)]["content"]
+                assert answer.headers["content-type"].partition(";")[0] in told, path
+                if reference := told.get("application/json", {}).get("schema", {}).get("$ref"):
+                    assert set(document["components"]["schemas"][reference.rpartition("/")[2]]["required"]) <= answer.json().keys(), path
+                seen.add(answer.status_code)
+    assert seen == {200, 401, 404 if index else 503, 405, 431}

@@ -4,7 +4,9 @@ import dataclasses
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import Any
 
+import httpx
 import pytest
 
 from infra.kafka.reader import SourceRecord
@@ -15,7 +17,7 @@ from schemas.requests import AtLeast, InlineBehaviour, PrerankRequest
 from schemas.token import VersionToken
 from schemas.topics import USER_FEATURES
 from serving.client import AifClient
-from serving.engine.work import RankResult, RankWork
+from serving.engine.work import RankResult, RankWork, UserResult, UserWork
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, open_front
 
@@ -92,6 +94,21 @@ def test_a_pinned_request_is_refused_when_its_version_is_gone_and_told_the_curre
         with pytest.raises(Incompatible, match=r"8\.0-11111111") as caught:
             client.rank(user, [1], version_token=first.version_token, consistency="pinned")
         assert caught.value.code == "version_gone"
+
+
+class GoingEngine(LeavingEngine):
+    """The version goes at call 1 too."""
+
+    def submit_user(self, work: UserWork) -> "Future[UserResult]":
+        self.current = NEXT
+        return super().submit_user(work)
+
+
+@pytest.mark.parametrize(("path", "candidates"), [("/v1/user", {}), ("/v1/rank", {"item_ids": [1]})])
+def test_a_pinned_request_is_refused_when_its_version_goes_before_its_turn(path: str, candidates: dict[str, Any]) -> None:
+    with open_front(GoingEngine()) as front:
+        answer = httpx.post(front.url + path, json={"user_id": 1, "version_token": "7.0-00000000", "consistency": "pinned", **candidates})
+    assert answer.json()["code"] == "version_gone"
 
 
 def test_a_token_of_another_revision_of_the_same_version_is_the_same_version(client: AifClient) -> None:

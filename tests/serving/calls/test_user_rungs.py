@@ -121,6 +121,7 @@ def test_without_an_older_state_the_profile_alone_answers_and_without_time_for_i
     make_slow(front)
     answer = client.rank(1, [1, 2])
     assert (answer.rung, answer.degraded) == ("profile_only", ["profile_only"])
+    assert len(front.states) == 0, "a profile alone is neither the user's state nor nobody's"
     make_slow(front, 0)
     for _ in range(2):
         answer = client.rank(1, [1, 2])

@@ -31,8 +31,9 @@ def label_gains(teacher_BC: Tensor, clicked_BC: Tensor, bid_BC: Tensor) -> Tenso
 
 def delta_ndcg(gains_BC: Tensor, mask_BC: Tensor) -> Tensor:
     """Weight of each pair (i above j), [B, C, C]; zero where i is not above j, where either is masked, and where no gain is positive."""
+    last_BC = gains_BC.masked_fill(~mask_BC, -1.0)  # what is masked takes no rank, not even among gains of 0
+    order_BC = last_BC.argsort(dim=1, descending=True, stable=True)
     gains_BC = gains_BC * mask_BC
-    order_BC = gains_BC.argsort(dim=1, descending=True, stable=True)
     rank_BC = torch.empty_like(order_BC).scatter_(1, order_BC, torch.arange(order_BC.shape[1], device=order_BC.device).expand_as(order_BC))
     discount_BC = 1 / torch.log2(rank_BC + 2.0)
     ideal_B = (gains_BC * discount_BC).sum(dim=1)

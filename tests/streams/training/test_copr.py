@@ -65,10 +65,13 @@ def test_the_gradient_of_one_pair_has_its_closed_form(logits: tuple[float, float
     assert x.grad[0].tolist() == pytest.approx([-slope * (1 - y_i), slope * (1 - y_j) * y_j / (y_j + EPSILON)], rel=1e-6)
 
 
-def test_a_masked_item_changes_nothing() -> None:
+@pytest.mark.parametrize("at", [0, 3, 6])
+def test_a_masked_item_changes_nothing(at: int) -> None:
+    """Also where it stands before others, and where those have no gain either: it takes no rank from them."""
     logits, bids, gains, mask = sample()
-    wider = [torch.cat([t, torch.full_like(t[:, :2], value)], 1) for t, value in ((logits, 9.0), (bids, 1.0), (gains, 5.0))]
-    masked = torch.cat([mask, torch.zeros_like(mask[:, :2])], 1)
+    gains[:, 2:] = 0.0
+    columns = ((logits, 9.0), (bids, 1.0), (gains, 5.0), (mask, False))
+    *wider, masked = (torch.cat([t[:, :at], torch.full_like(t[:, :2], value), t[:, at:]], 1) for t, value in columns)
     assert copr_loss(*wider, masked).item() == pytest.approx(copr_loss(logits, bids, gains, mask).item(), rel=1e-12)
 
 

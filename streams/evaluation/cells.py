@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ import torch
 
 from infra.data.world import WorldSize
 from infra.files import write_file_durably
+from infra.processes import die_with_parent
 from infra.progress import open_progress
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
@@ -223,7 +225,8 @@ def _run_each(missing: Sequence[CellPlan], folder: Path, processes: int) -> Gene
     if processes == 1:
         yield from ((plan, _run_and_write(plan, folder)) for plan in missing)
         return
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=die_with_parent, initargs=(os.getpid(),)) as pool:
         with _interrupts_ignored():  # the processes inherit it: who presses Ctrl-C hears of it from this one, once
             plans = {pool.submit(_run_and_write, plan, folder): plan for plan in missing}
         try:

@@ -75,14 +75,14 @@ class PacedEngine:
 
     def submit_user(self, work: UserWork, *, asked_for: bool = True) -> "Future[UserResult]":
         """Call 1. `asked_for` False: the server's own work, which must not count as offered load; a lone client would be refused because of it."""
-        job = Job("user", len(work.behaviours))
+        job = self._user_job(work)
         if self._engine.is_long(work):
             return self._watch_beside(work, job)
         return self._watch(self._engine.submit_user, work, [job], asked_for)
 
     def submit_rank(self, work: RankWork) -> "Future[RankResult]":
         """Call 2, including the user half if the work brings no state."""
-        half = [] if work.state is not None else [Job("user", 0 if work.user is None else len(work.user.behaviours))]
+        half = [] if work.state is not None else [Job("user", 0) if work.user is None else self._user_job(work.user)]
         return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))])
 
     def queue_ms(self) -> float:
@@ -111,14 +111,22 @@ class PacedEngine:
             self._turned_away = 0
         return self.offered.now(self._clock() * 1000, self.costs.mean_ms)
 
-    def predict_ms(self, kind: str, size: int) -> float:
-        """Predicted milliseconds of such work. `kind`: "user" or "rank"; `size`: behaviours or candidates."""
-        return predict_ms(self.costs, Job(kind, size))
+    def predict_rank_ms(self, candidates: int) -> float:
+        """Predicted milliseconds of ranking so many."""
+        return predict_ms(self.costs, Job("rank", candidates))
 
-    def doubt(self, kind: str, size: int) -> None:
+    def predict_user_ms(self, work: UserWork) -> float:
+        """Predicted milliseconds of a user half."""
+        return predict_ms(self.costs, self._user_job(work))
+
+    def doubt(self, work: UserWork) -> None:
         """Notes that such work was avoided because it would take too long. The prediction falls a little, so that it is tried again some day."""
         with self._lock:
-            self.costs = fold_doubt(self.costs, Job(kind, size))
+            self.costs = fold_doubt(self.costs, self._user_job(work))
+
+    def _user_job(self, work: UserWork) -> Job:
+        """By what it has to read: the few new behaviours of a kept state take a thousandth of the whole of a long history."""
+        return Job("user", self._engine.count_unread(work))
 
     def check_queue(self) -> None:
         """Raises Unavailable (`overloaded`) if one more request, of any kind, would wait too long. In a flood, waiting work is judged again too."""
@@ -145,7 +153,7 @@ class PacedEngine:
 
     def check_user(self, work: UserWork, left_s: float) -> None:
         """Raises as `check_work` does. For a long half the wait is that for other long ones, and as many of its own size may wait."""
-        work_ms, wait_ms = self.predict_ms("user", len(work.behaviours)), self.wait_ms(work)
+        work_ms, wait_ms = self.predict_user_ms(work), self.wait_ms(work)
         if not self._engine.is_long(work):
             self.check_work(work_ms, left_s)
             return

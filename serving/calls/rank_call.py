@@ -80,7 +80,7 @@ class RankCall:
     async def rank(self, request: Request, deadline: Deadline) -> Ranked:
         """The top-k of the request's candidates. Raises RejectedInput, Incompatible (`version_gone`), Unavailable."""
         plan = self._plan(request)
-        self._engine.check_work(self._engine.predict_ms("rank", len(plan.item_ids)), deadline.left_s())
+        self._engine.check_work(self._engine.predict_rank_ms(len(plan.item_ids)), deadline.left_s())
         while True:
             if isinstance(request.consistency, AtLeast):
                 await wait_for_watermark(self._engine, request.consistency, plan.token.version if plan.token else None, deadline)

@@ -102,11 +102,10 @@ class Users:
 
     def fly(self, engine: PacedEngine, asked: Asked, found: FoundUser, version: int) -> Flight:
         """The computation of the user half on `version`: the running one if there is one, else started here. Its state will be kept."""
-        expected_ms = engine.wait_ms(found.work(version)) + engine.predict_ms("user", len(found.history.behaviours))
+        work = self.work(asked, found, version)
+        expected_ms = engine.wait_ms(work) + engine.predict_user_ms(work)
         key = (asked.key(version), found.offsets)
-        return self.flights.join_or_start(
-            key, lambda: engine.submit_user(self.work(asked, found, version)), expected_ms, lambda state: self.keep(asked, found, state)
-        )
+        return self.flights.join_or_start(key, lambda: engine.submit_user(work), expected_ms, lambda state: self.keep(asked, found, state))
 
     def show(self) -> None:
         """Writes the counts of pool, flights and view into the metrics."""
@@ -119,5 +118,6 @@ class Users:
             events.labels(event).inc(count)
         self._shown = now
         users, behaviours = self.store.decoded
+        gauge("users_known").set(len(self.store))
         gauge("users_decoded").set(users)
         gauge("behaviours_decoded").set(behaviours)

@@ -59,7 +59,7 @@ class UserRungs:
             situation = self._situation(asked, version, candidates, deadline, flight, pinned)
             rung = choose_rung(situation)
             if rung in DEGRADED:
-                self._engine.doubt("user", self._behaviours(asked))
+                self._engine.doubt(self._inline_work(asked, version.version))
             half = await self._take(rung, asked, version, flight, situation, deadline, pinned)
             if half is not None:
                 return half
@@ -107,10 +107,10 @@ class UserRungs:
     def _versions(self, version: VersionToken, pinned: bool) -> set[int]:
         return {version.version} if pinned else {report.token.version for report in self._engine.status().residents}
 
-    def _behaviours(self, asked: Asked) -> int:
-        """How many behaviours the user has, 0 if the user is not in memory."""
+    def _inline_work(self, asked: Asked, version: int) -> UserWork:
+        """What the half takes if it is made here; without behaviours if the user is not in memory."""
         known = self._users.store.find_in_memory(asked.user)
-        return 0 if known is None else len(known.behaviours)
+        return UserWork(version=version) if known is None else self._users.work(asked, FoundUser(known, known.offsets), version)
 
     def _situation(
         self, asked: Asked, version: VersionToken, candidates: int, deadline: Deadline, flight: Flight | None, pinned: bool
@@ -122,9 +122,9 @@ class UserRungs:
         return Situation(
             left_ms=deadline.left_s() * 1000,
             queue_ms=engine.queue_ms(),
-            rank_ms=engine.predict_ms("rank", candidates),
-            inline_ms=engine.predict_ms("user", self._behaviours(asked)),
-            profile_ms=engine.predict_ms("user", 0),
+            rank_ms=engine.predict_rank_ms(candidates),
+            inline_ms=engine.predict_user_ms(self._inline_work(asked, version.version)),
+            profile_ms=engine.predict_user_ms(UserWork(version=version.version)),
             flight_ms=None if flight is None else max(0.0, (flight.due_s - time.monotonic()) * 1000),
             has_last=last is not None,
         )

@@ -93,8 +93,13 @@ class Engine:
         """Whether a helper will make this user half while rankings go on, from any thread."""
         if not self._goes_beside(work) or len(work.behaviours) <= LONG_HISTORY:
             return False
-        resident = self.find_resident(work.version)
-        return resident is not None and find_base(resident.scorer.parameters.spec, resident.version, work) is None
+        return self.find_resident(work.version) is not None and self.count_unread(work) > LONG_HISTORY
+
+    def count_unread(self, work: UserWork) -> int:
+        """How many behaviours a user half has to read: those that its earlier state lacks, or all where it cannot be gone on from; from any thread."""
+        resident = None if work.base is None else self.find_resident(work.version)
+        base = None if resident is None else find_base(resident.scorer.parameters.spec, resident.version, work)
+        return len(work.behaviours) - (0 if base is None else base.behaviours)
 
     @property
     def current(self) -> VersionToken | None:

@@ -43,6 +43,9 @@ class FakeEngine:
     def is_long(self, work: UserWork) -> bool:
         return len(work.behaviours) > self.long_history
 
+    def count_unread(self, work: UserWork) -> int:
+        return len(work.behaviours) - (0 if work.base is None else work.base.behaviours)
+
     def submit_rank(self, work: RankWork) -> "Future[RankResult]":
         return self._future(lambda: self._rank(work))
 

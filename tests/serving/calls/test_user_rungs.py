@@ -107,9 +107,21 @@ def test_a_slow_user_half_is_replaced_by_the_last_state_and_the_answer_says_so(f
     front.tell(1)
     assert client.rank(1, [1, 2]).rung == "inline"
     front.tell(1, 1)
-    make_slow(front, 2)
+    make_slow(front)
     answer = client.rank(1, [1, 2])
     assert (answer.rung, answer.degraded) == ("last_cached", ["older_history"])
+
+
+def test_a_state_that_lacks_little_is_gone_on_from_though_the_whole_history_takes_too_long(front: Front, client: AifClient) -> None:
+    """Its user was ranked without what he did since, with time enough: 60,000 behaviours take 700 ms, one more takes 1."""
+    front.engine.let_go = True
+    for offset in range(3):
+        front.tell(1, offset)
+    assert client.rank(1, [1, 2]).rung == "inline"
+    front.tell(1, 3)
+    make_slow(front, 4)
+    answer = client.rank(1, [1, 2])
+    assert (answer.rung, answer.degraded) == ("inline", [])
 
 
 def test_without_an_older_state_the_profile_alone_answers_and_without_time_for_it_nobodys(front: Front, client: AifClient) -> None:

@@ -300,6 +300,7 @@ def test_a_half_is_long_whose_earlier_state_cannot_be_gone_on_from(engine: Engin
     base = resident.scorer.user_state(UserWork(PROFILE, behaviours[:30], 1))
     worn = dataclasses.replace(base, extensions=STATE_EXTENSIONS_MAX)
     assert [engine.is_long(UserWork(PROFILE, behaviours, 1, earlier)) for earlier in (None, base, worn)] == [True, False, True]
+    assert [engine.count_unread(UserWork(PROFILE, behaviours, 1, earlier)) for earlier in (None, base, worn)] == [31, 1, 31]
     assert not engine.is_long(UserWork(PROFILE, behaviours, 2, worn)), "a version that is not resident fails at once"
 
 

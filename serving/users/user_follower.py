@@ -53,6 +53,7 @@ class UserFollower:
         self._log_at_start: dict[str, TopicRange] | None = None
         self._sought: set[tuple[str, int, int]] = set()  # gaps that were read a second time
         self._thread = threading.Thread(target=self._run, name="user-follower", daemon=True)
+        metrics.counter("user_log_holes")  # from the start: the first step of a counter that was not there is no increase
         self._letters = UserDeadLetters(bootstrap, prefix, store, metrics)
         self._error = ""
         self._watch, self._answered_s = PartitionWatch(bootstrap), self._clock.monotonic()
@@ -199,8 +200,6 @@ class UserFollower:
         skipped = self._store.fold_records(records)
         if skipped:
             self._metrics.counter("user_updates_skipped").labels(follower.topic).inc(skipped)
-        if records:
-            self._metrics.gauge("users_known").set(len(self._store))
         return bool(records)
 
     def _before_gap(self, follower: TopicFollower, expected: dict[int, int], records: Sequence[SourceRecord]) -> Sequence[SourceRecord]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from infra.clock import SystemClock
 from infra.kafka.admin import GROW, PartitionWatch, apply_topics
@@ -14,12 +15,14 @@ from schemas.errors import Unavailable
 from schemas.events import Behaviour
 from schemas.ids import IdKind, partition_of
 from schemas.topics import ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
+from serving.calls.state_pool import StatePool
+from serving.calls.user_halves import Users
 from serving.users import user_follower
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import UserStore
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.serving.front import open_view
-from tests.serving.users.test_user_store import M, home
+from tests.serving.users.test_user_store import M, behaviours, home
 
 
 class AheadClock(SystemClock):
@@ -179,6 +182,18 @@ def test_a_disk_that_is_still_full_is_named_until_it_is_not_also_where_nothing_i
     wait_until(lambda: follower.ready, 20, "the view to go on")
     assert follower.last_error == "" and not store.find(1).behaviours
     follower.close()
+
+
+def test_how_many_users_are_known_is_told_though_nothing_new_came_since_the_start(tmp_path: Path) -> None:
+    store, metrics = open_view(tmp_path, IdKind.INT64, M), Metrics()
+    store.fold_record(behaviours(0, Behaviour(user_id=1, item_id=1, time_ms=1), partition=home(1)))
+    store.close()
+    store = open_view(tmp_path, IdKind.INT64, M)
+    UserFollower("127.0.0.1:1", "", store, metrics)
+    Users(store, StatePool(1, 1), IdKind.INT64, metrics).show()
+    told = generate_latest(metrics.registry).decode()
+    assert "aif_users_known 1.0" in told and "aif_user_log_holes_total 0.0" in told
+    store.close()
 
 
 def damage_tables(store: UserStore) -> None:

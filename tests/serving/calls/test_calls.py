@@ -17,7 +17,7 @@ from schemas.requests import AtLeast, InlineBehaviour, PrerankRequest
 from schemas.token import VersionToken
 from schemas.topics import USER_FEATURES
 from serving.client import AifClient
-from serving.engine.work import RankResult, RankWork, UserResult, UserWork
+from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserWork
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, open_front
 
@@ -125,6 +125,7 @@ def test_a_state_is_made_once_and_again_after_a_new_behaviour(front: Front, clie
     rungs += [client.rank(1, [1]).rung, client.rank(1, [1]).rung]
     assert rungs == ["inline", "cached", "inline", "cached"]
     assert [front.states.events[event] for event in ("hit", "miss", "stale", "kept")] == [2, 1, 1, 2]
+    assert client.user(1).behaviours == 2 and front.engine.user_calls == 0, "call 1 takes it too"
 
 
 def test_a_history_in_the_request_replaces_the_servers_view_and_is_kept_for_its_request_only(front: Front, client: AifClient) -> None:
@@ -134,6 +135,7 @@ def test_a_history_in_the_request_replaces_the_servers_view_and_is_kept_for_its_
     assert first.behaviours == 2
     answer = client.rank(1, [1], request_id="r-1")
     assert (answer.rung, answer.request_id) == ("cached", "r-1")
+    assert client.user(1, request_id="r-1", behaviours=mine[:1]).behaviours == 1, "another history, whatever its id"
     assert client.rank(1, [1], request_id="r-2").rung == "inline"
     both = client.prerank(PrerankRequest(user_id=1, request_id="r-1", item_ids=[1], behaviours=[]))
     assert (both.rung, both.degraded) == ("inline", ["cold_user"])
@@ -189,6 +191,24 @@ def test_at_least_waits_for_the_watermark_and_then_answers(front: Front, client:
     answer = client.rank(1, [1], consistency=wish)
     assert answer.freshness.watermark[0]["item-features"] == 9
     arrival.join()
+
+
+def test_at_least_waits_for_the_version_of_the_token_and_ranks_only_then() -> None:
+    class Behind(FakeEngine):
+        """The former version lags."""
+
+        def status(self) -> EngineStatus:
+            now = super().status()
+            current, former = now.residents
+            return dataclasses.replace(now, residents=(current, dataclasses.replace(former, watermark=({"item-features": 4},))))
+
+        def submit_rank(self, work: RankWork) -> "Future[RankResult]":
+            raise AssertionError("ranked too early")
+
+    with open_front(Behind(previous=VersionToken(6, 0, "0" * 8))) as front, AifClient(front.url) as client:
+        wish = AtLeast(topic="item-features", partition=0, offset=5)
+        with pytest.raises(Unavailable, match="at offset 4 after"):
+            client.rank(1, [1], version_token="6.0-00000000", consistency=wish, deadline_ms=400)
 
 
 def test_at_least_past_the_deadline_names_the_watermark_it_reached(client: AifClient) -> None:

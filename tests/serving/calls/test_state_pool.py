@@ -37,12 +37,13 @@ def test_a_state_that_a_request_holds_is_never_evicted_and_the_oldest_free_one_g
     held.end()
     assert other is not None
     pool.put(keys[3], state())
-    assert keys[3] in pool and keys[0] not in pool
+    assert keys[3] in pool and keys[0] not in pool and pool.events["evicted"] == 2
 
 
 def test_a_stale_state_is_no_hit_but_the_last_one_until_a_fresh_one_replaces_it() -> None:
-    pool, key = StatePool(10, 1_000), StateKey(5, 1)
+    pool, key, other = StatePool(2, 1_000), StateKey(5, 1), StateKey(6, 1)
     first, second = state(), state()
+    pool.put(other, state())
     pool.put(key, first, (0, 3))
     assert pool.find(key, (0, 4)) is None and pool.events["stale"] == 1
     last = pool.find_last(5, {1, 2})
@@ -51,7 +52,7 @@ def test_a_stale_state_is_no_hit_but_the_last_one_until_a_fresh_one_replaces_it(
     assert unchecked is not None and pool.events["unchecked"] == 1
     pool.put(key, second, (0, 4))
     fresh = pool.find(key, (0, 4))
-    assert fresh is not None and fresh.state is second
+    assert fresh is not None and fresh.state is second and other in pool, "what replaces its like takes nobody's room"
 
 
 def test_a_state_for_which_requests_leave_no_room_takes_nothing_away_from_others_nor_its_own_users_older_one() -> None:

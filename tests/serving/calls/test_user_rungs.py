@@ -153,6 +153,18 @@ def test_a_wait_that_takes_too_long_gives_way_to_the_next_rung(front: Front, cli
         assert first.result().behaviours == 1, "call 1 goes on for its own sake"
 
 
+def test_call_two_does_not_wait_for_a_call_one_that_is_known_to_end_too_late() -> None:
+    with open_front(SlowEngine(long_history=0)) as front, AifClient(front.url) as client, ThreadPoolExecutor(1) as threads:
+        front.tell(1)
+        front.store.find(1)
+        make_slow(front, ms=60_000.0)
+        first = begin_call_one(front, client, threads)
+        answer = client.rank(1, [1, 2], deadline_ms=10_000)
+        assert answer.rung == "item_prior" and answer.took_ms < 5_000
+        front.engine.release()
+        assert first.result().behaviours == 1
+
+
 def test_work_that_nobody_waits_for_any_more_is_cancelled(front: Front, client: AifClient) -> None:
     front.tell(1)
     while not front.engine.held:  # a busy machine may need more than the deadline until the work is in the engine

@@ -103,6 +103,7 @@ METRICS = (
     Metric("version_revision", "gauge", "Its revision."),
     Metric("version_load_seconds", "histogram", "From a version's manifest to the flip.", (), (0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 300.0)),
     Metric("delta_rows", "counter", "Row changes applied from index-deltas, of all versions in memory."),
+    Metric("delta_strangers", "counter", "Records of index-deltas that no shard wrote; they are passed over."),
     Metric("freshness_age_seconds", "gauge", "Age of the newest source record in the live version."),
     Metric("visible_seconds", "histogram", "From a record's time to visible in answers of the live version.", ("topic",), _FRESHNESS_S),
     Metric("versions_corrupted", "counter", "Loads that failed because a file was not what its manifest says."),

@@ -16,7 +16,7 @@ class EngineMetrics:
 
     def __init__(self, metrics: Metrics, engine: Engine, versions: VersionFollower) -> None:
         self._metrics, self._engine, self._versions = metrics, engine, versions
-        self._flips, self._corrupted = 0, 0
+        self._flips, self._corrupted, self._strangers = 0, 0, 0
         self._applied: dict[int, int] = {}  # row changes of each resident version that were already counted
 
     def show(self) -> None:
@@ -32,6 +32,8 @@ class EngineMetrics:
             self._metrics.histogram("version_load_seconds").observe(seconds)
         counter("versions_corrupted").inc(self._versions.counters["corrupted"] - self._corrupted)
         self._corrupted = self._versions.counters["corrupted"]
+        counter("delta_strangers").inc(self._versions.counters["strangers"] - self._strangers)
+        self._strangers = self._versions.counters["strangers"]
         self._count_rows({report.token.version: report.changes_applied for report in status.residents})
         current = next((r for r in status.residents if r.token == status.current), None)
         if current is not None:

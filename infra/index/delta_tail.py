@@ -9,8 +9,7 @@ from typing import Self
 
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import TopicFollower
-from schemas.errors import Corrupted
-from schemas.index.layout import DeltaHeader, decode_delta
+from schemas.index.layout import DeltaHeader, find_delta
 from schemas.topics import INDEX_DELTAS
 
 
@@ -22,7 +21,7 @@ class DeltaTail:
         self._follower: TopicFollower | None = None
 
     def read(self) -> Iterator[DeltaHeader]:
-        """The headers up to where the topic ends now, or of what comes within the deadline. A record that is no delta is passed over: servers name it.
+        """The headers up to where the topic ends now, or of what comes within the deadline. A record that no shard wrote is passed over: servers name it.
 
         Raises Unavailable (`unknown_topic`, `kafka_unreachable`), Incompatible (`delta_format`).
         """
@@ -35,11 +34,8 @@ class DeltaTail:
         give_up = time.monotonic() + self._deadline_s
         while not self._follower.has_reached(ends) and time.monotonic() < give_up:
             for record in self._follower.poll(1_000, 0.1):
-                try:
-                    header = decode_delta({}, record.value or b"").header
-                except Corrupted:
-                    continue
-                yield header
+                if (delta := find_delta({}, record.partition, record.value or b"")) is not None:
+                    yield delta.header
 
     def close(self) -> None:
         """Closes its client."""

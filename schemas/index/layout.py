@@ -300,6 +300,20 @@ def decode_delta(layout_of: Mapping[int, RowLayout], raw: bytes) -> DeltaRecord:
     return DeltaRecord(header, () if layout is None else _decode_changes(layout, raw, count))
 
 
+def find_delta(layout_of: Mapping[int, RowLayout], partition: int, raw: bytes) -> DeltaRecord | None:
+    """As `decode_delta`, of a record in a partition of index-deltas; None where no shard wrote it there.
+
+    Raises Corrupted (`bad_delta_size`), Incompatible (`delta_format`).
+    """
+    try:
+        delta = decode_delta(layout_of, raw)
+    except Corrupted as error:
+        if error.code == "bad_delta_size":
+            raise
+        return None
+    return delta if delta.header.shard == partition else None
+
+
 def _decode_changes(layout: RowLayout, raw: bytes, count: int) -> tuple[tuple[bytes, bytes], ...]:
     """The changes of a record whose checksum was right. With another layout than its writer's they would end anywhere: Corrupted (`bad_delta_size`)."""
     at, end, row_bytes = _DELTA_HEADER.size, len(raw) - _CHECKSUM_BYTES, layout.row_bytes

@@ -16,7 +16,7 @@ from infra.index.store import IndexStore
 from infra.kafka.reader import read_topic
 from schemas.errors import Corrupted
 from schemas.index.digest import merge_parts
-from schemas.index.layout import RowLayout, decode_delta, decode_increment
+from schemas.index.layout import RowLayout, decode_increment, find_delta
 from schemas.index.manifest import Manifest
 from schemas.topics import INDEX_DELTAS
 
@@ -74,8 +74,8 @@ class VersionRows:
         self._deltas = {shard: [] for shard in starts}
         wanted = {shard: max(end, starts[shard]) for shard, end in ends.items()}
         for record in read_topic(bootstrap, INDEX_DELTAS, start=starts, end=wanted, prefix=prefix):
-            changes = decode_delta({version: self.layout}, record.value or b"").changes
-            kept = [change for change in changes if change[0] in self.places]
+            delta = find_delta({version: self.layout}, record.partition, record.value or b"")
+            kept = [change for change in delta.changes if change[0] in self.places] if delta is not None else []
             if kept:
                 self._deltas[record.partition].append(DeltaAt(record.offset, kept))
         self._next = dict.fromkeys(starts, 0)

@@ -4,19 +4,19 @@ Here: one thread per resident version (at most two). Not here: the row-order rul
 This thread decodes; the engine gets arrays, one whole record at a time (at most DELTA_RECORD_BYTES_MAX), with its position, watermark and time. So no
 answer sees half a record, and none claims more than was applied.
 Invariant: a position that the log no longer holds is an error (`delta_position_gone`), never a silent jump; a record of another cluster's index-deltas is
-one too (`other_topic`).
+one too (`other_topic`). A record that no shard wrote holds nothing of the index: it is told, and passed over.
 
 Source: protocol C2, FORMAT.md section 8.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from infra.kafka.admin import check_topic_id, end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.settings import KafkaSettings
 from schemas.errors import AifError, Incompatible, Unavailable
-from schemas.index.layout import RowLayout, decode_delta
+from schemas.index.layout import DeltaRecord, RowLayout, find_delta
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from serving.engine.changes import decode_changes
 from serving.engine.loop import Engine
@@ -43,24 +43,32 @@ def check_positions(kafka: KafkaSettings, positions: Mapping[int, int], topic_id
     return {p: ends[p] for p in positions}
 
 
-def decode_portion(record: SourceRecord, version: int, layout: RowLayout) -> Portion:
-    """One whole record as a portion for this version, without changes or watermark if it is of another. Raises Corrupted, Incompatible."""
-    delta = decode_delta({version: layout}, record.value or b"")
-    header, position = delta.header, record.offset + 1
+def decode_portion(record: SourceRecord, delta: DeltaRecord | None, version: int, layout: RowLayout) -> Portion:
+    """One whole record as a portion for this version, without changes or watermark if it is of another or of no shard. Raises Corrupted."""
+    position = record.offset + 1
+    if delta is None or (header := delta.header).version != version:
+        return Portion(version, record.partition, next_position=position)
     changes = decode_changes(layout, delta.changes) if delta.changes else None
-    if header.version != version:
-        return Portion(version, record.partition, changes, position)
     offsets = {**dict(zip(SHARD_TOPICS, header.next_offsets, strict=True)), INDEX_DELTAS: position}
     return Portion(version, record.partition, changes, position, offsets, header.source_ms)
 
 
 class DeltaFollower:
-    """The thread of one version. `error`: why it stopped by itself; None while it runs or after `close`."""
+    """The thread of one version. `error`: why it stopped by itself; None while it runs or after `close`. `on_stranger` gets each record that no shard
+    wrote."""
 
     def __init__(
-        self, engine: Engine, kafka: KafkaSettings, version: int, layout: RowLayout, positions: Mapping[int, int], topic_id: str = ""
+        self,
+        engine: Engine,
+        kafka: KafkaSettings,
+        version: int,
+        layout: RowLayout,
+        positions: Mapping[int, int],
+        topic_id: str,
+        on_stranger: Callable[[SourceRecord], None],
     ) -> None:
         self.version, self.layout, self._topic_id = version, layout, topic_id
+        self._on_stranger = on_stranger
         self.error: AifError | None = None
         self._engine, self._kafka, self._positions = engine, kafka, dict(positions)
         self._stopped = threading.Event()
@@ -97,7 +105,10 @@ class DeltaFollower:
                     self._hand_over(record)
 
     def _hand_over(self, record: SourceRecord) -> None:
-        portion = decode_portion(record, self.version, self.layout)
+        delta = find_delta({self.version: self.layout}, record.partition, record.value or b"")
+        if delta is None:
+            self._on_stranger(record)
+        portion = decode_portion(record, delta, self.version, self.layout)
         if self._stopped.is_set() or not self._engine.offer_changes(portion):
             self._stopped.set()
             return

@@ -28,6 +28,7 @@ import structlog
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_manifest
 from infra.index.store import open_index_store
+from infra.kafka.reader import SourceRecord
 from infra.settings import KafkaSettings
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.control import ControlState, VersionStatus
@@ -79,7 +80,8 @@ class VersionFollower:
     """One thread beside the engine, and the loader process.
 
     last_error  why the wanted version is not served; empty if it is
-    counters    since the start: loads, load_failures, flips, corrupted (failures because a file differs from what its manifest says)
+    counters    since the start: loads, load_failures, flips, corrupted (failures because a file differs from what its manifest says), strangers
+                (records of index-deltas that no shard wrote)
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class VersionFollower:
         self._held: dict[int, _Held] = {}
         self.last_error = ""
         self._last_checkpoint: CheckpointFile | None = None
-        self.counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0}
+        self.counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0, "strangers": 0}
         self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
         self._retry = (0.0, PAUSE_S_MIN, -1)  # (not before this time, the last pause, the log's length then)
         self._waiting: VersionToken | None = None  # could be loaded, and waits for a slot
@@ -300,11 +302,21 @@ class VersionFollower:
         watermark = tuple({**seal.source_offsets, INDEX_DELTAS: seal.delta_position} for seal in manifest.seals)
         source_ms = max((seal.source_ms for seal in manifest.seals), default=0)
         resident = Resident(wanted.token, tables, scorer, watermark, dict(positions), source_ms)
-        deltas = DeltaFollower(self._engine, self._kafka, wanted.version, manifest.layout, positions, self._topic_id)
+        deltas = DeltaFollower(self._engine, self._kafka, wanted.version, manifest.layout, positions, self._topic_id, self._pass_over)
         wait_for_engine(self._engine.admit(resident))
         held = self._held[wanted.version] = _Held(slot, wanted.revision, resident, deltas)
         deltas.start()
         return held
+
+    def _pass_over(self, record: SourceRecord) -> None:
+        self.counters["strangers"] += 1
+        logger.error(
+            "delta_passed_over",
+            partition=record.partition,
+            offset=record.offset,
+            record_bytes=len(record.value or b""),
+            why="no shard wrote this record of index-deltas; let nobody but workers write there",
+        )
 
     def _discard(self, held: _Held, former: _Held | None) -> None:
         """Gives up a version that was admitted and cannot be served. `former`: an older copy of it in the other slot, which is held again."""

@@ -17,7 +17,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.residents: tuple[VersionReport, ...] = (REPORT,)
-        self.flips, self.counters = 2, {"corrupted": 1}
+        self.flips, self.counters = 2, {"corrupted": 1, "strangers": 5}
         self.arrivals, self.loads = [("new-items", 0.3)], [4.0]
 
     def status(self) -> EngineStatus:
@@ -41,7 +41,7 @@ def test_what_is_shown_is_counted_once() -> None:
 
     for _ in range(2):
         shown.show()
-    assert [value(f"aif_{name}_total") for name in ("flips", "delta_rows", "versions_corrupted")] == [2, 7, 1]
+    assert [value(f"aif_{name}_total") for name in ("flips", "delta_rows", "versions_corrupted", "delta_strangers")] == [2, 7, 1, 5]
     assert (value("aif_version_live"), value("aif_version_revision"), value("aif_rows_not_servable")) == (4, 1, 3)
     assert value("aif_visible_seconds_count", topic="new-items") == 1 and value("aif_version_load_seconds_sum") == 4.0
     engine.residents = (

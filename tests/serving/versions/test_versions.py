@@ -22,7 +22,7 @@ from infra.processes import wait_until
 from infra.settings import KafkaSettings
 from schemas.errors import Incompatible
 from schemas.ids import Id, IdKind, partition_of
-from schemas.index.layout import row_layout
+from schemas.index.layout import DeltaHeader, DeltaRecord, encode_delta, row_layout
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.topics import INDEX_DELTAS
@@ -363,13 +363,35 @@ def test_a_scorer_that_gives_numbers_that_are_not_finite_never_goes_live(deploym
     assert [r.token.version for r in d.engine.status().residents] == [1]
 
 
+def foreign_delta(version: Version, shard: int, changes: tuple[tuple[bytes, bytes], ...] = ()) -> bytes:
+    return encode_delta(version.spec.schema.id_kind, DeltaRecord(DeltaHeader(1, shard, 0, (99, 99), 5), changes))
+
+
+def test_records_of_index_deltas_that_no_shard_wrote_there_are_counted_and_passed_over(deployment: Deployment) -> None:
+    """One such record kept every change behind it from the answers of all servers until the next revision, a day later."""
+    d = deployment
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    flipped = bytearray(foreign_delta(d.version, shard=0))
+    flipped[10] ^= 1
+    strangers = [b"", b"not a delta", bytes(200), bytes(flipped), foreign_delta(d.version, shard=1)]
+    for stranger in strangers:
+        d.deltas.write_raw(0, stranger)
+    newer = with_bids(d.version, list(range(10)), 60.0)
+    d.deltas.write(newer, 1, changes(newer, list(range(10)), 2))
+    wait_until(lambda: all(w["item-features"] == 10 for w in d.engine.status().residents[0].watermark), WAIT_S, f"{d.follower.last_error}")
+    d.assert_serves(newer, 1)
+    assert (d.follower.counters["strangers"], d.follower.counters["loads"], d.follower.last_error) == (len(strangers), 1, "")
+
+
 def test_a_delta_that_does_not_read_is_named_and_the_version_is_loaded_again_from_its_newest_revision(deployment: Deployment) -> None:
     d = deployment
     d.publish(1, d.version)
     d.follower.start()
     d.wait_live(1)
-    d.deltas.write_raw(0, b"not a delta")
-    d.wait_error("bad_delta")
+    d.deltas.write_raw(0, foreign_delta(d.version, shard=0, changes=((b"\0" * 8, b"\0" * 50),)))
+    d.wait_error("bad_delta_size")
     wait_until(lambda: d.follower.counters["load_failures"] > 0, WAIT_S, "a copy that cannot follow either")
     assert [report.token for report in d.engine.status().residents] == [d.engine.current]
     d.assert_serves(d.version, 1)

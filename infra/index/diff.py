@@ -87,7 +87,9 @@ def open_side(text: str, log: ControlLog) -> Side:
         store = open_index_store(str(folder / REPLAYED_ROWS))
         return Side(text, store, decode_manifest(store.get(manifest_path(*REPLAYED_REVISION))))
     if text != "live" and not _is_folder(folder / "control"):
-        raise Misconfigured("diff_side", f"{text!r} is not `live`, no version, no folder of `aif replay --directory`, and no index store")
+        raise Misconfigured(
+            "diff_side", f"{text!r} is not `live`, no version, no folder of `aif replay --directory` (without --adopt), and no index store"
+        )
     other = log if text == "live" else ControlLog(open_index_store(text))
     current = other.refresh().current
     if current is None:

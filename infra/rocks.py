@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from rocksdict import (
     AccessType,
@@ -38,6 +38,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from infra.closeable import Closeable
 from infra.failpoints import failing_disk
 from infra.rocks_errors import MappedErrors
 from infra.rocks_scan import FrozenScan, Scan
@@ -102,7 +103,7 @@ _FACTS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.
 _ROWS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.estimate-live-data-size")
 
 
-class Database:
+class Database(Closeable):
     """One open RocksDB directory and every handle of it. One owner; see `open_database` and `open_read_only`."""
 
     def __init__(self, path: Path, families: Sequence[str], read_only: bool) -> None:
@@ -290,12 +291,6 @@ class Database:
         del self._database
         with MappedErrors(self.path, "close"):
             database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_database(path: Path, column_families: Sequence[str] = ()) -> Database:

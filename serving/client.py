@@ -13,11 +13,12 @@ import ssl
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from infra.closeable import Closeable
 from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, RejectedInput, Unavailable
 from schemas.events import describe_errors
 from schemas.ids import Id, encode_wire_id
@@ -44,7 +45,7 @@ _TIMEOUT_S = 65.0  # longer than the longest deadline a request may name
 _POLL_S = 0.05
 
 
-class AifClient:
+class AifClient(Closeable):
     """Client of one server. Thread-safe; close it, or use it as a context manager."""
 
     def __init__(self, url: str, timeout_s: float = _TIMEOUT_S, token: SecretStr | str | None = None, ca: Path | None = None) -> None:
@@ -152,12 +153,6 @@ class AifClient:
     def close(self) -> None:
         """Closes the connections."""
         self._http.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _why_not_ready(self) -> str:
         try:

@@ -127,11 +127,12 @@ def plan_kills(kills: int, seed: int, weights: Mapping[str, int] = _WEIGHTS) -> 
 
 @dataclass
 class Campaign:
-    """The worker under attack and what happened so far."""
+    """The worker under attack and what happened so far. `disk`: the folder of the files that let disks fail."""
 
     stage: BenchStage
     catalogue: Catalogue
     watch: AppliedWatch
+    disk: Path
     preloaded: Mapping[str, str]  # environment of a disk on which single calls fail
     catch_up_s: list[float] = field(default_factory=list)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -142,7 +143,7 @@ class Campaign:
 
     def start_worker(self, plan: Plan | None) -> None:
         """A worker with the next plan's failpoint armed."""
-        environment = {DISK_VARIABLE: str(self._disk), **self.preloaded}
+        environment = {DISK_VARIABLE: str(self.disk), **self.preloaded}
         if plan is not None and plan.kind == FAILPOINT:
             self._fired.unlink(missing_ok=True)
             environment[VARIABLE] = f"{plan.name}:{plan.passes}:{self._fired}"
@@ -153,10 +154,6 @@ class Campaign:
     def _fired(self) -> Path:
         return self.stage.directory / "fired"
 
-    @property
-    def _disk(self) -> Path:
-        return failing_disk_folder(self.stage)
-
     def kill(self, plan: Plan, following: Plan | None) -> None:
         """Carries out one plan and waits until everything published before it is applied again."""
         if plan.new_version:
@@ -165,15 +162,14 @@ class Campaign:
         if plan.kind not in (FAILPOINT, MOMENT):
             time.sleep(plan.after_s)
             acts = {FREEZE: self._freeze, BROKER: self._kill_broker, BUILDER: lambda: self._kill_builder(plan)}
-            began, ends = (acts.get(plan.kind) or (lambda: self._fail_disk(_DISK_FAULTS[plan.kind])))()
+            began = (acts.get(plan.kind) or (lambda: self._fail_disk(_DISK_FAULTS[plan.kind])))()
         else:
             self._wait_moment(plan)
             began = time.monotonic()
             self.worker.kill()
             self.stage.children.remove(self.worker)
             self.start_worker(following)
-            ends = self._ends_from_now()
-        self.watch.wait(ends, _CATCH_UP_S_MAX, self._supervise)
+        self.watch.wait(self._ends_from_now(), _CATCH_UP_S_MAX, self._supervise)
         self.catch_up_s.append(time.monotonic() - began)
         self.kinds[plan.kind] += 1
 
@@ -193,24 +189,26 @@ class Campaign:
             return
         time.sleep(plan.after_s or _RANDOM_S[0])
 
-    def _freeze(self) -> tuple[float, dict[int, tuple[int, ...]]]:
+    # Each returns when the recovery began (monotonic).
+
+    def _freeze(self) -> float:
         """A process that stands still for longer than its session, and then goes on as if nothing had been."""
         os.killpg(self.worker.pid, signal.SIGSTOP)
         time.sleep(_FROZEN_FACTOR * SESSION_TIMEOUT_S)
         began = time.monotonic()
         os.killpg(self.worker.pid, signal.SIGCONT)
-        return began, self._ends_from_now()
+        return began
 
-    def _kill_broker(self) -> tuple[float, dict[int, tuple[int, ...]]]:
+    def _kill_broker(self) -> float:
         broker = self.stage.broker
         assert broker is not None, "the bench kills a broker of its own only"
         began = time.monotonic()
         broker.kill()
         self.stage.broker = start_broker(broker.data_dir)
         assert self.stage.broker.bootstrap_servers == broker.bootstrap_servers, "the broker came back at another address"
-        return began, self._ends_from_now()
+        return began
 
-    def _kill_builder(self, plan: Plan) -> tuple[float, dict[int, tuple[int, ...]]]:
+    def _kill_builder(self, plan: Plan) -> float:
         """One of the processes that the worker started, while a new version is on its way; which goes live all the same."""
         chance = random.Random(plan.after_s)
 
@@ -222,15 +220,15 @@ class Campaign:
             return False
 
         wait_until(killed, _CATCH_UP_S_MAX, "a process that the worker started")
-        return time.monotonic(), self._ends_from_now()
+        return time.monotonic()
 
-    def _fail_disk(self, fault: str) -> tuple[float, dict[int, tuple[int, ...]]]:
+    def _fail_disk(self, fault: str) -> float:
         """Every write of the worker and its builders fails for a while, or some calls do. What it consumes meanwhile it has to consume again."""
-        switch = self._disk / fault
+        switch = self.disk / fault
         switch.touch()
         time.sleep(_DISK_FAILS_S)
         switch.unlink()
-        return time.monotonic(), self._ends_from_now()
+        return time.monotonic()
 
     def _ends_from_now(self) -> dict[int, tuple[int, ...]]:
         """End offsets with something in every shard that came after this moment: only who is back can have applied it."""
@@ -250,11 +248,6 @@ class Campaign:
         self.stage.stop_worker(self.worker)
 
 
-def failing_disk_folder(stage: BenchStage) -> Path:
-    """Where the files lie that let disks fail."""
-    return stage.directory / "failing-disk"
-
-
 def measure_crash(kills: int, seed: int, items: int, updates_per_s: float) -> Figures:
     """The whole campaign. Raises Unavailable where a recovery did not come by itself."""
     config: dict[str, Any] = {"kills": kills, "seed": seed, "items": items, "updates_per_s": updates_per_s}
@@ -264,10 +257,9 @@ def measure_crash(kills: int, seed: int, items: int, updates_per_s: float) -> Fi
     settings = {"AIF_WORKER__SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}", "AIF_BUILD__SNAPSHOT_EVERY_UPDATES": "2000"}
     with open_bench_stage(**settings) as stage, AppliedWatch(stage) as watch:
         stage.publish_catalogue(catalogue)
-        failing = failing_disk_folder(stage)
-        failing.mkdir()
-        preloaded = build_faulty_disk(stage.directory, failing / _DISK_FAULTS[FLAKY], _CALL_FAILS_EVERY) if flaky else {}
-        campaign = Campaign(stage, catalogue, watch, preloaded)
+        (disk := stage.directory / "failing-disk").mkdir()
+        preloaded = build_faulty_disk(stage.directory, disk / _DISK_FAULTS[FLAKY], _CALL_FAILS_EVERY) if flaky else {}
+        campaign = Campaign(stage, catalogue, watch, disk, preloaded)
         campaign.start_worker(None)
         stage.wait_live(stage.publish_model(catalogue), campaign.worker)
         with Traffic(stage, catalogue, updates_per_s, seed) as traffic:

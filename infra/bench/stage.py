@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from infra.closeable import Closeable
 from infra.command import say
 from infra.data.catalogue import Catalogue
 from infra.demo.stage import SHARDS, Stage
@@ -137,7 +138,7 @@ class Applied:
     next_offsets: tuple[int, ...]
 
 
-class AppliedWatch:
+class AppliedWatch(Closeable):
     """Follows index-deltas from now on, from before the workers are started. Use as a context manager."""
 
     def __init__(self, stage: BenchStage) -> None:
@@ -147,10 +148,8 @@ class AppliedWatch:
         self.seen: list[Applied] = []
         self._told: dict[int, tuple[int, ...]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Leaves the topic."""
         self._follower.close()
 
     def poll(self, timeout_s: float = 0.05) -> None:

@@ -17,10 +17,11 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Self, cast
+from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from infra.closeable import Closeable
 from infra.kafka.admin import check_topic_id, end_offsets, start_offsets
 from schemas.errors import AifError, Incompatible, Unavailable
 
@@ -60,7 +61,7 @@ class SourceRecord:
     timestamp_ms: int = -1
 
 
-class TopicFollower:
+class TopicFollower(Closeable):
     """Follows partitions of one topic from given offsets, also over restarts of the broker. For one thread, which closes it.
 
     `positions`: the next offset of every partition. What is before it was given by `poll`, or is a marker, or was compacted away.
@@ -107,12 +108,6 @@ class TopicFollower:
     def close(self) -> None:
         """Close the client. Nothing is committed."""
         self._consumer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _fetch(self, records_max: int, timeout_s: float) -> list[Message]:
         first = self._consumer.poll(timeout_s)

@@ -8,13 +8,14 @@ also shows what a worker that hangs would not say. Invariant: a part that cannot
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import httpx
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from infra.clock import Clock
+from infra.closeable import Closeable
 from infra.index.control_log import ControlLog
 from infra.index.delta_tail import DeltaTail
 from infra.index.verify import CheckpointFaults
@@ -61,20 +62,17 @@ class Sample:
     errors: Sequence[str] = ()
 
 
-class Inspector:
+class Inspector(Closeable):
     """Keeps its place in index-deltas between two samples. Use as a context manager."""
 
     def __init__(self, bootstrap: str, prefix: str, control_log: ControlLog, clock: Clock, servers: Sequence[str] = ()) -> None:
         self._bootstrap, self._prefix, self._log, self._clock, self._servers = bootstrap, prefix, control_log, clock, servers
         self._tail = DeltaTail(bootstrap, prefix, _TAIL_RECORDS, _ASK_S_MAX)
         self._checkpoints = CheckpointFaults(control_log.store)
-        self._told: dict[int, DeltaHeader] = {}
         self._before: dict[int, tuple[float, int]] = {}  # shard: when, and how many records were applied
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Closes its client."""
         self._tail.close()
 
     def sample(self) -> Sample:
@@ -91,20 +89,12 @@ class Inspector:
         )
 
     def _fetch_shards(self, workers: Mapping[str, Sequence[int]]) -> list[ShardView]:
-        self._follow()
+        told = self._tail.newest()
         ends = [end_offsets(self._bootstrap, self._prefix + topic, deadline_s=_ASK_S_MAX) for topic in SHARD_TOPICS]
         owners = {shard: member for member, shards in workers.items() for shard in shards}
-        return [self._view(shard, tuple(end[shard] for end in ends), owners.get(shard, "")) for shard in sorted(ends[0])]
+        return [self._view(shard, told.get(shard), tuple(end[shard] for end in ends), owners.get(shard, "")) for shard in sorted(ends[0])]
 
-    def _follow(self) -> None:
-        """Reads index-deltas to its end, at first only the tail of each partition."""
-        for header in self._tail.read():
-            known = self._told.get(header.shard)
-            if known is None or header.next_offsets >= known.next_offsets:
-                self._told[header.shard] = header
-
-    def _view(self, shard: int, ends: tuple[int, ...], owner: str) -> ShardView:
-        told = self._told.get(shard)
+    def _view(self, shard: int, told: DeltaHeader | None, ends: tuple[int, ...], owner: str) -> ShardView:
         offsets = told.next_offsets if told else (0,) * len(ends)
         behind = sum(max(0, end - offset) for end, offset in zip(ends, offsets, strict=True))
         age_s = (self._clock.now_ms() - told.source_ms) / 1_000 if told and told.source_ms else 0.0

@@ -47,11 +47,8 @@ def _describe_missing(shard: int, next_offsets: Offsets, start: Offsets) -> str:
 
 def _read_told(bootstrap: str, prefix: str, deadline_s: float) -> dict[int, Offsets]:
     """By shard the next offsets that readers were told last."""
-    told: dict[int, tuple[int, ...]] = {}
     with DeltaTail(bootstrap, prefix, _TAIL_RECORDS, deadline_s) as tail:
-        for header in tail.read():
-            told[header.shard] = max(told.get(header.shard, header.next_offsets), header.next_offsets, key=sum)
-    return {shard: dict(zip(SHARD_TOPICS, offsets, strict=True)) for shard, offsets in told.items()}
+        return {shard: dict(zip(SHARD_TOPICS, told.next_offsets, strict=True)) for shard, told in tail.newest().items()}
 
 
 def _fetch_committed(bootstrap: str, prefix: str, deadline_s: float) -> dict[int, Offsets]:

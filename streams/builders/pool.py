@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Self
 
+from infra.closeable import Closeable
 from infra.processes import Child
 from schemas import errors
 from schemas.errors import AifError, Unavailable
@@ -45,7 +45,7 @@ class Ticket:
         self.future.cancel()
 
 
-class BuilderPool:
+class BuilderPool(Closeable):
     """A number of builder processes.
 
     warm      they start at once; else with their first job
@@ -91,12 +91,6 @@ class BuilderPool:
     def pids(self) -> list[int]:
         """Process ids of the builders that run."""
         return [builder.child.pid for builder in self._builders if builder.child is not None]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Builder(threading.Thread):

@@ -7,8 +7,8 @@ a build therefore reads only from a checkpoint (protocol B8). The directory must
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Self
 
+from infra.closeable import Closeable
 from infra.joined import join_some, join_stored
 from infra.rocks import Database, open_read_only
 from infra.rocks_scan import Scan
@@ -22,7 +22,7 @@ from streams.stored.item_block import ItemBlock, cut_item_block, find_live
 _key, _value = itemgetter(0), itemgetter(1)
 
 
-class ShardReader:
+class ShardReader(Closeable):
     """A read-only view of one moment of a shard. It has to be closed before the directory is removed."""
 
     def __init__(self, database: Database) -> None:
@@ -61,12 +61,6 @@ class ShardReader:
     def close(self) -> None:
         """Frees the directory."""
         self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Embeddings:

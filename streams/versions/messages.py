@@ -7,10 +7,10 @@ depends on it.
 """
 
 import logging
-from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException
 
+from infra.closeable import Closeable
 from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
@@ -23,7 +23,7 @@ _CLOSE_S_MAX = 2.0
 _log = logging.getLogger("aif.streams.versions")
 
 
-class VersionMessages:
+class VersionMessages(Closeable):
     """A producer for dead letters and index-events. Thread-safe."""
 
     def __init__(self, bootstrap: str, prefix: str) -> None:
@@ -63,9 +63,3 @@ class VersionMessages:
     def close(self) -> None:
         """Waits a moment for what is queued."""
         self._producer.flush(_CLOSE_S_MAX)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

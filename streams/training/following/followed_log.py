@@ -10,8 +10,8 @@ may be away for a while; reading goes on when it is back.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Self
 
+from infra.closeable import Closeable
 from infra.kafka.admin import check_topic_id
 from infra.kafka.reader import SourceRecord, TopicFollower
 from schemas.errors import Unavailable
@@ -58,7 +58,7 @@ class FollowedTopic:
         self._follower.close()
 
 
-class FollowedLog:
+class FollowedLog(Closeable):
     """All five topics, from the offsets `begin` on; `plan` and `read` are called in turns.
 
     `settle` is called after each reading, before anybody stores the round's end. `lag_records` is the number of impressions beyond the round that
@@ -118,12 +118,6 @@ class FollowedLog:
         """Closes the consumers; nothing is committed."""
         for topic in self._topics.values():
             topic.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def plan_impressions(begins: Mapping[int, int], ends: Mapping[int, int], requests_max: int) -> dict[int, int]:

@@ -27,7 +27,7 @@ import typer
 
 from infra.bench.cli import register as register_bench
 from infra.broker.cli import broker_app
-from infra.command import AsJson, print_table, register_measured, registered_choices, settings_classes
+from infra.command import CHOICES, SETTINGS_CLASSES, AsJson, print_table, register_measured
 from infra.data.cli import register as register_import
 from infra.demo.cli import demo
 from infra.index.cli import index_app, model_app
@@ -119,10 +119,10 @@ def show_config(
     from infra.settings import explain_object_store, explain_settings
 
     rows: dict[str, dict[str, object]] = {}
-    for path in settings_classes():
+    for path in SETTINGS_CLASSES:
         rows |= {setting.name: asdict(setting) for setting in explain_settings(resolve_name(path))}
     rows |= {setting.name: asdict(setting) for setting in explain_object_store(str(rows["index.store"]["value"]))}
-    for section, path in registered_choices().items():
+    for section, path in CHOICES.items():
         for choice in resolve_name(path)(model):
             rows[f"{section}.{choice['name']}"] = {**choice, "name": f"{section}.{choice['name']}"}
     print_table("settings", [rows[name] for name in sorted(rows)], as_json)

@@ -1,6 +1,6 @@
 """What every `aif` command shares: JSON on request, settings, and the names of settings classes. Standard library and typer only.
 
-Here: printing, the settings of a command that runs no process, the registry of settings. Not here: any command (they live in the cli.py beside what they
+Here: printing, the settings of a command that runs no process, what the parts register. Not here: any command (they live in the cli.py beside what they
 drive), errors as one message (infra/cli.py).
 Exit codes: 0 done, 1 an error of ours (its code is printed), 2 wrong usage, 130 Ctrl-C.
 """
@@ -22,45 +22,29 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 BENCH_HELP = "Measure what the system takes, beside its floors."  # of the group `aif bench`, which several parts fill
 
-# "module:Class" of every process's settings, for `aif config show`; each part registers its own, and none is imported before it is shown.
-_SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]
-
+# What the parts register, each its own in its `commands(app)`, read when all have. Nothing is imported before it is shown.
+# "module:Class" of every process's settings, for `aif config show`.
+SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]
 # "module:function" that explains a section of a model's file, for `aif config show --model FILE`: it gives rows with name, value and origin.
-_CHOICES: dict[str, str] = {}
-
+CHOICES: dict[str, str] = {}
 # "module:BENCH" of everything that measures (infra/bench/declared.py), for `aif bench keep` and `aif bench report`.
-_BENCHES: list[str] = []
+BENCHES: list[str] = []
 
 
 def register_measured(*paths: str) -> None:
     """Name declarations ("serving.bench.rank:RANK") for `aif bench report`, in the order of its sections; to be called in a `commands(app)`."""
-    _BENCHES.extend(path for path in paths if path not in _BENCHES)
-
-
-def registered_benches() -> Sequence[str]:
-    """The registered declarations as "module:BENCH"."""
-    return tuple(_BENCHES)
+    BENCHES.extend(path for path in paths if path not in BENCHES)
 
 
 def register_choices(section: str, path: str) -> None:
     """Name what explains a section of a model's file ("streams.training.model_file:explain_choices"), for `aif config show`."""
-    _CHOICES[section] = path
-
-
-def registered_choices() -> Mapping[str, str]:
-    """What was registered, by section."""
-    return dict(_CHOICES)
+    CHOICES[section] = path
 
 
 def register_settings(path: str) -> None:
     """Name a settings class ("streams.settings:WorkerSettings") for `aif config show`; to be called in a `commands(app)`."""
-    if path not in _SETTINGS_CLASSES:
-        _SETTINGS_CLASSES.append(path)
-
-
-def settings_classes() -> Sequence[str]:
-    """The registered settings classes as "module:Class"."""
-    return tuple(_SETTINGS_CLASSES)
+    if path not in SETTINGS_CLASSES:
+        SETTINGS_CLASSES.append(path)
 
 
 def read_settings() -> "InfraSettings":
@@ -74,7 +58,7 @@ def find_setting(name: str) -> Any:
     """The value of a setting that another process has ("build.checkpoint_roots"), as these commands' environment says it. Raises Misconfigured."""
     from infra.settings import explain_settings
 
-    return next(row.value for path in settings_classes() for row in explain_settings(resolve_name(path)) if row.name == name)
+    return next(row.value for path in SETTINGS_CLASSES for row in explain_settings(resolve_name(path)) if row.name == name)
 
 
 def command_group(app: typer.Typer, name: str, about: str) -> typer.Typer:

@@ -68,9 +68,7 @@ class IndexSettings(Section):
     user_partitions: int = Field(default=4, ge=1, le=SHARDS_MAX)  # M: partitions of the user topics
     id_kind: Literal["int64", "text"] = "int64"
     keep_versions: int = Field(default=5, ge=2)  # the newest ones that could be served or revived; frozen ones beyond are dropped
-    remove_after_s: float = Field(
-        default=24 * 3600.0, ge=1.0
-    )  # a file that nothing needs is kept so long, for those who read or write it now
+    remove_after_s: float = Field(default=24 * 3600.0, ge=1.0)  # so long a file that nothing needs stays, for those who use it now
 
 
 class LogSettings(Section):

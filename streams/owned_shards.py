@@ -64,9 +64,8 @@ class OwnedShards:
         if numbers:
             ranges = await asyncio.to_thread(fetch_log_ranges, self._bootstrap, self._prefix)
             opening = (asyncio.to_thread(self._open, n, {t: ranges[t][n] for t in SHARD_TOPICS}) for n in sorted(numbers))
-            for failed in await asyncio.gather(
-                *opening, return_exceptions=True
-            ):  # all have ended by now, so the next attempt can close those that opened
+            # All have ended before one is raised, so the next attempt can close those that opened.
+            for failed in await asyncio.gather(*opening, return_exceptions=True):
                 if failed is not None:
                     raise failed
             for task in self.tasks:

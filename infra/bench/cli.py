@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.command import BENCH_HELP, AsJson, command_group, print_figures, register_measured, registered_benches, say
+from infra.command import BENCH_HELP, BENCHES, AsJson, command_group, print_figures, register_measured, say
 
 if TYPE_CHECKING:
     from infra.bench.declared import Bench
@@ -97,4 +97,4 @@ def report(docs: Docs = Path("docs")) -> None:
 
 def declared_benches() -> "list[Bench]":
     """Everything that measures, of every installed part, in the order in which the parts registered it."""
-    return [resolve_name(path) for path in registered_benches()]
+    return [resolve_name(path) for path in BENCHES]

@@ -55,9 +55,7 @@ def find_files(directory: Path, source: Source) -> list[Path]:
     if not directory.is_dir():
         raise Misconfigured("no_data", f"the data folder {directory} is not there")
     paths = [path for path in sorted(directory.glob(source.file)) if path.is_file()]
-    if not (
-        directory / source.file
-    ).is_file():  # a pattern: beside parts lie files of whoever wrote them, like _SUCCESS, and parts without a row
+    if not (directory / source.file).is_file():  # a pattern: beside parts lie files of whoever wrote them, like _SUCCESS, and empty ones
         paths = [path for path in paths if not path.name.startswith((".", "_")) and path.stat().st_size]
     if not paths:
         if (directory / source.file).is_dir():

@@ -48,8 +48,6 @@ class Interactions:
 
     def before(self, time_ms: int) -> int:
         """How many are strictly before a time: rows of one basket are never each other's history."""
-        if isinstance(self.time_X, np.ndarray):
-            return int(np.searchsorted(self.time_X, time_ms, "left"))
         return bisect_left(self.time_X, time_ms)
 
     def blocks(self, first: int = 0, last: int | None = None) -> Iterator["HeldInteractions"]:

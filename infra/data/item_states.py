@@ -1,7 +1,7 @@
 """What is known of each item as of any time: its columns, the latest rows of its history table, and statistics of the behaviours before that time.
 
 Here: `ItemStates`, features as of a time. Not here: the rows of the items' file (item_rows.py), values over time (item_history.py), the statistics
-themselves (item_statistics.py), events and the times at which they are told (mapped_catalogue.py).
+themselves (item_statistics.py), the times at which they are told (mapped_sources.py), events (mapped_catalogue.py).
 Invariant: a statistic as of t holds nothing from t or later, and a history row counts from the time at which it is known, so no impression sees its own
 answer.
 Memory: some numbers for each item and feature that changes with time; columns stay in the spool of the rows.

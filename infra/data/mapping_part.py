@@ -17,9 +17,8 @@ SAMPLED = "impressions without a file"  # how the section is told from the other
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Number = Annotated[float, Field(gt=0, lt=1e12)]
-Texts = Annotated[
-    tuple[str, ...], BeforeValidator(lambda raw: (raw,) if isinstance(raw, str) else raw), Field(strict=False)
-]  # one alone is a list of it
+_listed = BeforeValidator(lambda raw: (raw,) if isinstance(raw, str) else raw)  # one text alone is a list of it
+Texts = Annotated[tuple[str, ...], _listed, Field(strict=False)]
 
 
 def reject(path: Path, key: str, expectation: str) -> Misconfigured:

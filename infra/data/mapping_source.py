@@ -149,9 +149,7 @@ class Source(FileFormat):
     """
 
     section: ClassVar[str]
-    rows_are_events: ClassVar[bool] = (
-        False  # a row is a value or an event of its own, not the whole of an item: its features may have conditions
-    )
+    rows_are_events: ClassVar[bool] = False  # a row is a value or an event of its own, not a whole item: its features may have conditions
     file: Text
     where: Conditions = ()
     explode: Column | None = None

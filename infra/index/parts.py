@@ -1,6 +1,6 @@
 """Parts of a version in the index store: each is written once, and read through a private copy (FORMAT.md sections 4 to 6).
 
-Here: writing, reading and verifying full and incremental parts; reading manifests. Not here: which rows belong into a part
+Here: writing, reading and verifying full and incremental parts; reading manifests, and the copies of checkpoints. Not here: which rows belong into a part
 (streams/builders/full_part.py, streams/builders/sealer.py), the merged view (schemas/index/digest.py), loading into memory
 (serving/versions/index_reader.py).
 
@@ -29,7 +29,8 @@ from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import VersionStatus
 from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_block, encode_block
 from schemas.index.lifecycle import State
-from schemas.index.manifest import UNIQUE_DIGITS, Manifest, Part, PartFile, decode_manifest, manifest_path
+from schemas.index.manifest import UNIQUE_DIGITS, Manifest, Part, PartFile, checkpoint_path, decode_manifest, manifest_path
+from schemas.limits import CHECKPOINT_BYTES_MAX
 
 _DEAD_AT = ORDER.itemsize - 1  # the last byte of an order
 _REBUILD = "drop the revision and rebuild it"
@@ -138,6 +139,11 @@ def _check_ascending(block: RowBlock, last: bytes) -> None:
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_checkpoint_copy(store: IndexStore, sha256: str) -> bytes:
+    """The store's copy of a checkpoint, unchecked. Raises what `store.get` raises."""
+    return store.get(checkpoint_path(sha256), CHECKPOINT_BYTES_MAX)
 
 
 def read_manifest(store: IndexStore, status: VersionStatus) -> Manifest:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 
-from infra.command import settings_classes
+from infra.command import SETTINGS_CLASSES
 from infra.index.control_log import ControlLog, check_identity
 from infra.index.store import check_exclusive_create, open_index_store
 from infra.index.store_clock import fetch_store_time_ms
@@ -83,7 +83,7 @@ def _run(check: Callable[[InfraSettings], Finding], settings: InfraSettings) -> 
 
 def check_settings(settings: InfraSettings) -> Finding:
     """Whether every process can read its own: a command reads its own sections only, and a misspelt name of another's would show when that one starts."""
-    given = {row.name for path in settings_classes() for row in explain_settings(resolve_name(path)) if row.origin != "default"}
+    given = {row.name for path in SETTINGS_CLASSES for row in explain_settings(resolve_name(path)) if row.origin != "default"}
     return Finding("settings", OK, f"{len(given)} are not at their defaults (`aif config show`)")
 
 

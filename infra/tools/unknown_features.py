@@ -9,14 +9,13 @@ Invariant: some records of some partitions are read, however many there are.
 
 from collections.abc import Iterable
 
+from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import read_topic
 from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, decode_updates
 from schemas.features import FeatureSchema, Kind, Scope
 from schemas.ids import Id, IdKind
-from schemas.index.manifest import checkpoint_path
-from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import read_checkpoint_file
 from schemas.topics import ITEM_FEATURES
 
@@ -73,5 +72,4 @@ def read_newest_updates(bootstrap: str, prefix: str, id_kind: IdKind, deadline_s
 
 def read_schema(store: IndexStore, checkpoint_sha256: str) -> FeatureSchema:
     """The feature schema of a checkpoint in the index store. Raises RejectedInput, and what the store raises."""
-    data = store.get(checkpoint_path(checkpoint_sha256), CHECKPOINT_BYTES_MAX)
-    return read_checkpoint_file(data, checkpoint_sha256).spec.schema
+    return read_checkpoint_file(read_checkpoint_copy(store, checkpoint_sha256), checkpoint_sha256).spec.schema

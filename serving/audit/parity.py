@@ -26,12 +26,12 @@ import torch
 
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
+from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore, open_index_store
 from schemas.errors import Corrupted, RejectedInput
 from schemas.events import describe_errors
 from schemas.ids import Id, IdKind, decode_id, encode_index_key
-from schemas.index.manifest import Manifest, checkpoint_path, decode_manifest, manifest_path
-from schemas.limits import CHECKPOINT_BYTES_MAX
+from schemas.index.manifest import Manifest, decode_manifest, manifest_path
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.inputs import BehaviourRow, CandidateRows, UserStates, behaviour_row, build_user_inputs, candidate_rows
 from schemas.model.network import AifNetwork, InFloat64
@@ -157,7 +157,7 @@ def _audit_version(
     positions = [positions_of(one.answer.freshness.watermark) for one in group]
     ends = {shard: max(p[shard] for p in positions) for shard in positions[0]}
     rows.read_deltas(bootstrap, prefix, token.version, ends)
-    checkpoint = read_checkpoint(store.get(checkpoint_path(manifest.checkpoint_sha256), CHECKPOINT_BYTES_MAX), manifest.checkpoint_sha256)
+    checkpoint = read_checkpoint(read_checkpoint_copy(store, manifest.checkpoint_sha256), manifest.checkpoint_sha256)
     auditor = _Auditor(checkpoint.network, ids, rows)
     for place, one in sorted(zip(positions, group, strict=True), key=lambda pair: sum(pair[0].values())):
         rows.at(place)

@@ -64,9 +64,8 @@ def main() -> None:
     open_logs("overload", "warning", "text")  # nothing but the address may go into the pipe: nobody reads on
     items, users, behaviours, candidates = map(int, sys.argv[1:5])
     with open_rank_world(items) as world, tempfile.TemporaryDirectory() as folder:
-        os.sched_setaffinity(
-            0, map(int, sys.argv[6].split(","))
-        )  # of this thread and those it starts from here on; the engine's runs already
+        # Of this thread and those it starts from here on; the engine's runs already.
+        os.sched_setaffinity(0, map(int, sys.argv[6].split(",")))
         np.save(sys.argv[5], np.stack(world.requests(candidates, REQUESTS)))
         bounds = StoreBounds(decoded_users_max=users, decoded_behaviours_max=users * behaviours)
         store = open_user_store(Path(folder), ViewIdentity("bench", "", IdKind.INT64, 1), bounds)

@@ -26,7 +26,7 @@ import numpy as np
 import structlog
 
 from infra.index.control_log import ControlLog
-from infra.index.parts import read_manifest
+from infra.index.parts import read_checkpoint_copy, read_manifest
 from infra.index.store import open_index_store
 from infra.kafka.reader import SourceRecord
 from infra.settings import KafkaSettings
@@ -34,8 +34,7 @@ from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.layout import row_layout
 from schemas.index.lifecycle import SERVABLE
-from schemas.index.manifest import Manifest, checkpoint_path
-from schemas.limits import CHECKPOINT_BYTES_MAX
+from schemas.index.manifest import Manifest
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from schemas.token import VersionToken
 from schemas.topics import INDEX_DELTAS
@@ -281,7 +280,7 @@ class VersionFollower:
         """The version's model from the index store, checked against the manifest. Reuses the last one if it is the same (a new build of rows)."""
         checkpoint = self._last_checkpoint
         if checkpoint is None or checkpoint.info.sha256 != manifest.checkpoint_sha256:
-            data = self._store.get(checkpoint_path(manifest.checkpoint_sha256), CHECKPOINT_BYTES_MAX)
+            data = read_checkpoint_copy(self._store, manifest.checkpoint_sha256)
             checkpoint = self._last_checkpoint = read_checkpoint_file(data, manifest.checkpoint_sha256)
         wanted = row_layout(checkpoint.spec)
         missing = [c.name for c in wanted.columns if c not in manifest.layout.columns]

@@ -20,15 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from infra.index.parts import read_manifest
+from infra.index.parts import read_checkpoint_copy, read_manifest
 from infra.index.sample import SampledRows, find_rows, sample_rows
 from infra.index.store import IndexStore
 from schemas.errors import AifError
 from schemas.features import FeatureSchema, Scope
 from schemas.ids import decode_index_key
 from schemas.index.control import VersionStatus
-from schemas.index.manifest import Manifest, checkpoint_path
-from schemas.limits import CHECKPOINT_BYTES_MAX
+from schemas.index.manifest import Manifest
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.inputs import UserInputs, behaviour_row, build_user_inputs, candidate_rows
 from schemas.model.network import AifNetwork
@@ -95,8 +94,7 @@ def _open_live(store: IndexStore, status: VersionStatus, keys: Sequence[bytes]) 
 
 
 def _open_network(store: IndexStore, manifest: Manifest) -> AifNetwork:
-    data = store.get(checkpoint_path(manifest.checkpoint_sha256), CHECKPOINT_BYTES_MAX)
-    return read_checkpoint(data, manifest.checkpoint_sha256).network.eval()
+    return read_checkpoint(read_checkpoint_copy(store, manifest.checkpoint_sha256), manifest.checkpoint_sha256).network.eval()
 
 
 def make_users(schemas: Sequence[FeatureSchema], keys: Sequence[bytes], count: int) -> list[MadeUpUser]:

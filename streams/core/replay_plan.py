@@ -7,7 +7,7 @@ topic by topic, and never skipped.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from schemas.errors import Incompatible
 from schemas.index.snapshot import ShardSnapshot
@@ -46,7 +46,7 @@ class Begin:
     """Where a replay is to begin. `not_after`: by shard, offsets at or before which the base must lie; None: it must only lie before the end."""
 
     from_log_start: bool
-    not_after: Mapping[int, Offsets] | None = field(default=None)
+    not_after: Mapping[int, Offsets] | None = None
 
 
 def plan_shard_replay(log: ShardLog, begin: Begin, end: Offsets) -> ShardReplay:

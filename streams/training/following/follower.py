@@ -30,9 +30,8 @@ from streams.training.settings import TrainSection
 from streams.training.topic_events import DataRange, find_span
 from streams.training.trainer_state import StateFile
 
-SETTLED_AFTER_MS = (
-    3_600_000  # impressions up to this much older than those of the newest rounds are still joined with items as of their time
-)
+# Impressions up to this much older than those of the newest rounds are still joined with items as of their time.
+SETTLED_AFTER_MS = 3_600_000
 
 _DISK_POLL_S = 1.0
 

@@ -22,6 +22,7 @@ import torch
 
 from infra.clock import Clock, SystemClock
 from infra.index.control_log import ControlLog
+from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore, open_index_store
 from infra.kafka.admin import check_topic_ids, start_offsets, topic_ids
 from infra.kafka.publisher import Publisher
@@ -29,8 +30,6 @@ from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from schemas.errors import Incompatible
 from schemas.ids import IdKind
-from schemas.index.manifest import checkpoint_path
-from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.spec import ModelSpec
 from schemas.topics import IMPRESSIONS
@@ -148,8 +147,7 @@ def _open_base(
             say(json.dumps({"waiting": "no version is live yet; publish a checkpoint, or name one with --warm-start"}))
             told = True
         time.sleep(_POLL_S)
-    data = store.get(checkpoint_path(current.checkpoint_sha256), CHECKPOINT_BYTES_MAX)
-    return read_checkpoint(data, current.checkpoint_sha256)
+    return read_checkpoint(read_checkpoint_copy(store, current.checkpoint_sha256), current.checkpoint_sha256)
 
 
 def require_model(base: Checkpoint, wanted: ModelSpec, path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from infra.bench.cli import declared_benches
 from infra.bench.declared import Bench, Figure, Goal
 from infra.cli import build_app
-from infra.command import registered_benches
+from infra.command import BENCHES as REGISTERED
 
 ROOT = Path(__file__).parents[3]
 ADD = {"add", "add_interval", "add_ratio"}
 build_app()  # the parts register what they declare
-BENCHES = dict(zip(registered_benches(), declared_benches(), strict=True))
+BENCHES = dict(zip(REGISTERED, declared_benches(), strict=True))
 
 
 def test_holes_stand_for_what_has_no_dot_but_that_of_a_number() -> None:

@@ -8,6 +8,7 @@ from prometheus_client import generate_latest
 from infra.clock import SystemClock
 from infra.kafka.admin import GROW, PartitionWatch, apply_topics
 from infra.kafka.publisher import Publisher
+from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
 from infra.processes import free_ports, wait_until
 from infra.rocks import Database
@@ -236,4 +237,35 @@ def test_a_server_without_the_users_topics_says_what_is_missing(tmp_path: Path, 
     follower.start()
     wait_until(lambda: "aif topics apply" in follower.last_error, 20, "the reason")
     assert not follower.ready
+    follower.close()
+
+
+@pytest.mark.parametrize(("comes_late", "times", "holes"), [(True, [0, 1, 2], 0), (False, [0, 2], 1)])
+def test_a_gap_in_the_behaviours_is_read_once_more_and_only_then_passed_and_counted(
+    comes_late: bool, times: list[int], holes: int, tmp_path: Path
+) -> None:
+    place, store, metrics = home(1), open_view(tmp_path, IdKind.INT64, M), Metrics()
+    records = {at: behaviours(at, Behaviour(user_id=1, item_id=1, time_ms=at), partition=place) for at in range(3)}
+    late = records.pop(1)
+
+    class Log:
+        """One partition, whose second record is not there at first."""
+
+        topic, positions = USER_BEHAVIOURS, {place: 0}
+
+        def poll(self, _: int) -> list[SourceRecord]:
+            found = [record for at, record in sorted(records.items()) if at >= self.positions[place]]
+            self.positions[place] = 3
+            return found
+
+        def seek(self, partition: int, offset: int) -> None:
+            self.positions[partition] = offset
+
+    log, follower = Log(), UserFollower("127.0.0.1:9", "", store, metrics)
+    follower._step(log)  # type: ignore[arg-type]
+    assert [b.time_ms for b in store.find(1).behaviours] == [0]
+    if comes_late:
+        records[1] = late
+    follower._step(log)  # type: ignore[arg-type]
+    assert [b.time_ms for b in store.find(1).behaviours] == times and metrics.counter("user_log_holes")._value.get() == holes
     follower.close()

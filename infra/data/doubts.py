@@ -103,7 +103,7 @@ def _find_other_clocks(sources: MappedSources) -> Iterator[str]:
     mapping = sources.mapping
     for source, role in (
         (mapping.impressions or mapping.behaviours, "time"),
-        *((s, r) for s in (mapping.item_history, mapping.items) for r in _CLOCKS),
+        *((s, r) for s in (mapping.item_history, mapping.items, mapping.users) for r in _CLOCKS),
     ):
         if source is None or role not in source.roles or source.roles[role].value is not None:
             continue

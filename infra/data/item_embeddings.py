@@ -12,7 +12,7 @@ import numpy as np
 
 from infra.data.columns import decode_texts
 from infra.data.inferred_schema import infer_width
-from infra.data.interactions import IdPlaces
+from infra.data.interactions import IdPlaces, read_times
 from infra.data.mapping import Embeddings
 from infra.data.tables import LoadedRows, LoadedTable
 from infra.data.text import FITTED_TEXTS_MAX, TextEmbedder, mark_items
@@ -44,7 +44,7 @@ class ItemEmbeddings:
 
     def __init__(self, table: LoadedTable, embedding: Embeddings, kind: IdKind, later: Collection[Id]) -> None:
         self._table, self._column, self._embedding = table, table.source.roles["vector"], embedding
-        self._row_P, self.place = read_last_rows(table, kind)
+        self._row_P, self.place, _ = read_last_rows(table, kind)
         self.ids: Sequence[Id] = list(self.place)
         self._later = frozenset(later)
 
@@ -106,19 +106,27 @@ class ItemEmbeddings:
         return TextEmbedder(texts, self._embedding.text_width)
 
 
-def read_last_rows(table: LoadedTable, kind: IdKind) -> tuple[np.ndarray, dict[Id, int]]:
-    """(the last row of each id by its place, the place of each id) of a table with ids. A row without an id is rejected."""
-    places = IdPlaces(kind)
-    row_P, first = np.zeros(0, np.int64), 0
+def read_last_rows(table: LoadedTable, kind: IdKind, until_ms: int | None = None) -> tuple[np.ndarray, dict[Id, int], np.ndarray]:
+    """(the last row of each id by its place, the place of each id, the time of the row in ms) of a table with ids. A row without an id is rejected.
+
+    Last is the latest up to `until_ms` where the table has times, else the last of the file, with time 0. An id of which all rows are later has row -1.
+    """
+    places, timed = IdPlaces(kind), table.has("time")
+    row_P, time_P, first = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     for rows in table.blocks():
         place_R = places.encode(rows.array("id"), table.id_forms["id"])
         rows.reject_cells(place_R < 0, "id", "id")
+        time_R = read_times(rows, "time") if timed else np.zeros(len(rows), np.int64)
+        rows.reject_cells(time_R < 0, "time", "time")
         if len(places.places) > len(row_P):
-            row_P = np.concatenate([row_P, np.zeros(2 * len(places.places) - len(row_P), np.int64)])
-        usable = np.flatnonzero(place_R >= 0)
-        row_P[place_R[usable]] = first + usable
+            more = 2 * len(places.places) - len(row_P)
+            row_P, time_P = (np.concatenate([column_P, np.full(more, empty)]) for column_P, empty in ((row_P, -1), (time_P, 0)))
+        usable = np.flatnonzero((place_R >= 0) & (time_R >= 0) & (until_ms is None or time_R <= until_ms))
+        latest = usable[np.argsort(time_R[usable], kind="stable")]
+        latest = latest[time_R[latest] >= time_P[place_R[latest]]]
+        row_P[place_R[latest]], time_P[place_R[latest]] = first + latest, time_R[latest]  # of equal places the last one stays
         first += len(rows)
-    return row_P[: len(places.places)], places.places
+    return row_P[: len(places.places)], places.places, time_P[: len(places.places)]
 
 
 def _joined_texts(rows: LoadedRows) -> list[str | None]:

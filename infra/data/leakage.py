@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from infra.data.interactions import IdPlaces, read_times
-from infra.data.item_embeddings import read_last_rows
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping_source import Source
 from infra.data.shown_impressions import ShownRows
@@ -121,7 +120,7 @@ def _of_users(sources: MappedSources) -> Iterator[_Asked]:
     if not names:
         return
     table = sources.table(users)
-    last_R, place_of = read_last_rows(table, sources.id_kind)
+    last_R, place_of, _ = sources.profiles
     at_N = np.array([place_of.get(sources.positives.user_ids[place], -1) for place in places.tolist()], np.int64)
     counts_PN, at_N = counts_PN[:, at_N >= 0], at_N[at_N >= 0]
     if len(at_N) >= _LEAST:

@@ -18,7 +18,6 @@ from infra.clock import DAY_MS
 from infra.data.catalogue import Evaluation, HeldOutUser
 from infra.data.interactions import Interactions
 from infra.data.item_changes import copy_items, drift_items
-from infra.data.item_embeddings import read_last_rows
 from infra.data.item_statistics import count_positives
 from infra.data.mapped_sources import MappedSources, spell_time
 from infra.data.mapping import DataMapping
@@ -157,24 +156,19 @@ class MappedCatalogue:
 
     # --- users ---
 
-    @cached_property
-    def _profile_rows(self) -> tuple[np.ndarray, Mapping[Id, int]]:
-        """(the last row of each user by place, the place of each)."""
-        if self.mapping.users is None:
-            return np.zeros(0, np.int64), {}
-        return read_last_rows(self.sources.table(self.mapping.users), self.sources.id_kind)
-
     def _profiles(self, places: np.ndarray) -> list[dict[str, Any]]:
         """The features of some users."""
         assert self.mapping.users is not None
         table = self.sources.table(self.mapping.users)
-        return table.take(self._profile_rows[0][places]).features(self.schema.of(Scope.USER))
+        return table.take(self.sources.profiles[0][places]).features(self.schema.of(Scope.USER))
 
     def users(self) -> Iterator[UserFeaturesRecord]:
-        ids = list(self._profile_rows[1])
-        for places in _chunks(np.arange(len(ids))):
-            for place, features in zip(places.tolist(), self._profiles(places), strict=True):
-                yield UserFeaturesRecord(user_id=ids[place], features=features)
+        _, place_of, time_P = self.sources.profiles
+        timed = self.mapping.users is not None and self.mapping.users.time is not None
+        ids, places = list(place_of), np.fromiter(place_of.values(), np.int64, len(place_of))
+        for chunk in _chunks(np.arange(len(ids))):
+            for number, features in zip(chunk.tolist(), self._profiles(places[chunk]), strict=True):
+                yield UserFeaturesRecord(user_id=ids[number], features=features, time_ms=int(time_P[places[number]]) if timed else None)
 
     def behaviours(self) -> Iterator[Behaviour]:
         yield from self._behaviours_where(None)
@@ -317,7 +311,7 @@ class MappedCatalogue:
         return found
 
     def _profiles_of(self, users: Sequence[Id]) -> Mapping[Id, dict[str, Any]]:
-        places = self._profile_rows[1]
+        places = self.sources.profiles[1]
         known = [user for user in users if user in places]
         return dict(zip(known, self._profiles(np.array([places[user] for user in known], np.int64)), strict=True)) if known else {}
 

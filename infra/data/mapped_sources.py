@@ -17,7 +17,7 @@ from infra.clock import DAY_MS
 from infra.data.columns import decode_numbers
 from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers
 from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times, times_of_constant
-from infra.data.item_embeddings import ItemEmbeddings, ItemMarks
+from infra.data.item_embeddings import ItemEmbeddings, ItemMarks, read_last_rows
 from infra.data.item_history import read_item_history
 from infra.data.item_rows import ItemRows, read_item_rows
 from infra.data.item_states import ItemStates
@@ -32,7 +32,7 @@ from infra.data.tables import FILE, ROW, LoadedTable, Tell, load_table
 from infra.data.text import cluster_embeddings
 from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
-from schemas.ids import IdKind
+from schemas.ids import Id, IdKind
 
 _KINDS_MAX = 64
 _WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
@@ -181,6 +181,17 @@ class MappedSources:
     def end_ms(self) -> int:
         """Until when they are measured."""
         return self.period.end_ms if self.period is not None else self.now_ms
+
+    @cached_property
+    def profiles(self) -> tuple[np.ndarray, Mapping[Id, int], np.ndarray]:
+        """(row, since when it holds) by place, and the place of each user who has one. A row with a time holds from a millisecond after it, as one of the
+        items' file beside impressions does, and counts if that is before the evaluation."""
+        users = self.mapping.users
+        if users is None:
+            return np.zeros(0, np.int64), {}, np.zeros(0, np.int64)
+        until_ms = self.now_ms - 1 if self.period is not None else None
+        row_P, place_of, time_P = read_last_rows(self.table(users), self.id_kind, until_ms)
+        return row_P, {user: place for user, place in place_of.items() if row_P[place] >= 0}, time_P + (users.time is not None)
 
     @cached_property
     def known_share(self) -> float:

@@ -110,10 +110,11 @@ class Embeddings(Source):
 
 
 class Users(Source):
-    """Who is in the log."""
+    """Who is in the log. `time`: since when a row holds."""
 
     section: ClassVar[str] = "users"
     id: Column
+    time: Column | None = None
 
 
 class Behaviours(Source):

@@ -166,7 +166,7 @@ class Publisher:
 
     def publish_users(self, records: Iterable[UserFeaturesRecord]) -> int:
         """Publish all, one record each (the topic is compacted by user); how many."""
-        return _count(self.publish_user(r.user_id, r.features) for r in records)
+        return _count(self.publish_user(r.user_id, r.features, r.time_ms) for r in records)
 
     def publish_impressions(self, records: Iterable[ImpressionRecord]) -> int:
         """Publish all, one record each; how many."""

@@ -164,6 +164,20 @@ def test_text_ids_and_columns_of_numbers_are_read(text_shop: MappedCatalogue) ->
     assert missing.features == {"age": 22.0}
 
 
+def test_a_profile_with_a_time_is_the_latest_before_the_evaluation_and_holds_from_then_on(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("user,item,at\n" + "".join(f"{user},1,{at}\n" for at in (10, 50) for user in range(1, 5)))
+    (tmp_path / "people.csv").write_text(
+        "id,at,city\n1,20,new\n1,10,old\n1,40,later\n2,40,later\n3,yesterday,none\n4,20,first\n4,20,last\n"
+    )
+    text = '[items]\nfile = "items.csv"\nid = "id"\n[behaviours]\nfile = "log.csv"\nuser = "user"\nitem = "item"\ntime = "at"\n'
+    text += '[evaluation]\nfrom = 40\n[users]\nfile = "people.csv"\nid = "id"\ntime = "at"\n[users.features]\ncity = "city"\n'
+    catalogue = _open(write_items(tmp_path, text, id=[1]))
+    assert [(u.user_id, u.features["city"], u.time_ms) for u in catalogue.users()] == [(1, "new", 20_001), (4, "last", 20_001)]
+    assert {u.user_id: u.features.get("city") for u in catalogue.evaluation().users} == {1: "new", 2: None, 3: None, 4: "last"}
+    assert [r.reason for r in catalogue.rejections.named] == ["no usable time: column 'at' is 'yesterday'"]
+    assert all(u.time_ms is None for u in _open(write_items(tmp_path, text.replace('"id"\ntime = "at"', '"id"'), id=[1])).users())
+
+
 def test_a_missing_cell_leaves_the_feature_out(text_shop: MappedCatalogue, number_shop: MappedCatalogue) -> None:
     without = [u for u in text_shop.items() if u.item_id == "sku-003/ä"]
     assert without and all("price" not in u.features for u in without)

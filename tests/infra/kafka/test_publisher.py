@@ -125,7 +125,7 @@ def test_users_behaviours_impressions_and_checkpoints_arrive_where_they_belong(p
     behaviours = [Behaviour(user_id=u, item_id=1, time_ms=u) for u in range(500)]
     assert publisher.publish_behaviours(behaviours) == 500
     publisher.publish_behaviour(Behaviour(user_id=3, item_id=2, time_ms=9))
-    assert publisher.publish_users(UserFeaturesRecord(user_id=u, features={"age": u}) for u in range(10)) == 10
+    assert publisher.publish_users(UserFeaturesRecord(user_id=u, features={"age": u}, time_ms=u) for u in range(10)) == 10
     publisher.publish_user(3, None)
     shown = ShownItem(item_id=1, position=0, bid=1.0, clicked=True)
     publisher.publish_impression(ImpressionRecord(request_id="r", user_id=3, time_ms=1, items=[shown]))
@@ -137,6 +137,7 @@ def test_users_behaviours_impressions_and_checkpoints_arrive_where_they_belong(p
     assert {r.partition for r in read if r.key == b"3"} == {partition}
     of_user_3 = [r for r in records("user-features") if r.key == b"3"]
     assert [(r.partition, r.value is None) for r in of_user_3] == [(partition, False), (partition, True)]
+    assert of_user_3[0].value is not None and decode_record(UserFeaturesRecord, of_user_3[0].value).time_ms == 3
     assert decode_record(ImpressionRecord, records("impressions")[0].value).items == [shown]
     assert [r.offset for r in records("model-checkpoints")] == [0]
 

@@ -15,6 +15,7 @@ Standard library and typer only, so that `aif --help` starts in a fraction of a 
 the commands. Exit codes: infra/command.py.
 """
 
+import errno
 import importlib.metadata
 import json
 import sys
@@ -34,23 +35,37 @@ from infra.index.cli import index_app, model_app
 from infra.kafka.cli import publish_app, topics_app
 from infra.kafka.dlq_cli import register as register_dlq
 from infra.tools.cli import doctor, status
-from schemas.errors import AifError
+from schemas.errors import AifError, Misconfigured
 
 ENTRY_POINTS = "aif.commands"
 _EPILOG = (
     "Settings: an option, else AIF_<SECTION>__<NAME> in the environment, else the TOML file that AIF_CONFIG names, else the default "
     "(`aif config show`). Exit codes: 0 done, 1 an error or something found wrong, 2 wrong usage, 130 Ctrl-C."
 )
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
+
 
 config_app = typer.Typer(help="Settings and where each comes from.", no_args_is_help=True)
 
 
 def main() -> None:
-    """Run the command line. An AifError becomes one message and exit code 1. A Ctrl-C in a command is exit code 130 (infra/main.py says a word)."""
+    """Run the command line. An AifError, or a path that cannot be used, becomes one message and exit code 1.
+
+    A Ctrl-C in a command is exit code 130 (infra/main.py says a word).
+    """
     try:
         build_app()()
     except AifError as error:
         _print_error(error)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _FULL and (error.errno not in _UNUSABLE or error.filename is None):
+            raise  # a bug of ours: a file that is missing, a process that is gone
+        what_next = "make room, or give" if error.errno in _FULL else "make it writable, or give"
+        _print_error(
+            Misconfigured("path_unusable", f"{error}; {what_next} another path (the command's option, or its setting: `aif config show`)")
+        )
         sys.exit(1)
 
 

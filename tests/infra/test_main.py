@@ -5,6 +5,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 INTERRUPTED_IN_AN_IMPORT = """
 import sys
@@ -23,3 +25,15 @@ def test_ctrl_c_during_the_imports_of_aif_is_a_word_and_exit_code_130() -> None:
     code = INTERRUPTED_IN_AN_IMPORT.format(module=module, function=function)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("path", ["file", "file/data"])
+def test_a_folder_that_cannot_be_used_is_a_message_and_no_traceback(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-c", "from infra.main import main; main()", "broker", "start", "--data-dir", str(tmp_path / path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "error path_unusable: " in done.stderr
+    assert str(tmp_path / path) in done.stderr
+    assert "aif config show" in done.stderr

@@ -39,8 +39,8 @@ def serve(
     """Serve rankings: follow the control log, load versions, answer requests. Ends cleanly on SIGTERM or Ctrl-C.
 
     Off loopback AIF_SERVE__TOKEN (16 characters or more) must be set, and requests send `Authorization: Bearer TOKEN`; AIF_SERVE__TLS_CERT and
-    AIF_SERVE__TLS_KEY (PEM files) make both ports TLS. Load balancers ask /v2/health/live and /v2/health/ready, Prometheus /metrics (with the
-    token). After SIGTERM it answers on, not ready, for AIF_SERVE__LEAVE_S seconds, and waits AIF_SERVE__DRAIN_S for running requests. The other
+    AIF_SERVE__TLS_KEY (PEM files, read at the start) make both ports TLS. Load balancers ask /v2/health/live and /v2/health/ready, Prometheus /metrics (with
+    the token). After SIGTERM it answers on, not ready, for AIF_SERVE__LEAVE_S seconds, and waits AIF_SERVE__DRAIN_S for running requests. The other
     settings: `aif config show`.
     """
     import asyncio

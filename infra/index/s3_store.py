@@ -114,7 +114,7 @@ def open_s3_store(url: str, rest: Callable[[], None] = lambda: None) -> "S3Store
         store.look()
     except Unavailable as error:
         if error.code == "bucket_missing":
-            raise _bad_url(url, f"the bucket {address.bucket} does not exist there; create it, or") from error
+            raise _bad_url(url, f"the bucket {address.bucket} does not exist there: create it or name another") from error
         raise
     return store
 

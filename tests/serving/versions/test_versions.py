@@ -363,8 +363,8 @@ def test_a_scorer_that_gives_numbers_that_are_not_finite_never_goes_live(deploym
     assert [r.token.version for r in d.engine.status().residents] == [1]
 
 
-def foreign_delta(version: Version, shard: int, changes: tuple[tuple[bytes, bytes], ...] = ()) -> bytes:
-    return encode_delta(version.spec.schema.id_kind, DeltaRecord(DeltaHeader(1, shard, 0, (99, 99), 5), changes))
+def foreign_delta(version: Version, shard: int, changes: tuple[tuple[bytes, bytes], ...] = (), number: int = 1) -> bytes:
+    return encode_delta(version.spec.schema.id_kind, DeltaRecord(DeltaHeader(number, shard, 0, (99, 99), 5), changes))
 
 
 def test_records_of_index_deltas_that_no_shard_wrote_there_are_counted_and_passed_over(deployment: Deployment) -> None:
@@ -376,7 +376,7 @@ def test_records_of_index_deltas_that_no_shard_wrote_there_are_counted_and_passe
     flipped = bytearray(foreign_delta(d.version, shard=0))
     flipped[10] ^= 1
     strangers = [b"", b"not a delta", bytes(200), bytes(flipped), foreign_delta(d.version, shard=1)]
-    for stranger in strangers:
+    for stranger in (*strangers, foreign_delta(d.version, shard=0, number=2)):  # the last one is another version's, and no stranger
         d.deltas.write_raw(0, stranger)
     newer = with_bids(d.version, list(range(10)), 60.0)
     d.deltas.write(newer, 1, changes(newer, list(range(10)), 2))

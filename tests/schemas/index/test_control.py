@@ -107,6 +107,8 @@ def test_a_pinned_version_is_current_and_survives_promotions() -> None:
     for v in (1, 2, 3):
         state = appended(state, *lived(v))
     assert state.current is not None and state.current.version == 0 and state.current.state in SERVABLE
+    with pytest.raises(Incompatible, match="unpin it first"):
+        plan_entry(state, act(EntryKind.FREEZE, 0))
     assert appended(state, act(EntryKind.UNPIN)).current.version == 3  # type: ignore[union-attr]
 
 

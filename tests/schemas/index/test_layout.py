@@ -184,6 +184,13 @@ def test_the_merged_view_is_a_dictionary_with_increments_over_the_full_part(kind
     assert merged == sorted(expected.items())
 
 
+def test_each_of_many_increments_beyond_the_full_part_is_in_the_merged_view_once() -> None:
+    every = block_of(IdKind.INT64, 10_000)
+    increments = [(k, encode_increment(o, r)) for k, o, r in zip(every.keys, every.orders, every.rows, strict=True)]
+    merged = list(merge_parts(layout(IdKind.INT64), [], increments))
+    assert [k for block in merged for k in block.keys] == list(every.keys)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_digest_does_not_see_how_rows_are_cut_and_sees_one_changed_row(kind: IdKind) -> None:
     def digest(*blocks: RowBlock) -> tuple[int, str, str]:

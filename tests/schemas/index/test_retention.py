@@ -105,6 +105,13 @@ def test_a_replaced_revision_goes_a_grace_period_after_the_next_manifest_and_the
     assert not [p for p in due if "/full/" in p or (p.startswith("versions/1/1/") and "/seals/" not in p)]
 
 
+def test_a_replay_goes_a_grace_period_after_its_newest_file_so_not_while_it_is_being_put() -> None:
+    paths = {"replays/a/parts/00000/000001.sst": 500, "replays/a/plan.json": 10, "replays/b/plan.json": 20}
+    files = [StoreFile(path, put_ms, 1) for path, put_ms in paths.items()]
+    due = removed(log(*lived(1)), StoreContent(files, {}, (), []))
+    assert due == {files[0].path: 500 + GRACE, files[1].path: 500 + GRACE, files[2].path: 20 + GRACE}
+
+
 def test_the_files_of_a_dropped_version_go_a_grace_period_after_the_drop_manifest_first() -> None:
     state = log(*lived(1, 2, 3), act(EntryKind.DROP, 1, at_ms=1_000))
     one = manifest(1, 0)

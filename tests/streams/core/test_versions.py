@@ -112,6 +112,7 @@ PROMOTIONS = {
     "not one that its canary withholds": (log(want(5), publish(5), act(EntryKind.WITHHOLD, 5)), None),
     "an older one instead": (log(want(5), publish(5), want(6), publish(6), act(EntryKind.WITHHOLD, 6)), 5),
     "a withheld one that was approved": (log(want(5), publish(5), act(EntryKind.WITHHOLD, 5), act(EntryKind.APPROVE, 5)), 5),
+    "not from a log with an unknown entry": (dataclasses.replace(PUBLISHED, unknown_entry="3: x"), None),
     "not the one that was rolled back": (
         log(
             *lived(5, 6),
@@ -147,6 +148,10 @@ WISHES = {
     "under a hold that was there before": (then(FROZEN, act(EntryKind.HOLD), wish("promote"), publish(5, 1)), 5),
     "not under a newer hold": (then(FROZEN, wish("promote"), publish(5, 1), act(EntryKind.HOLD)), None),
     "once only": (then(FROZEN, wish("promote"), publish(5, 1), act(EntryKind.PROMOTE, 5)), None),
+    "not from a log with an unknown entry": (
+        dataclasses.replace(then(FROZEN, wish("promote"), publish(5, 1)), unknown_entry="30: x"),
+        None,
+    ),
     "a revival without a wish": (then(FROZEN, want(5, 1, Cause.REVIVE), publish(5, 1)), None),
 }
 
@@ -160,6 +165,7 @@ def test_what_is_wanted_can_be_published_a_revived_version_too() -> None:
     assert plan_publications(log(want(5), want(6))) == [Revision(5, 0)]
     assert plan_publications(REVISED) == [Revision(5, 1)]
     assert plan_publications(LIVE) == []
+    assert plan_publications(dataclasses.replace(REVISED, unknown_entry="9: x")) == []
     revive = Entry(EntryKind.WANT, 9, version=5, revision=1, cause=Cause.REVIVE)
     assert plan_publications(fold_entry(FROZEN, FROZEN.next_number, encode_entry(revive))) == [Revision(5, 1)]
 
@@ -169,6 +175,7 @@ def test_a_revision_is_due_by_the_store_s_time_of_the_last_publish() -> None:
     assert plan_revisions(LIVE, {}, 1_002, 1_000) == [Revision(5, 1)]
     assert plan_revisions(LIVE, {5: 1_500}, 2_000, 1_000) == []
     assert plan_revisions(REVISED, {}, 9_999, 1_000) == []
+    assert plan_revisions(dataclasses.replace(LIVE, unknown_entry="9: x"), {}, 9_999, 1_000) == []
     assert plan_revisions(WANTED, {}, 9_999, 1_000) == []
     assert [r.version for r in plan_revisions(FROZEN, {}, 9_999, 1_000)] == [6, 7]
 

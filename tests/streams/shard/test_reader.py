@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams.core.item_state import DEAD_AT, EMBEDDING_HEADER, FEATURES_HEADER
-from streams.shard.reader import ShardReader
+from streams.shard.reader import ShardReader, _Embeddings
 from streams.shard.shard import EMBEDDINGS, FEATURES
 
 
@@ -57,3 +57,17 @@ def test_blocks_are_the_live_items_in_order(items: list[tuple[bool, bool, bool]]
     found = [None if e is None else e.tobytes() for block in blocks for e in block.embeddings]
     assert found == [embeddings[key][EMBEDDING_HEADER.size :] if key in embeddings else None for key in live]
     assert all(0 < len(block) <= rows for block in blocks)
+
+
+def test_embeddings_of_no_item_between_two_keys_are_not_held() -> None:
+    """A topic of embeddings may be of a far larger catalogue."""
+    rows, held = {number.to_bytes(2, "big"): bytes(EMBEDDING_HEADER.size) for number in range(1_000)}, []
+
+    class Watched(Pages):
+        def take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
+            held.append(len(embeddings._held))
+            return super().take(rows_max)
+
+    embeddings = _Embeddings(Watched(rows), 10)  # type: ignore[arg-type]
+    first, last = min(rows), max(rows)
+    assert embeddings.take([first, last]) == [rows[first], rows[last]] and 10 < max(held) <= 40

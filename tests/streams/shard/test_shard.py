@@ -62,8 +62,9 @@ def test_bad_updates_become_dead_letters_and_their_neighbours_are_applied(shard:
     mixed = features_record(0, upsert(A, 1), {"op": "upsert"}, upsert(stranger, 1), upsert(B, 1))
     broken = SourceRecord(ITEM_FEATURES, 0, 1, b"k", b"{not json", (("h", None),), 5)
     huge = new_items_record(0, embed(A, 1e300))
-    result = shard.apply([mixed, broken, huge, SourceRecord(NEW_ITEMS, 0, 1, b"k", None), SourceRecord(ITEM_FEATURES, 0, 2, None, None)])
-    assert shard.state.counters[ITEM_FEATURES] == TopicCounts(6, 2, 0, 4)
+    empty = [SourceRecord(ITEM_FEATURES, 0, 2 + n, key, None) for n, key in enumerate((None, str(stranger).encode(), b"\xff", b"anna"))]
+    result = shard.apply([mixed, broken, huge, SourceRecord(NEW_ITEMS, 0, 1, b"k", None), *empty])
+    assert shard.state.counters[ITEM_FEATURES] == TopicCounts(9, 2, 0, 7)
     assert shard.state.counters[NEW_ITEMS] == TopicCounts(2, 0, 0, 2)
     letters = [e for e in shard.pending_outbox(100) if e.topic.startswith(DEAD_LETTER_PREFIX)]
     found = {(s.topic, s.offset, s.index, s.code) for s in (decode_dead_letter(list(e.headers)) for e in letters)}
@@ -72,12 +73,15 @@ def test_bad_updates_become_dead_letters_and_their_neighbours_are_applied(shard:
         (ITEM_FEATURES, 0, 2, "wrong_partition"),
         (ITEM_FEATURES, 1, 0, "not_json"),
         (ITEM_FEATURES, 2, 0, "empty_record"),
+        (ITEM_FEATURES, 3, 0, "wrong_partition"),
+        (ITEM_FEATURES, 4, 0, "bad_id"),
+        (ITEM_FEATURES, 5, 0, "bad_id"),
         (NEW_ITEMS, 0, 0, "embedding_not_float32"),
         (NEW_ITEMS, 1, 0, "empty_record"),
     }
     whole = next(e for e in letters if e.key == b"k" and e.topic.endswith(ITEM_FEATURES))
     assert whole.value == b"{not json" and ("h", None) in whole.headers
-    assert sum(result.dead_letters.values()) == 6
+    assert sum(result.dead_letters.values()) == 9
 
 
 def test_an_embedding_alone_is_stored_and_makes_no_row(shard: Shard) -> None:

@@ -66,15 +66,16 @@ def test_a_log_that_does_not_hold_the_next_record_is_refused_and_the_directory_l
 
 @pytest.mark.parametrize("damage", ["manifest", "current", "table", "state"])
 def test_a_directory_that_does_not_open_is_set_aside_and_rebuilt_from_0(damage: str, tmp_path: Path) -> None:
-    fill(tmp_path / "s")
-    if damage == "state":
-        _spoil_state(tmp_path / "s")
-    else:
-        _spoil_file(tmp_path / "s", damage)
-    shard = start(tmp_path / "s")
-    assert shard.next_offsets == {ITEM_FEATURES: 0, NEW_ITEMS: 0}
-    shard.close()
-    assert (tmp_path / "s.damaged-1").is_dir()
+    for aside in ("s.damaged-1", "s.damaged-2"):
+        fill(tmp_path / "s")
+        if damage == "state":
+            _spoil_state(tmp_path / "s")
+        else:
+            _spoil_file(tmp_path / "s", damage)
+        shard = start(tmp_path / "s")
+        assert shard.next_offsets == {ITEM_FEATURES: 0, NEW_ITEMS: 0}
+        shard.close()
+        assert (tmp_path / aside).is_dir()
 
 
 def test_a_damaged_directory_is_not_rebuilt_from_the_middle_of_a_log(tmp_path: Path) -> None:

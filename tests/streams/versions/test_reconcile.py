@@ -281,6 +281,14 @@ def test_a_shard_takes_no_batch_before_every_published_version_is_started(world:
     assert world.reader(4) == world.oracle(4)
 
 
+def test_a_log_with_an_entry_that_is_not_known_lets_no_batch_in(world: World, worker: Worker) -> None:
+    """It may want a version, and rows of it would be missing."""
+    world.store.put_exclusive(control_path(world.state.next_number), b'{"at_ms": 1, "kind": "teleport"}')
+    fill(world, items=100)
+    report = worker.step()
+    assert "teleport" in report.alarms[0] and not report.done and not worker.tasks[0].admitted
+
+
 def test_the_work_of_a_version_and_what_it_was_spared_is_in_its_seals_by_cause(world: World, worker: Worker) -> None:
     fill(world, 100)
     worker.settle()

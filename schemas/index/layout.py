@@ -250,7 +250,7 @@ class DeltaHeader:
     """What a delta record says besides rows.
 
     version        whose rows they are; WATERMARK_VERSION where no version receives any
-    sequence       counts up by one in a shard
+    sequence       counts up by one in a shard, again from its snapshot under a new owner
     next_offsets   of item-features and new-items in the shard after the batch
     source_ms      record time of the newest source record in it
     """

@@ -4,7 +4,8 @@ Here: one thread per resident version (at most two). Not here: the row-order rul
 This thread decodes; the engine gets arrays, one whole record at a time (at most DELTA_RECORD_BYTES_MAX), with its position, watermark and time. So no
 answer sees half a record, and none claims more than was applied.
 Invariant: a position that the log no longer holds is an error (`delta_position_gone`), never a silent jump; a record of another cluster's index-deltas is
-one too (`other_topic`). A record that no shard wrote holds nothing of the index: it is told, and passed over.
+one too (`other_topic`). A record that no shard wrote holds nothing of the index: it is told, and passed over. It was the shard's own, damaged, if the
+next one's sequence leaves one out: an error (`delta_lost`), or the watermark would include changes that were never applied.
 
 Source: protocol C2, FORMAT.md section 8.
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from infra.kafka.admin import check_topic_id, end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.settings import KafkaSettings
-from schemas.errors import AifError, Incompatible, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.layout import DeltaRecord, RowLayout, find_delta
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from serving.engine.changes import decode_changes
@@ -71,6 +72,8 @@ class DeltaFollower:
         self._on_stranger = on_stranger
         self.error: AifError | None = None
         self._engine, self._kafka, self._positions = engine, kafka, dict(positions)
+        self._sequences: dict[int, int] = {}  # by partition, of its last record that a shard wrote
+        self._passed_over: dict[int, int] = {}  # by partition, the offset of one that does not read, since that record
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"deltas-{version}", daemon=True)
 
@@ -108,8 +111,22 @@ class DeltaFollower:
         delta = find_delta({self.version: self.layout}, record.partition, record.value or b"")
         if delta is None:
             self._on_stranger(record)
+            self._passed_over[record.partition] = record.offset
+        else:
+            self._check_sequence(record.partition, delta.header.sequence)
         portion = decode_portion(record, delta, self.version, self.layout)
         if self._stopped.is_set() or not self._engine.offer_changes(portion):
             self._stopped.set()
             return
         self._positions[record.partition] = record.offset + 1
+
+    def _check_sequence(self, partition: int, sequence: int) -> None:
+        """Looks only where something was passed over: a shard with a new owner counts again from its snapshot."""
+        passed_over, before = self._passed_over.pop(partition, None), self._sequences.get(partition)
+        if passed_over is not None and before is not None and sequence > before + 1:
+            raise Corrupted(
+                "delta_lost",
+                f"{INDEX_DELTAS} partition {partition}: the record at offset {passed_over} is damaged, and delta {before + 1} of the shard is missing; "
+                f"version {self.version} answers as it was before, until its next revision or another version is promoted",
+            )
+        self._sequences[partition] = sequence

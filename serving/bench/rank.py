@@ -70,6 +70,7 @@ RANK = Bench(
             "SimTier's counts alone on all threads, tables included: 10^4 x 10^4 different signatures, eight equal tiers",
         ),
         Figure("simtier_edges_ns_per_pair", "ns", "the same with the nine edges of the default model"),
+        Figure("simtier_64_bits_ns_per_pair", "ns", "eight equal tiers with signatures of 64 bits, in the same turns; the model's have 128"),
         Figure("parity_max_diff", "score", "largest difference of a score from the reference network in fp64 on the same rows"),
         Figure("parity_bound", "score", "what rounding may come to: eps x the longest sum x the largest bid"),
         Figure("parity_overlap", "ratio", "shared top 100, mean"),
@@ -235,14 +236,14 @@ def _measure_long(world: RankWorld, plan: Plan, figures: Figures, length: int, s
 def measure_pairs(world: RankWorld, plan: Plan, figures: Figures) -> None:
     """Adds the nanoseconds per pair of different random signatures, for 10^4 candidates and 10^4 behaviours."""
     drawn_CW = world.rng.integers(0, 256, (20_000, world.spec.signature_bytes), np.uint8)
-    items_CW, behaviours_SW = drawn_CW[:10_000], drawn_CW[10_000:]
-    cases = {
-        "equal": pairs_case(world.engine, items_CW, behaviours_SW, EQUAL_TIERS),
-        "edges": pairs_case(world.engine, items_CW, behaviours_SW, EDGES),
-    }
-    taken = time_in_turns(cases, plan.turns, max(4, plan.calls // 5))
-    figures.add("simtier_ns_per_pair", 1e6 * np.median(taken["equal"]) / 1e8)
-    figures.add("simtier_edges_ns_per_pair", 1e6 * np.median(taken["edges"]) / 1e8)
+
+    def case(edges: tuple[float, ...], width: int) -> Case:
+        return pairs_case(world.engine, drawn_CW[:10_000, :width], drawn_CW[10_000:, :width], edges)
+
+    width = world.spec.signature_bytes
+    cases = {"simtier": case(EQUAL_TIERS, width), "simtier_edges": case(EDGES, width), "simtier_64_bits": case(EQUAL_TIERS, 8)}
+    for name, taken in time_in_turns(cases, plan.turns, max(4, plan.calls // 5)).items():
+        figures.add(f"{name}_ns_per_pair", 1e6 * np.median(taken) / 1e8)
 
 
 @torch.inference_mode()

@@ -70,7 +70,7 @@ RANK = Bench(
             "SimTier's counts alone on all threads, tables included: 10^4 x 10^4 different signatures, eight equal tiers",
         ),
         Figure("simtier_edges_ns_per_pair", "ns", "the same with the nine edges of the default model"),
-        Figure("simtier_64_bits_ns_per_pair", "ns", "eight equal tiers with signatures of 64 bits, in the same turns; the model's have 128"),
+        Figure("simtier_64_bits_ns_per_pair", "ns", "eight equal tiers, signatures of 64 bits (the model has 128), in the same turns"),
         Figure("parity_max_diff", "score", "largest difference of a score from the reference network in fp64 on the same rows"),
         Figure("parity_bound", "score", "what rounding may come to: eps x the longest sum x the largest bid"),
         Figure("parity_overlap", "ratio", "shared top 100, mean"),

@@ -24,7 +24,7 @@ from schemas.limits import ROWS_PER_FILE_BLOCK
 from streams.builders.base_rows import BaseRows, open_base
 from streams.builders.jobs import BuildJob, BuildResult
 from streams.builders.slices import SLICE_ITEMS, BuildSlices
-from streams.encoders import Encoder
+from streams.encoder_protocol import Encoder
 from streams.shard.reader import ShardReader, open_shard_reader
 from streams.stored.item_block import ItemBlock
 

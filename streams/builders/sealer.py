@@ -31,7 +31,7 @@ from schemas.index.layout import RowBlock
 from schemas.index.manifest import Seal, checked_name, encode_seal, seal_path
 from streams.builders.full_part import Progress, check_encoder
 from streams.builders.jobs import SealJob
-from streams.encoders import Encoder
+from streams.encoder_protocol import Encoder
 from streams.shard.log_ends import LogEnds
 from streams.shard.reader import open_shard_reader
 

@@ -19,7 +19,7 @@ from schemas.index.manifest import ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPE
 from streams.core.item_change import ItemChange
 from streams.core.item_state import encode_order, order_of
 from streams.core.stale import Dependencies, Stale
-from streams.encoders import Encoder
+from streams.encoder_protocol import Encoder
 from streams.stored.feature_texts import FeatureTexts
 from streams.stored.item_block import EmbeddingValues
 

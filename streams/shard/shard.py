@@ -42,7 +42,7 @@ from streams.core.shard_state import (
     fold_work,
 )
 from streams.core.stale import dependencies_of
-from streams.encoders import Encoder
+from streams.encoder_protocol import Encoder
 from streams.shard.batch_result import BatchResult, StageWatch
 from streams.shard.decode import DecodedRecord, decode_source_records
 from streams.shard.fold import EMBEDDINGS, FEATURES, FoldedBatch, fold_batch

@@ -15,7 +15,7 @@ from infra.joined import Joined, join_rows, pack_into
 from schemas.index.layout import ORDER
 from schemas.index.manifest import ENCODED, REWRITTEN, SKIPPED_IDENTICAL
 from streams.core.stale import Dependencies, Stale
-from streams.encoders import Encoder
+from streams.encoder_protocol import Encoder
 from streams.shard.rows import RowChanges, decode_increment_hash
 from streams.stored.changed_inputs import compare_inputs
 from streams.stored.folded_upserts import APPEARED, CHANGED, FoldedUpserts

@@ -21,7 +21,7 @@ from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
 from streams.builders.jobs import BuildBase
 from streams.core.versions import Revision, plan_revisions
-from streams.encoders import Encoder
+from streams.encoder_protocol import Encoder
 from streams.replay.parts import find_replayed
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from infra.clock import Clock
 from schemas.errors import AifError, Corrupted
 from schemas.index.control import VersionStatus
-from streams.encoders import Encoder, Encoders
+from streams.encoder_protocol import Encoder, Encoders
 
 
 class ReadableEncoders:

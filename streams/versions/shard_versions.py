@@ -36,7 +36,7 @@ from streams.core.versions import (
     find_stale_service,
     plan_shard,
 )
-from streams.encoders import Encoders
+from streams.encoder_protocol import Encoders
 from streams.shard.log_ends import LogEnds
 from streams.shard.shard import Shard
 from streams.shard.start import mark_damaged

@@ -8,6 +8,7 @@ code.
 
 import fcntl
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import numba
 
 WAIT_S_MAX = 120.0
 _POLL_S = 0.05
+_log = logging.getLogger("aif.infra.compile")
 
 
 def is_compiled(what: str, sources: Path) -> bool:
@@ -35,6 +37,9 @@ def compiled_once(what: str, sources: Path) -> Iterator[None]:
         yield
         return
     try:
+        _log.info(
+            "kernels %r are compiled, or waited for: once for this machine and code, seconds of a free core, minutes of a busy one", what
+        )
         _wait_for(lock)
         yield
         with suppress(OSError):

@@ -275,7 +275,10 @@ def open_publisher(settings: "InfraSettings", client: str) -> Publisher:
     bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
     found = fetch_topics(bootstrap, prefix)
     if ITEM_FEATURES not in found or USER_FEATURES not in found:
-        raise Unavailable("unknown_topic", f"{prefix}{ITEM_FEATURES} is not on {bootstrap}; run `aif topics apply` or start a worker first")
+        raise Unavailable(
+            "unknown_topic",
+            f"{prefix}{ITEM_FEATURES} is not on {bootstrap}; run `aif topics apply`, or start a worker and wait for its `ready`",
+        )
     shards, user_partitions = found[ITEM_FEATURES].partitions, found[USER_FEATURES].partitions
     return Publisher(bootstrap, prefix, client, shards, user_partitions, settings.index.id_kind)
 

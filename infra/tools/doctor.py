@@ -140,25 +140,31 @@ def check_checkpoints(settings: InfraSettings) -> Finding:
 
 
 def check_features(settings: InfraSettings) -> Finding:
-    """Whether the model of the served version knows the features of the newest updates of items, and reads their values."""
+    """Whether the model of the served version knows the features of the newest updates of items, and reads their values and embeddings."""
     # These load the model's file format.
-    from infra.tools.unknown_features import find_unknown_features, find_unread_values, read_newest_updates, read_schema
+    from infra.tools import unknown_features as look
 
     store = open_index_store(settings.index.store)
     served = ControlLog(store).refresh().current
     if served is None:
         return Finding("features", OK, "no version is served")
-    schema, kind = read_schema(store, served.checkpoint_sha256), IdKind(settings.index.id_kind)
-    updates = read_newest_updates(settings.bootstrap_servers(), settings.kafka.topic_prefix, kind, _ASK_S_MAX)
-    unknown = find_unknown_features(schema, updates)
-    unread = find_unread_values(schema, updates)
-    if not unread and not unknown:
+    schema = look.read_schema(store, served.checkpoint_sha256)
+    topics = settings.bootstrap_servers(), settings.kafka.topic_prefix, IdKind(settings.index.id_kind), _ASK_S_MAX
+    updates = look.read_newest_updates(*topics)
+    unknown, unread = look.find_unknown_features(schema, updates), look.find_unread_values(schema, updates)
+    narrow = look.find_unread_embedding(schema, look.read_newest_embeddings(*topics))
+    if not unread and not unknown and not narrow:
         return Finding("features", OK, f"version {served.version} knows every feature of the newest {len(updates)} updates")
     found, steps = list[str](), list[str]()
     if unread:
         named = (f"{name!r} is {value!r:.40} and not {kind.value} (item {item})" for name, (item, value, kind) in unread.items())
         found.append(f"these values count as missing: {', '.join(list(named)[:_NAMES_SHOWN])}")
         steps.append("publish them as the kind that the model has, as `aif model show` lists them")
+    if narrow:
+        found.append(
+            f"embeddings of {narrow[1]} numbers count as missing, version {served.version} has {schema.mm_width} (item {narrow[0]})"
+        )
+        steps.append("publish them at the width that the model has, or train a model of the other width")
     if unknown:
         names = ", ".join(f"{name!r} (item {item})" for name, item in list(unknown.items())[:_NAMES_SHOWN])
         hint = suggest(next(iter(unknown)), [feature.name for feature in schema.of(Scope.ITEM)])

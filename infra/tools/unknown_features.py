@@ -1,26 +1,28 @@
-"""Features in item-features that the model of the served version does not know or cannot read: a check of `aif doctor`.
+"""Features and embeddings of items that the model of the served version does not know or cannot read: a check of `aif doctor`.
 
 An update is accepted whatever its features are called, because acceptance must not depend on the model that is live (A2): a name that the model does not have
-counts for nothing, and a misspelt one does, too; a value of another kind, like the price "12,50", counts as missing. Here: such names and values among the
-newest updates, each with an item that has it. Not here: what a model makes of a value (schemas/features.py), updates that are rejected
-(infra/kafka/redrive.py).
+counts for nothing, and a misspelt one does, too; a value of another kind, like the price "12,50", and an embedding of another width count as missing. Here:
+such names and values among the newest updates, each with an item that has it. Not here: what a model makes of a value (schemas/features.py), updates that
+are rejected (infra/kafka/redrive.py).
 Invariant: some records of some partitions are read, however many there are.
 """
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import read_topic
-from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, decode_updates
+from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord, Record, decode_updates
 from schemas.features import FeatureSchema, Kind, Scope
 from schemas.ids import Id, IdKind
 from schemas.model.checkpoint_file import read_checkpoint_file
-from schemas.topics import ITEM_FEATURES
+from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 
 _RECORDS_MAX, _PARTITIONS_MAX = 20, 16  # newest records of a partition; partitions
 _STALL_S_MAX = 5.0
+_Update = TypeVar("_Update", ItemFeaturesUpdate, NewItem)
 _SUITING: dict[Kind, type | tuple[type, ...]] = {
     Kind.NUMERIC: (int, float),
     Kind.CATEGORICAL: (int, str),
@@ -55,16 +57,31 @@ def find_unread_values(schema: FeatureSchema, updates: Iterable[ItemFeaturesUpda
     return found
 
 
+def find_unread_embedding(schema: FeatureSchema, updates: Iterable[NewItem]) -> tuple[Id, int] | None:
+    """The first item with an embedding of another width than the model's, and that width. None without one, or where the model reads no embedding."""
+    return next(((u.item_id, len(u.embedding)) for u in updates if schema.multimodal and len(u.embedding) != schema.mm_width), None)
+
+
 def read_newest_updates(bootstrap: str, prefix: str, id_kind: IdKind, deadline_s: float) -> list[ItemFeaturesUpdate]:
     """The accepted updates of the newest records of some partitions of item-features. Raises as `read_topic`."""
-    topic = prefix + ITEM_FEATURES
-    oldest, newest = (offsets(bootstrap, topic, deadline_s=deadline_s) for offsets in (start_offsets, end_offsets))
+    return _read_newest(ITEM_FEATURES, ItemFeaturesRecord, ItemFeaturesUpdate, bootstrap, prefix, id_kind, deadline_s)
+
+
+def read_newest_embeddings(bootstrap: str, prefix: str, id_kind: IdKind, deadline_s: float) -> list[NewItem]:
+    """The same of new-items."""
+    return _read_newest(NEW_ITEMS, NewItemsRecord, NewItem, bootstrap, prefix, id_kind, deadline_s)
+
+
+def _read_newest(
+    name: str, record_type: type[Record], update_type: type[_Update], bootstrap: str, prefix: str, id_kind: IdKind, deadline_s: float
+) -> list[_Update]:
+    oldest, newest = (offsets(bootstrap, prefix + name, deadline_s=deadline_s) for offsets in (start_offsets, end_offsets))
     ends = {p: newest[p] for p in sorted(newest)[:_PARTITIONS_MAX]}
     starts = {p: max(oldest[p], end - _RECORDS_MAX) for p, end in ends.items()}
-    updates: list[ItemFeaturesUpdate] = []
-    for record in read_topic(bootstrap, ITEM_FEATURES, start=starts, end=ends, prefix=prefix, stall_s_max=_STALL_S_MAX):
+    updates: list[_Update] = []
+    for record in read_topic(bootstrap, name, start=starts, end=ends, prefix=prefix, stall_s_max=_STALL_S_MAX):
         decoded = decode_updates(
-            ItemFeaturesRecord, ItemFeaturesUpdate, record.value, id_kind, record.partition, len(newest), lambda update: update.item_id
+            record_type, update_type, record.value, id_kind, record.partition, len(newest), lambda update: update.item_id
         )
         updates += [update for _, update in decoded.accepted]
     return updates

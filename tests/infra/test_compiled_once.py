@@ -1,6 +1,7 @@
 """Kernels are compiled by one process at a time, by none that finds them done, and by each for itself where no lock can be had."""
 
 import fcntl
+import logging
 import os
 import threading
 from pathlib import Path
@@ -40,12 +41,16 @@ def test_a_second_process_waits_for_the_first(folder: Path) -> None:
     assert entered.is_set()
 
 
-def test_what_is_done_is_not_waited_for_until_a_source_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_is_not_waited_for_until_a_source_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     with compiled_once("kernels", SOURCES):
-        pass
+        assert "kernels 'kernels' are compiled" in caplog.text  # a silent minute would look like a process that hangs
     lock = hold_lock(folder)
+    caplog.clear()
     with compiled_once("kernels", SOURCES):  # would wait for ever otherwise
-        pass
+        assert not caplog.text
     monkeypatch.setattr(module, "_stamp", lambda _: "other sources")
     monkeypatch.setattr(module, "WAIT_S_MAX", 0.0)
     with compiled_once("kernels", SOURCES):  # nobody frees the lock: it compiles for itself

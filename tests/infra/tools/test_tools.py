@@ -167,15 +167,18 @@ def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing_or_m
     known = {"price": 2.5, "category": None}
     with Publisher(bootstrap_servers, prefix, "test", 2, 1, "int64") as publisher:
         publisher.publish_items(ItemFeaturesUpdate(item_id=n, version=1, features=known | {"another": None}) for n in range(9))
+        publisher.publish_new_item(3, [0.5] * small_schema().mm_width)
     assert findings()["features"]["found"] == "version 0 knows every feature of the newest 9 updates"
     with Publisher(bootstrap_servers, prefix, "test", 2, 1, "int64") as publisher:
         publisher.publish_item(76, 1, known | {"price": "12,50"})
     assert "these values count as missing: 'price' is '12,50' and not numeric (item 76)" in findings()["features"]["found"]
     with Publisher(bootstrap_servers, prefix, "test", 2, 1, "int64") as publisher:
         publisher.publish_item(77, 1, known | {"prise": 1.0})
+        publisher.publish_new_item(78, [0.5, 0.5])
     told = findings()["features"]
     assert told["state"] == "warn" and "'prise' (item 77)" in told["found"] and "did you mean 'price'?" in told["next_step"]
     assert "'price' is '12,50'" in told["found"] and "`aif model show`" in told["next_step"], "one does not hide the other"
+    assert "embeddings of 2 numbers count as missing, version 0 has" in told["found"] and "(item 78)" in told["found"]
     assert findings()["checkpoints"]["state"] == "ok"
     next((tmp_path / "store" / "checkpoints").iterdir()).write_bytes(b"x")
     told = findings()["checkpoints"]

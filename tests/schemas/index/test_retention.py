@@ -93,6 +93,8 @@ def test_a_pinned_version_is_never_dropped() -> None:
 def test_what_the_current_manifest_names_stays_for_ever_and_its_seals_go_after_the_grace_period() -> None:
     one = manifest(1, 0)
     assert set(removed(log(*lived(1)), content([one]))) == seals_of(one)
+    wanted = seal_path(1, 1, 0, "a")
+    assert set(removed(log(*lived(1), want(1, 1, Cause.REVISE)), content([one], others=[wanted]))) == seals_of(one)
 
 
 def test_a_replaced_revision_goes_a_grace_period_after_the_next_manifest_and_the_full_part_they_share_stays() -> None:
@@ -141,6 +143,7 @@ def test_the_two_newest_snapshots_of_a_shard_stay_and_half_of_one_goes() -> None
     due = removed(log(), what)
     assert set(due) == {"snapshots/00000/a/snapshot.json", "snapshots/00000/a/files/000001.sst", half}
     assert due["snapshots/00000/a/snapshot.json"] == 12 + GRACE  # c pushed it out
+    assert due[half] == 10 + GRACE  # somebody may still be putting it
 
 
 def test_what_is_not_known_stays() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.index.store import open_index_store
-from schemas.errors import Incompatible, Unavailable
+from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
@@ -83,6 +83,19 @@ def test_a_damaged_directory_is_not_rebuilt_from_the_middle_of_a_log(tmp_path: P
     _spoil_file(tmp_path / "s", "current")
     with pytest.raises(Incompatible, match="log_gone"):
         start(tmp_path / "s", {ITEM_FEATURES: LogRange(1, 9), NEW_ITEMS: LogRange(0, 9)})
+
+
+def test_damage_that_is_found_after_the_opening_is_known_to_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*_: object) -> None:
+        raise Corrupted("database_corrupted", "block checksum mismatch")
+
+    fill(tmp_path / "s")
+    with monkeypatch.context() as patch:
+        patch.setattr(Shard, "hold_index", damaged)
+        with pytest.raises(Corrupted):
+            start(tmp_path / "s")
+    start(tmp_path / "s").close()
+    assert (tmp_path / "s.damaged-1").is_dir()
 
 
 @pytest.mark.parametrize("bytes_cut", [1, 40, 900])

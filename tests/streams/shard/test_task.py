@@ -147,6 +147,20 @@ def test_a_tick_that_comes_while_the_disk_is_full_does_not_end_the_ticks(tmp_pat
     assert left == sender.sent[1:]
 
 
+def test_ticks_of_a_busy_shard_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, _ = open_task(tmp_path / "s")
+    task.submit(lambda _: None).result()
+    ticks, busy = list[Shard](), threading.Event()
+    monkeypatch.setattr(Shard, "write_watermark", lambda shard: ticks.append(shard) or [])  # type: ignore[func-returns-value]
+    task.submit(lambda _: busy.wait())
+    for _ in range(3):
+        task.tick()
+    busy.set()
+    task.submit(lambda _: None).result()
+    task.close()
+    assert len(ticks) == 1
+
+
 def test_a_database_that_is_damaged_when_it_is_opened_again_is_told_whoever_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

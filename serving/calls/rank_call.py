@@ -79,7 +79,7 @@ class RankCall:
 
     async def rank(self, request: Request, deadline: Deadline) -> Ranked:
         """The top-k of the request's candidates. Raises RejectedInput, Incompatible (`version_gone`), Unavailable."""
-        plan = self._plan(request)
+        plan = await self._plan(request)
         self._engine.check_work(self._engine.predict_rank_ms(len(plan.item_ids)), deadline.left_s())
         while True:
             if isinstance(request.consistency, AtLeast):
@@ -89,8 +89,8 @@ class RankCall:
             if not isinstance(request.consistency, AtLeast) or is_reached(result.watermark, request.consistency):
                 return self._describe(plan, result, rung)
 
-    def _plan(self, request: Request) -> _Plan:
-        asked = self._users.identify(request)
+    async def _plan(self, request: Request) -> _Plan:
+        asked = await self._users.identify(request)
         token = None if asked.carried is None else asked.carried.token
         if request.version_token:
             token = decode_token(request.version_token)

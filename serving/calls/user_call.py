@@ -26,11 +26,10 @@ class UserCall:
 
         Raises RejectedInput, Incompatible (`version_gone`), Unavailable.
         """
-        asked = self._users.identify(request)
+        asked = await self._users.identify(request)
         token = decode_token(request.version_token) if request.version_token else None
         pinned = check_consistency(request.consistency, token)
         found = await self._users.find(asked)
-        self._engine.check_user(found.work(None), deadline.left_s())
         state, used = await self._state(asked, found, token, pinned, deadline)
         user_state = self._users.carried.seal(asked.user, used, state) if request.carry_state else None
         return UserAnswer(
@@ -54,7 +53,7 @@ class UserCall:
             with lease:
                 return lease.state, version
         try:
-            result = await self._users.fly(self._engine, asked, found, version.version).wait(deadline)
+            result = await self._users.fly(self._engine, asked, found, version.version, deadline).wait(deadline)
         except Incompatible as error:  # the version was dropped in between
             if error.code != "version_gone" or pinned:
                 raise

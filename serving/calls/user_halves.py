@@ -8,6 +8,7 @@ A request that brings features or behaviours is answered from these alone, and i
 import asyncio
 import uuid
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from structlog.contextvars import bind_contextvars
@@ -16,12 +17,15 @@ from infra.metrics import Metrics
 from schemas.ids import Id, IdKind, decode_id
 from schemas.requests import PrerankRequest, RankRequest, UserRequest
 from serving.calls.carried_state import Carried, CarriedStates
+from serving.calls.deadline import Deadline
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.request_ids import decode_behaviours
 from serving.calls.state_pool import StateKey, StatePool
 from serving.calls.user_flights import Flight, Flights
-from serving.engine.work import UserState, UserWork
+from serving.engine.work import UserResult, UserState, UserWork
 from serving.users.user_store import HistoryOffsets, KnownUser, UserStore
+
+_AT_ONCE_MAX = 500  # behaviours of a request that the event loop reads itself: 1 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Users:
         self.flights = Flights()
         self._shown: Counter[str] = Counter()
 
-    def identify(self, request: UserRequest | PrerankRequest | RankRequest) -> Asked:
+    async def identify(self, request: UserRequest | PrerankRequest | RankRequest) -> Asked:
         """The user of a request, with what it brought of the user. Every further log line of the request carries its id.
 
         Raises RejectedInput (`bad_id`, `bad_user_state`, `user_state_off`).
@@ -76,7 +80,10 @@ class Users:
             return Asked(user, request_id, carried=None if request.user_state is None else self.carried.open(request.user_state, user))
         if request.features is None and request.behaviours is None:
             return Asked(user, request_id)
-        history = KnownUser(request.features or {}, decode_behaviours(request.behaviours or [], self.id_kind), (-1, -1))
+        brought = request.behaviours or []
+        many = len(brought) > _AT_ONCE_MAX
+        behaviours = await asyncio.to_thread(decode_behaviours, brought, self.id_kind) if many else decode_behaviours(brought, self.id_kind)
+        history = KnownUser(request.features or {}, behaviours, (-1, -1))
         return Asked(user, request_id, FoundUser(history, None))
 
     async def find(self, asked: Asked) -> FoundUser:
@@ -100,12 +107,20 @@ class Users:
         with lease:
             return found.work(version, lease.state)
 
-    def fly(self, engine: PacedEngine, asked: Asked, found: FoundUser, version: int) -> Flight:
-        """The computation of the user half on `version`: the running one if there is one, else started here. Its state will be kept."""
+    def fly(self, engine: PacedEngine, asked: Asked, found: FoundUser, version: int, deadline: Deadline) -> Flight:
+        """The computation of the user half on `version`: the running one if there is one, else started here. Its state will be kept.
+
+        Raises Unavailable (`overloaded`) if one that is not running yet would wait too long, or take longer than the deadline leaves.
+        """
         work = self.work(asked, found, version)
         expected_ms = engine.wait_ms(work) + engine.predict_user_ms(work)
         key = (asked.key(version), found.offsets)
-        return self.flights.join_or_start(key, lambda: engine.submit_user(work), expected_ms, lambda state: self.keep(asked, found, state))
+
+        def start() -> "Future[UserResult]":
+            engine.check_user(work, deadline.left_s())
+            return engine.submit_user(work)
+
+        return self.flights.join_or_start(key, start, expected_ms, lambda state: self.keep(asked, found, state))
 
     def show(self) -> None:
         """Writes the counts of pool, flights and view into the metrics."""

@@ -41,7 +41,7 @@ class FakeEngine:
         return self._future(lambda: UserResult(self._token(work.version), self._state(work)))
 
     def is_long(self, work: UserWork) -> bool:
-        return len(work.behaviours) > self.long_history
+        return self.count_unread(work) > self.long_history
 
     def count_unread(self, work: UserWork) -> int:
         return len(work.behaviours) - (0 if work.base is None else work.base.behaviours)

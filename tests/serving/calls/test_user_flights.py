@@ -52,6 +52,17 @@ def test_a_flight_that_its_last_waiter_gave_up_is_joined_by_nobody() -> None:
     asyncio.run(run())
 
 
+def test_of_two_flights_of_a_user_the_one_of_the_newer_history_is_found() -> None:
+    async def run() -> None:
+        flights, started = Flights(), Started()
+        older, newer = (flights.join_or_start((KEY[0], (0, end)), started.start, 1.0, lambda state: None) for end in (5, 6))
+        assert older is not newer and flights.find(KEY[0]) is newer
+        newer.shared.cancel()
+        assert flights.find(KEY[0]) is older
+
+    asyncio.run(run())
+
+
 def test_a_flight_that_has_begun_is_kept_though_its_last_waiter_gave_it_up() -> None:
     async def run() -> None:
         flights, started, landed = Flights(), Started(), list[object]()

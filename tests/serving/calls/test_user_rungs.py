@@ -124,6 +124,27 @@ def test_a_state_that_lacks_little_is_gone_on_from_though_the_whole_history_take
     assert (answer.rung, answer.degraded) == ("inline", [])
 
 
+def test_call_one_is_not_refused_for_behaviours_that_its_kept_state_has() -> None:
+    """Long halves wait for each other; whoever has nothing to compute, or one behaviour more, was refused with them."""
+    with open_front(SlowEngine(long_history=1, let_go=True)) as front, AifClient(front.url) as client:
+        for offset in range(3):
+            front.tell(1, offset)
+        client.user(1)
+        make_slow(front, 3)
+        make_slow(front, 4)
+        front.engine.let_go = False
+        other = front.paced.submit_user(UserWork({}, front.store.find(1).behaviours))
+        assert front.paced.wait_ms(UserWork({}, front.store.find(1).behaviours)) > 5_000
+        assert client.user(1).behaviours == 3, "taken from the pool"
+        front.engine.let_go = True
+        front.tell(1, 3)
+        assert client.user(1).behaviours == 4, "gone on from"
+        with pytest.raises(Unavailable, match="overloaded"):
+            client.user(1, behaviours=[InlineBehaviour(item_id=1)] * 3)
+        assert not other.done()
+        front.engine.release()
+
+
 def test_without_an_older_state_the_profile_alone_answers_and_without_time_for_it_nobodys(front: Front, client: AifClient) -> None:
     front.engine.let_go = True
     know_profile(front, 1)

@@ -2,13 +2,17 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 from schemas.errors import RejectedInput
-from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX
-from schemas.requests import RankRequest
+from schemas.limits import BEHAVIOURS_PER_REQUEST_MAX, BODY_BYTES_MAX, CANDIDATES_MAX
+from schemas.requests import InlineBehaviour, RankRequest, UserRequest
 from serving.protocols.http_body import decode_body
+from tests.serving.fake_engine import FakeEngine
+from tests.serving.front import open_front
 
 MANY = CANDIDATES_MAX // 2
 
@@ -47,3 +51,22 @@ def test_a_wrong_body_costs_little_more_to_refuse_than_a_right_one_of_its_size_t
     right = rank(b",".join(b"%d" % place for place in range(MANY)))
     right_s = cpu_s(lambda: decode_body(RankRequest, right)) * max(1.0, len(wrong) / len(right))
     assert cpu_s(lambda: refuse(wrong)) < 4 * right_s
+
+
+def test_whoever_brings_a_long_history_keeps_nobody_waiting() -> None:
+    one = InlineBehaviour(item_id=1, features={f"feature_{place}": 0.5 for place in range(5)})
+    raw = UserRequest.model_construct(user_id=1, behaviours=[one] * BEHAVIOURS_PER_REQUEST_MAX).model_dump_json(exclude_unset=True)
+    with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url, timeout=60) as client, ThreadPoolExecutor(1) as threads:
+
+        def longest_wait() -> float:
+            """Of requests beside the long one, as a share of the time that the long one takes."""
+            start_s, waited_s = time.perf_counter(), list[float]()
+            long = threads.submit(httpx.post, front.url + "/v1/user", content=raw, timeout=60)
+            while not long.done():
+                sent_s = time.perf_counter()
+                assert client.get("/v2/health/live").status_code == 200
+                waited_s.append(time.perf_counter() - sent_s)
+            assert long.result().json()["behaviours"] == BEHAVIOURS_PER_REQUEST_MAX
+            return max(waited_s) / (time.perf_counter() - start_s)
+
+        assert min(longest_wait() for _ in range(4)) < 0.4

@@ -228,7 +228,7 @@ class RankingServer:
             self.engine.close,
         ):
             await asyncio.to_thread(close)
-        logger.info("stopped", in_work=self.front.intake.in_work, drained=time.monotonic() < end)
+        logger.info("stopped", in_work=self.front.intake.in_work)
 
 
 async def serve(settings: ServerSettings, opened: Callable[[str], None] = lambda url: None) -> None:

@@ -178,7 +178,8 @@ class VersionFollower:
                 held.resident.error = self.last_error = held.error
             try:
                 self._load(wanted)
-            except AifError:
+            except AifError as error:
+                self.last_error = str(error)  # now: the backup may take as long, and meanwhile this one would be called loading
                 self._fall_back(state)
                 raise
 

@@ -272,8 +272,11 @@ def test_a_server_that_starts_on_a_damaged_version_serves_the_backup_unless_an_o
     flip_byte(d)
     if held:  # it may be a rollback from version 1
         decide(d.log, EntryKind.HOLD, -1)
+    told, fall_back = list[str](), d.follower._fall_back
+    d.follower._fall_back = lambda state: told.append(d.follower.last_error) or fall_back(state)  # type: ignore[func-returns-value,method-assign]
     d.follower.start()
-    d.wait_error("bad_part_file")
+    wait_until(lambda: d.follower.counters["load_failures"] > 0, WAIT_S, "the attempt to end")
+    assert "bad_part_file" in told[0] and "bad_part_file" in d.follower.last_error, "told before the backup is loaded, and after"
     assert d.follower.ready is not held
     if not held:
         d.assert_serves(d.version, 1)

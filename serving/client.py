@@ -112,7 +112,8 @@ class AifClient(Closeable):
     def rank_frame(self, user_id: Id, item_ids: Any, **options: Any) -> "pd.DataFrame":
         """`rank` for a notebook: columns item_id, score and one probability per task, best first; `frame.attrs` says what it was made of.
 
-        `item_ids`: a list, a NumPy array or a column of a DataFrame; `options` as of `rank`. Misconfigured (`pandas_missing`).
+        `item_ids`: a list, a NumPy array or a column of a DataFrame, and the frame's ids are of the same kind: it can be merged with what they came from.
+        `options` as of `rank`. Misconfigured (`pandas_missing`).
         """
         try:
             import pandas as pd
@@ -120,8 +121,10 @@ class AifClient(Closeable):
             raise Misconfigured(
                 "pandas_missing", "rank_frame makes a pandas DataFrame and pandas is not installed; install it, or call rank"
             ) from error
-        answer = self.rank(user_id, item_ids, **options)
-        rows = [{"item_id": one.item_id, "score": one.score, **_by_task(one.probabilities)} for one in answer.items]
+        given = list(_plain(item_ids))
+        kind = str if any(isinstance(one, str) for one in given) else int  # numbers beyond 2**53 come back as text
+        answer = self.rank(user_id, given, **options)
+        rows = [{"item_id": kind(one.item_id), "score": one.score, **_by_task(one.probabilities)} for one in answer.items]
         frame = pd.DataFrame(rows, columns=None if rows else ["item_id", "score"])
         frame.attrs.update(answer.model_dump(exclude={"items"}))
         return frame

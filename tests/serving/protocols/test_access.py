@@ -225,16 +225,19 @@ def test_a_ranking_is_a_frame_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> 
         def __init__(self, rows: list[dict[str, Any]], columns: list[str] | None) -> None:
             self.rows, self.columns, self.attrs = rows, columns, {}
 
-    with open_front(FakeEngine()) as front, AifClient(front.url) as client:
+    with open_front(FakeEngine(rows=1 << 60)) as front, AifClient(front.url) as client:
         monkeypatch.setitem(__import__("sys").modules, "pandas", None)
         with pytest.raises(Misconfigured, match="pandas"):
             client.rank_frame(1, [1, 2, 3])
         monkeypatch.setitem(__import__("sys").modules, "pandas", SimpleNamespace(DataFrame=Frame))
-        frame: Any = client.rank_frame(np.int64(1), np.array([1, 2, 500]), top_k=2)
+        frame: Any = client.rank_frame(np.int64(1), np.array([1, 2, 1 << 60]), top_k=2)
         assert client.rank(1, list(np.array([1, 2]))).candidates == 2 and client.user(np.int64(1)).cold_user
         assert [set(row) for row in frame.rows] == [{"item_id", "score", "probability"}] * 2
-        assert frame.attrs["version_token"] == str(front.engine.current) and frame.attrs["unknown_items"] == [500]
-        assert client.rank_frame(1, [500]).columns == ["item_id", "score"]  # type: ignore[comparison-overlap]
+        assert frame.attrs["version_token"] == str(front.engine.current) and frame.attrs["unknown_items"] == [str(1 << 60)]
+        assert client.rank_frame(1, [-1]).columns == ["item_id", "score"]  # type: ignore[comparison-overlap]
+        for given in ([3, 1 << 55], ["3", str(1 << 55)]):
+            frame = client.rank_frame(1, given)
+            assert {row["item_id"] for row in frame.rows} == set(given), "as they were given, though those beyond 2**53 travel as text"
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8100", "http://", "http://host:port", "http://[::1", "ftp://host:1"])

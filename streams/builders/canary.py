@@ -79,9 +79,7 @@ def _compare(figures: CanaryFigures, new_UC: np.ndarray, live_UC: np.ndarray, li
     if not new_UC.size or measure_spread(live_UC) < SPREAD_MIN:
         return figures
     distance, overlap = measure_distance(new_UC, live_UC), measure_overlap(new_UC, live_UC)
-    return CanaryFigures(
-        figures.version, figures.revision, figures.pairs, figures.bad_share, live.manifest.version, new_UC.size, distance, overlap
-    )
+    return CanaryFigures(figures.version, figures.revision, figures.pairs, figures.bad_share, live.manifest.version, distance, overlap)
 
 
 def _open_live(store: IndexStore, status: VersionStatus, keys: Sequence[bytes]) -> Side | None:

@@ -67,14 +67,13 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class CanaryFigures:
-    """What was measured: `pairs` were scored, `compared` of them with the version `against`. `distance` and `overlap` are None where nothing was compared."""
+    """What was measured: `pairs` were scored, and compared with `against`. It, `distance` and `overlap` are None where nothing was compared."""
 
     version: int
     revision: int
     pairs: int
     bad_share: float
     against: int | None = None
-    compared: int = 0
     distance: float | None = None
     overlap: float | None = None
 

@@ -110,7 +110,7 @@ class Publication:
     def _want(self, due: Revision) -> bool:
         def make(state: ControlState) -> Entry | None:
             status = state.versions[due.version]
-            if status.wanted_revision is not None or status.next_revision != due.revision or status not in state.receiving:
+            if status.next_revision != due.revision or status not in state.receiving:
                 return None
             return self._entry(EntryKind.WANT, due.version, due.revision, cause=Cause.REVISE)
 

@@ -16,6 +16,7 @@ from schemas.events import (
     Decoded,
     ItemFeaturesRecord,
     ItemFeaturesUpdate,
+    ServerReport,
     decode_record,
     decode_updates,
     encode_record,
@@ -36,6 +37,12 @@ def record(*updates: object) -> bytes:
 
 
 GOOD = {"item_id": 5, "version": 1, "features": {"price": 2.5, "tags": ["a", 3]}}
+
+
+def test_a_report_of_the_least_and_the_most_that_there_is_survives_its_encoding() -> None:
+    counts = {"at_ms": 0, "version": 0, "seconds": 1, "answers": 0}
+    report = ServerReport(server_id="s", version_token="0.0-a", probability_p05=0.0, probability_p95=1.0, **counts)
+    assert decode_record(ServerReport, encode_record(report)) == report
 
 
 def test_a_good_record_survives_its_encoding() -> None:

@@ -12,7 +12,7 @@ import pytest
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, decode_entry, encode_entry, fold_entry, plan_entry
-from schemas.index.lifecycle import FINAL, SERVABLE, Cause, EntryKind, State, next_state, transitions
+from schemas.index.lifecycle import FINAL, Cause, EntryKind, State, next_state, transitions
 from schemas.index.manifest import decode_manifest, decode_seal, seal_path
 from schemas.index.snapshot import decode_snapshot
 from tests.schemas.index.entries import act, appended, lived, log, publish, want
@@ -38,6 +38,14 @@ def test_a_final_state_is_left_by_nothing() -> None:
 def test_an_entry_survives_its_encoding() -> None:
     for one in (Entry(EntryKind.INIT, 0, by="w", init=IDENTITY), want(7), publish(7), Entry(EntryKind.REJECT, 1, version=8, reason="nan")):
         assert decode_entry(encode_entry(one)) == one
+
+
+def test_the_bytes_of_an_entry_are_those_that_earlier_ones_have_their_checksum_of() -> None:
+    sha256 = f"{7:064x}"
+    assert encode_entry(want(7, 1)).decode() == (
+        '{"at_ms":1,"cause":"checkpoint","check":"4ffbe45381ecf5d4",'
+        f'"checkpoint_sha256":"{sha256}","encoder_fingerprint":"torch=1","kind":"want","revision":1,"version":7}}'
+    )
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b'{"version":1}', b'{"kind":"want"}', b"x" * 300_000])
@@ -106,7 +114,8 @@ def test_a_pinned_version_is_current_and_survives_promotions() -> None:
     state = log(*lived(0), act(EntryKind.PIN, 0))
     for v in (1, 2, 3):
         state = appended(state, *lived(v))
-    assert state.current is not None and state.current.version == 0 and state.current.state in SERVABLE
+        assert [s.version for s in state.versions.values() if s.state is State.BACKUP] == [v - 1]
+    assert state.current is not None and state.current.version == 0 and state.current.state is State.PUBLISHED
     with pytest.raises(Incompatible, match="unpin it first"):
         plan_entry(state, act(EntryKind.FREEZE, 0))
     assert appended(state, act(EntryKind.UNPIN)).current.version == 3  # type: ignore[union-attr]

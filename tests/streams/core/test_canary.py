@@ -56,12 +56,12 @@ CASES = {
     "a first version with numbers passes": (CanaryFigures(1, 0, 100, 0.0), 0),
     "a first version without does not": (CanaryFigures(1, 0, 100, 0.01), 1),
     "a version over nothing passes": (CanaryFigures(1, 0, 0, 0.0), 0),
-    "the same again passes": (CanaryFigures(2, 0, 100, 0.0, 1, 100, 0.0, 1.0), 0),
-    "scores on another scale do not": (CanaryFigures(2, 0, 100, 0.0, 1, 100, 1.0, 0.9), 1),
-    "an unrelated ranking does not": (CanaryFigures(2, 0, 100, 0.0, 1, 100, 0.1, 0.1), 1),
-    "a model trained anew passes": (CanaryFigures(2, 0, 100, 0.0, 1, 100, 0.09, 0.7), 0),
-    "a model of another loss passes": (CanaryFigures(2, 0, 100, 0.0, 1, 100, 0.41, 0.75), 0),
-    "every reason is given": (CanaryFigures(2, 0, 100, 0.5, 1, 100, 1.0, 0.0), 3),
+    "the same again passes": (CanaryFigures(2, 0, 100, 0.0, 1, 0.0, 1.0), 0),
+    "scores on another scale do not": (CanaryFigures(2, 0, 100, 0.0, 1, 1.0, 0.9), 1),
+    "an unrelated ranking does not": (CanaryFigures(2, 0, 100, 0.0, 1, 0.1, 0.1), 1),
+    "a model trained anew passes": (CanaryFigures(2, 0, 100, 0.0, 1, 0.09, 0.7), 0),
+    "a model of another loss passes": (CanaryFigures(2, 0, 100, 0.0, 1, 0.41, 0.75), 0),
+    "every reason is given": (CanaryFigures(2, 0, 100, 0.5, 1, 1.0, 0.0), 3),
 }
 
 

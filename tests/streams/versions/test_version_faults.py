@@ -202,8 +202,9 @@ def test_workers_that_find_a_revision_due_at_once_want_one(tmp_path: Path) -> No
     first = world.state.versions[4]
     assert (first.state, first.revision) == (State.LIVE, 0)
     world.clock.seconds = 1e12  # far beyond the time of the store's files
-    for worker in workers:
-        worker.reconciler._publication.revise(worker.reconciler._control_log.refresh(), 3_600_000)
+    states = [worker.reconciler._control_log.refresh() for worker in workers]
+    for worker, state in zip(workers, states, strict=True):
+        worker.reconciler._publication.revise(state, 3_600_000)
     assert world.state.versions[4].wanted_revision == 1
     assert world.entries(EntryKind.WANT) == 2
     world.close()

@@ -52,7 +52,6 @@ class Resident:
     positions: dict[int, int]
     source_ms: int = 0
     changes_applied: int = 0
-    changes_superseded: int = 0
     error: str = ""
     state_made_s: float = field(default_factory=time.monotonic)
     arrivals: Arrivals = field(default_factory=Arrivals)
@@ -86,7 +85,6 @@ def apply_portion(resident: Resident, portion: Portion) -> None:
             applied = resident.tables.apply(portion.changes)
             resident.scorer.on_applied(applied)
             resident.changes_applied += applied.applied
-            resident.changes_superseded += applied.superseded
     except Exception as error:
         resident.error = f"row changes of version {resident.version} from partition {portion.partition} failed: {error}"
         return
@@ -124,7 +122,5 @@ def report_of(resident: Resident) -> VersionReport:
         source_ms=resident.source_ms,
         positions=dict(resident.positions),
         changes_applied=resident.changes_applied,
-        changes_superseded=resident.changes_superseded,
-        error=resident.error,
         tiers_by=resident.scorer.tiers_by,
     )

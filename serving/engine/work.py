@@ -112,8 +112,7 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One resident version. `positions`: next offset per partition of index-deltas; `error`: why it takes no more changes, else empty; `tiers_by`: what counts
-    SimTier (compiled, triton, or torch and why)."""
+    """One resident version. `positions`: next offset per partition of index-deltas; `tiers_by`: what counts SimTier (compiled, triton, or torch and why)."""
 
     token: VersionToken
     rows: int
@@ -124,8 +123,6 @@ class VersionReport:
     source_ms: int
     positions: Mapping[int, int]
     changes_applied: int
-    changes_superseded: int
-    error: str = ""
     tiers_by: str = ""
 
 

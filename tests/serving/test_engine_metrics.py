@@ -9,7 +9,7 @@ from serving.engine.work import EngineStatus, VersionReport
 from serving.engine_metrics import EngineMetrics
 
 TOKEN = VersionToken(4, 1, "aaaaaaaa")
-REPORT = VersionReport(TOKEN, 10, 20, 3, ("click",), ({},), 0, {0: 0}, 7, 0)
+REPORT = VersionReport(TOKEN, 10, 20, 3, ("click",), ({},), 0, {0: 0}, 7)
 
 
 class FakeEngine:

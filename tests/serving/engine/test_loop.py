@@ -134,7 +134,8 @@ def test_changes_that_cannot_be_applied_move_no_claim_and_the_version_answers_on
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = make_with_bids(1, 1.0)
-    engine.install(version.resident()).result(WAIT_S)
+    resident = version.resident()
+    engine.install(resident).result(WAIT_S)
     with monkeypatch.context() as broken:
         broken.setattr(version.tables, "apply", lambda changes: 1 // 0)
         assert engine.offer_changes(portion_of(version, 1, [5], version.rows, 2, position=41))
@@ -144,7 +145,7 @@ def test_changes_that_cannot_be_applied_move_no_claim_and_the_version_answers_on
     result = engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S)
     (report,) = engine.status().residents
     assert result.ids and result.watermark[0]["item-features"] == 0 and (report.positions, report.changes_applied) == ({0: 0}, 0)
-    assert report.error == "row changes of version 1 from partition 0 failed: integer division or modulo by zero"
+    assert resident.error == "row changes of version 1 from partition 0 failed: integer division or modulo by zero"
 
 
 def test_one_turn_applies_a_bounded_number_of_rows_and_requests_get_their_turn_in_a_flood(engine: Engine) -> None:

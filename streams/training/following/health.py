@@ -34,12 +34,16 @@ class RoundCounts:
 
 def find_faults(rounds: Iterable[RoundCounts], event_age_s: float | None, bounds: TrainSection) -> tuple[str, ...]:
     """The reasons why nothing may be published now, as texts for people; empty if publishing is allowed. `event_age_s` is the median age of
-    the newest round's impressions by their own times, None before the first. The shares are of all rounds together. One bad one alone is no share, whatever
-    it is of: it does not stop a follower that has read little, unless the bound is 0."""
+    the newest round's impressions by their own times, None before the first; below 0 it is how far they are ahead of the clock. The shares are of all
+    rounds together. One bad one alone is no share, whatever it is of: it does not stop a follower that has read little, unless the bound is 0."""
     total = sum(rounds, RoundCounts())
     found = []
     if event_age_s is not None and event_age_s > bounds.late_s_max:
         found.append(f"late: the newest impressions are {event_age_s:.0f} s old (median), expected at most {bounds.late_s_max:.0f} s")
+    if event_age_s is not None and -event_age_s > bounds.late_s_max:
+        found.append(
+            f"ahead: the newest impressions are {-event_age_s:.0f} s in the future (median), expected at most {bounds.late_s_max:.0f} s"
+        )
     for name, bad, of, share_max, what in (
         ("unreadable", total.unreadable, total.records, bounds.unreadable_share_max, "records of impressions do not read"),
         ("unknown", total.unknown, total.shown, bounds.unknown_share_max, "shown items are not known"),

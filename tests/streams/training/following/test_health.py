@@ -17,6 +17,7 @@ def test_good_data_may_be_published() -> None:
     ("bad", "age_s", "reason"),
     [
         (GOOD, 901.0, "late: the newest impressions are 901 s old (median), expected at most 900 s"),
+        (GOOD, -901.0, "ahead: the newest impressions are 901 s in the future (median), expected at most 900 s"),
         (RoundCounts(100, 90, 1_000, 0, 4, 0), 1.0, "unreadable: 90 of the newest 100"),
         (RoundCounts(100, 0, 1_000, 500, 4, 0), 1.0, "unknown: 500 of the newest 1000"),
         (RoundCounts(100, 0, 1_000, 0, 2, 2), 1.0, "not finite: 2 of the newest 4"),

@@ -29,7 +29,8 @@ _UNDATED = (
 )
 _WEAK = "what was known before may do so, like a price; but if it is made of the whole period, leave it out, or take count_days or [item_history]"
 _DATED = "a row counts as known from its time on: if it sums up what follows it, known_after_days says when it is over"
-_OWN_SHARE_LEAST = 0.5  # of the clicks; of users who take the same things every day it is a third
+# Shares of the clicks: of users who take the same things every day a third is a day after itself; a minute after itself next to none is.
+_OWN_CLICKS = (("a day", DAY_MS, 0.5), ("a minute", 60_000, 0.1))
 _CLICKS_LEAST, _USERS_MOST = 50, 2_000
 _CONTRAST_LEAST = 0.05  # of the requests with a click; where two items are shown and half of what is shown is clicked it is two thirds
 _FIRST_YEAR_MS = 3_652 * DAY_MS  # 1980: no log of a shop is older
@@ -167,15 +168,20 @@ def _find_own_clicks(sources: MappedSources) -> str | None:
         return None
     asked = set(sources.positives.user_ids[:_USERS_MOST])
     clicks, taken = (_times_of(log, asked) for log in (sources.positives, sources.history))
-    just_before = [
-        any(0 < time_ms - before_ms <= DAY_MS for before_ms in taken.get(pair, ())) for pair, times in clicks.items() for time_ms in times
-    ]
-    if len(just_before) < _CLICKS_LEAST or (share := sum(just_before) / len(just_before)) < _OWN_SHARE_LEAST:
-        return None
-    return (
-        f"{share:.0%} of the clicks of [impressions] are in [behaviours], too, up to a day before the click: a history ends before its request, and "
-        "these tell what it clicked; leave [behaviours] out, or give both the same clock"
+    before_X = np.array(
+        [
+            min((time_ms - own_ms for own_ms in taken.get(pair, ()) if own_ms < time_ms), default=np.inf)
+            for pair, times in clicks.items()
+            for time_ms in times
+        ]
     )
+    for span, span_ms, least in _OWN_CLICKS:
+        if len(before_X) >= _CLICKS_LEAST and (share := np.mean(before_X <= span_ms)) >= least:
+            return (
+                f"{share:.0%} of the clicks of [impressions] are in [behaviours], too, up to {span} before the click: a history ends before its "
+                "request, and these tell what it clicked; leave [behaviours] out, or give both the same clock"
+            )
+    return None
 
 
 def _find_no_contrast(sources: MappedSources) -> str | None:

@@ -1,10 +1,10 @@
 """Impressions joined with histories and items as of their time, in batches of requests: the user half runs once per request.
 
 Here: `TrainingSet` (all columns, made once) and `Batch` (what one step needs, by indexing alone). Not here: the network, the loss, topics.
-No leak: a history ends strictly before the impression, and an item's row is the latest version that is not after it. The same holds for the items of the
-history: serving joins them with the rows at the time of the request, and not with those at the time of the behaviour. A profile counts from its
-`time_ms` on, and always if it has none. Embeddings have no time: the newest are joined, whenever they came, so they may not tell what follows from an
-impression.
+No leak: a history ends strictly before the impression, by the times of the records (a click that a slow clock dates before it counts as known), and an
+item's row is the latest version that is not after it. The same holds for the items of the history: serving joins them with the rows at the time of the
+request, and not with those at the time of the behaviour. A profile counts from its `time_ms` on, and always if it has none. Embeddings have no time: the
+newest are joined, whenever they came, so they may not tell what follows from an impression.
 A request that occurs twice counts once (`told_once`), within the whole log in a training, within a round in a follower.
 
 Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table, T tasks

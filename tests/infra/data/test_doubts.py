@@ -53,18 +53,31 @@ def test_a_time_that_is_far_from_all_others_is_named(tmp_path: Path, far: str, i
     check_doubts(tmp_path, "of [behaviours] are from 2023-11-1" if is_said else "", MAPPING + 'time = "at"\n', log=f"{LOG}u1,i2,{far}\n")
 
 
-@pytest.mark.parametrize(("before_s", "is_said"), [(1, True), (43_200, True), (0, False), (-60, False), (200_000, False)])
-def test_behaviours_that_are_the_clicks_with_an_earlier_clock_are_named(tmp_path: Path, before_s: int, is_said: bool) -> None:
+@pytest.mark.parametrize(
+    ("before_s", "slow", "is_said"),
+    [
+        (1, 1, True),
+        (43_200, 1, True),
+        (0, 1, False),
+        (-60, 1, False),
+        (200_000, 1, False),
+        (2, 5, True),
+        (43_200, 5, False),
+        (2, 40, False),
+    ],
+)
+def test_behaviours_that_are_the_clicks_with_an_earlier_clock_are_named(tmp_path: Path, before_s: int, slow: int, is_said: bool) -> None:
+    """One click in `slow` is told by that clock."""
     times = [1_700_000_000 + 40_000 * n for n in range(200)]
     shown = (f"r{n},u{n % 9},i{n % 7 + k},{at},{int(not k)}\n" for n, at in enumerate(times) for k in range(2))
     files = {
         "shown": "request,user,item,at,clicked\n" + "".join(shown),
-        "log": "user,item,at\n" + "".join(f"u{n % 9},i{n % 7},{at - before_s}\n" for n, at in enumerate(times)),
+        "log": "user,item,at\n" + "".join(f"u{n % 9},i{n % 7},{at - before_s * (n % slow == 0)}\n" for n, at in enumerate(times)),
         "items": "item\n" + "".join(f"i{n}\n" for n in range(8)),
     }
     mapping = MAPPING.replace('"log.csv"\nid', '"items.csv"\nid') + 'time = "at"\n' + SHOWN.partition("}\n")[2] + 'request = "request"\n'
     doubts = find_doubts(open_shop(tmp_path, mapping, **files).sources)
-    assert ["100% of the clicks" in doubt and "same clock" in doubt for doubt in doubts] == [True] * is_said
+    assert [f"{1 / slow:.0%} of the clicks" in doubt and "same clock" in doubt for doubt in doubts] == [True] * is_said
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ _HALF_LIFE_DAYS_MIN = 0.01
 _FITS_MAX = 100
 _PASSES_MAX = 100
 _LOSSES = ("copr", "click", "softmax", "outcomes")
+# what a checkpoint's card tells a training that goes on from it; not the rate, which may be a follower's
+WHAT_IS_LEARNT = (*_LOSSES, "soft_labels", "behaviours_max")
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,17 +106,14 @@ def train(
     named = {name: value for name, value in (("seconds", seconds), ("steps", steps), ("seed", seed)) if value is not None}
     given = decode_assignments(choose or []) | named
     if dry_run:
-        _print_plan(model, given, follow, as_json)
+        _print_plan(model, warm_start, given, follow, as_json)
         return
     if publish or follow:
         _say_where_workers_look(out)
     if follow:
-        from streams.training.following.learner import follower_choices
         from streams.training.following.program import FollowPlan, run_follower
-        from streams.training.model_file import read_train_choices
 
-        learning = follower_choices(given, read_train_choices(model))
-        following = FollowPlan(out, name, every, warm_start, model, state, threads, learning)
+        following = FollowPlan(out, name, every, warm_start, model, state, threads, given)
         run_follower(settings, following, lambda line: print(line, flush=True))
         return
     from streams.training.program import TrainPlan, run_training
@@ -142,13 +139,17 @@ def _say_where_workers_look(out: Path) -> None:
         )
 
 
-def _print_plan(path: Path | None, given: Mapping[str, Any], follow: bool, as_json: bool) -> None:
+def _print_plan(path: Path | None, warm_start: Path | None, given: Mapping[str, Any], follow: bool, as_json: bool) -> None:
     """Prints the model's sizes and each choice of [train] with where it is from. Raises what a training, or a follower, would raise for them."""
-    from streams.training.model_file import explain_choices, read_model_file, read_train_choices
+    from schemas.model.checkpoint_file import read_checkpoint_file
+    from streams.training.model_file import explain_choices, read_model_file, read_train_choices, require_model
 
-    model = read_model_file(path).to_dict() if path is not None else {}
+    base = read_checkpoint_file(warm_start) if warm_start is not None else None
+    if base is not None and path is not None:
+        require_model(base.spec, base.info.model_id, path)
+    model = read_model_file(path).to_dict() if path is not None else base.spec.to_dict() if base is not None else {}
     schema = model.pop("schema", {})
-    rows = explain_choices(path, given)
+    rows = explain_choices(path, given, {} if base is None else base.info.card)
     if follow:
         from streams.training.following.learner import OF_A_FIT, follower_choices
 

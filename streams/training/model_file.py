@@ -15,12 +15,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from schemas.errors import Misconfigured, suggest
+from schemas.errors import Incompatible, Misconfigured, suggest
 from schemas.features import FeatureSchema, decode_feature_schema
 from schemas.model.spec import ModelSpec
-from schemas.train_choices import TrainChoices
+from schemas.train_choices import WHAT_IS_LEARNT, TrainChoices
 
 _SECTIONS = ("schema", "model", "train")
+_NO_CARD: Mapping[str, Any] = MappingProxyType({})
 
 
 def read_model_file(path: Path) -> ModelSpec:
@@ -54,25 +55,55 @@ def apply_choices(spec: ModelSpec, choices: Mapping[str, Any]) -> ModelSpec:
     return dataclasses.replace(spec, **plain)
 
 
-def read_train_choices(path: Path | None) -> TrainChoices:
-    """How the file says to train, defaults for the rest (None: for all). Raises Misconfigured (`bad_model_file`)."""
+def require_model(spec: ModelSpec, model_id: str, path: Path) -> None:
+    """Raises Incompatible (`other_model`), naming what differs, unless a checkpoint is of the model that the file describes: who goes on from it changes
+    weights, never sizes or features."""
+    wanted = read_model_file(path)
+    if spec.fingerprint == wanted.fingerprint:
+        return
+    theirs, ours = spec.to_dict(), wanted.to_dict()
+    different = ", ".join(
+        f"{name} ({theirs.get(name, 'off')} there)" if name != "schema" else "[schema]"
+        for name in ours | theirs
+        if theirs.get(name) != ours.get(name)
+    )
+    raise Incompatible(
+        "other_model",
+        f"{path} describes another model than {model_id}, from which to go on: {different} differ; go on from one that is trained from that file, "
+        f"or leave --model out",
+    )
+
+
+def read_train_choices(path: Path | None, card: Mapping[str, Any] = _NO_CARD) -> TrainChoices:
+    """How the file says to train; without one, `WHAT_IS_LEARNT` of the card of the checkpoint to go on from. Defaults for the rest. Raises Misconfigured
+    (`bad_model_file`)."""
     if path is None:
-        return TrainChoices()
+        return TrainChoices().replaced(_of_card(card))
     section = _train_section(path)
     with _named(f"{path} [train]"):
         return TrainChoices().replaced(section)
 
 
-def explain_choices(path: Path | None, given: Mapping[str, Any] = MappingProxyType({})) -> list[dict[str, Any]]:
-    """Every choice of [train] with its value and where it is from: the command line (`given`), the file, the defaults. Raises Misconfigured."""
-    chosen, of_file = read_train_choices(path).replaced(given), {} if path is None else _train_section(path)
+def explain_choices(
+    path: Path | None, given: Mapping[str, Any] = MappingProxyType({}), card: Mapping[str, Any] = _NO_CARD
+) -> list[dict[str, Any]]:
+    """Every choice of [train] with its value and where it is from: the command line (`given`), the file, the card, the defaults. Raises Misconfigured."""
+    chosen, told = read_train_choices(path, card).replaced(given), _of_card(card) if path is None else _train_section(path)
 
     def origin(name: str) -> str:
         if name in given:
             return "command line"
-        return f"file {path} [train]" if name in of_file else "default"
+        if name not in told:
+            return "default"
+        return "card of the checkpoint" if path is None else f"file {path} [train]"
 
     return [{"name": name, "value": value, "origin": origin(name)} for name, value in chosen.to_dict().items()]
+
+
+def _of_card(card: Mapping[str, Any]) -> dict[str, Any]:
+    """`WHAT_IS_LEARNT`, as far as the card tells it."""
+    told = card.get("train")
+    return {name: told[name] for name in WHAT_IS_LEARNT if name in told} if isinstance(told, Mapping) else {}
 
 
 def _train_section(path: Path) -> Mapping[str, Any]:

@@ -16,14 +16,14 @@ from infra.kafka.publisher import Publisher
 from infra.progress import open_progress
 from infra.settings import ProcessSettings
 from schemas.errors import Incompatible, Misconfigured
-from schemas.model.checkpoint import read_checkpoint, write_checkpoint
+from schemas.model.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
 from streams.training.event_decoder import Offsets
 from streams.training.held_out import keep_out, measure_held_out
 from streams.training.impressions import TrainingSet, join_events
-from streams.training.model_file import read_model_file, read_train_choices
+from streams.training.model_file import read_model_file, read_train_choices, require_model
 from streams.training.refused_impressions import RefusedImpressions
 from streams.training.similarity_start import new_network
 from streams.training.snapshot import SnapshotEvents
@@ -70,9 +70,14 @@ class TrainPlan:
     given: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
+    def base(self) -> Checkpoint | None:
+        """The checkpoint to go on from."""
+        return None if self.warm_start is None else read_checkpoint(self.warm_start)
+
+    @cached_property
     def train(self) -> TrainChoices:
-        """How to train: what was given on the command line, else what the model's file says, else the defaults. Raises Misconfigured."""
-        return read_train_choices(self.model).replaced(self.given)
+        """How to train: the command line, else the model's file, else the card of the checkpoint, else the defaults. Raises Misconfigured."""
+        return read_train_choices(self.model, {} if self.base is None else self.base.info.card).replaced(self.given)
 
 
 def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
@@ -129,8 +134,10 @@ def _what_is_kept(plan: TrainPlan) -> str:
 
 
 def _open_network(plan: TrainPlan) -> AifNetwork:
-    if plan.warm_start is not None:
-        return read_checkpoint(plan.warm_start).network
+    if plan.base is not None:
+        if plan.model is not None:
+            require_model(plan.base.spec, plan.base.info.model_id, plan.model)
+        return plan.base.network
     if plan.model is None:
         raise Misconfigured("no_model", "name a --model file with the feature schema, or a checkpoint with --warm-start")
     return new_network(read_model_file(plan.model), plan.train.seed, plan.train.start)

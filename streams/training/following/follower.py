@@ -107,10 +107,10 @@ class Follower:
         self._event_ms: float | None = None
         self._not_kept: tuple[str, ...] = ()
 
-    def run(self, stopping: Callable[[], bool], batch_requests: int) -> None:
+    def run(self, stopping: Callable[[], bool]) -> None:
         """Follows until `stopping()`, which is asked between two rounds, so that the state written at the end is complete."""
         while not stopping():
-            planned = self.place.next or self._log.plan(batch_requests, stopping)
+            planned = self.place.next or self._log.plan(self.learner.chosen.batch_requests, stopping)
             if planned is not None and self._is_kept(planned):
                 self._learn(planned)
             faults = self._faults()
@@ -133,7 +133,8 @@ class Follower:
     def _keep(self, planned: Offsets | None) -> None:
         """Writes weights, moments, generator, offsets and the next round as one file, whole or not at all. Raises Unavailable."""
         self.place = dataclasses.replace(self.place, next=planned)
-        self._states.write(self.learner.state(self.learner.steps, {**self._states.about, "place": self.place.to_dict()}))
+        about = {**self._states.about, "train": self.learner.chosen.to_dict(), "place": self.place.to_dict()}
+        self._states.write(self.learner.state(self.learner.steps, about))
 
     def _learn(self, planned: Offsets) -> None:
         records, unreadable = self._decoder.read[IMPRESSIONS], self._decoder.skipped[IMPRESSIONS]
@@ -174,6 +175,7 @@ class Follower:
             "round": place.number,
             "requests": place.requests,
             "steps": self.learner.steps,
+            "train": self.learner.chosen.to_dict(),
             "data": DataRange(place.ends, place.from_ms, place.until_ms).to_dict(),
             "progressive": self._validation.figures(),
         }

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,10 +29,8 @@ from infra.kafka.admin import check_topic_ids, start_offsets, topic_ids
 from infra.kafka.publisher import Publisher
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
-from schemas.errors import Incompatible
 from schemas.ids import IdKind
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
-from schemas.model.spec import ModelSpec
 from schemas.topics import IMPRESSIONS
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused, settle_garbage_collection
@@ -42,7 +41,7 @@ from streams.training.following.learner import OnlineLearner, follower_choices
 from streams.training.following.publications import Publications
 from streams.training.following.status import StatusTeller
 from streams.training.following.view import View
-from streams.training.model_file import read_model_file
+from streams.training.model_file import read_train_choices, require_model
 from streams.training.refused_impressions import RefusedImpressions
 from streams.training.settings import TrainSettings
 from streams.training.topic_events import as_text, fetch_ends, partitions_of
@@ -55,7 +54,7 @@ _log = logging.getLogger("aif.train.follow")
 @dataclass(frozen=True)
 class FollowPlan:
     """The options of `aif train --follow`; see its help. `warm_start` None: the checkpoint of the live version, as soon as there is one.
-    `model`: a model file; a checkpoint of another model is refused."""
+    `model`: a model file; a checkpoint of another model is refused. `given`: choices of [train] that were named on the command line."""
 
     out: Path
     name: str = "online"
@@ -64,12 +63,16 @@ class FollowPlan:
     model: Path | None = None
     state: Path | None = None
     threads: int = 1
-    learning: TrainChoices = field(default_factory=lambda: follower_choices({}))
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def state_path(self) -> Path:
         """The file of the state: weights, moments, generator and offsets."""
         return self.state or self.out / f"{self.name}.state"
+
+    def learning(self, card: Mapping[str, Any]) -> TrainChoices:
+        """How to learn from a checkpoint with this card. Raises Misconfigured."""
+        return follower_choices(self.given, read_train_choices(self.model, card))
 
 
 def run_follower(settings: TrainSettings, plan: FollowPlan, say: Callable[[str], None]) -> None:
@@ -80,6 +83,7 @@ def run_follower(settings: TrainSettings, plan: FollowPlan, say: Callable[[str],
     stop = threading.Event()
     for number in stop_signals():
         signal.signal(number, lambda *_: stop.set())
+    plan.learning({})  # what does not read is refused before a live version is waited for
     torch.set_num_threads(plan.threads)
     metrics = Metrics()
     with contextlib.ExitStack() as stack:
@@ -87,7 +91,7 @@ def run_follower(settings: TrainSettings, plan: FollowPlan, say: Callable[[str],
             stack.callback(open_metrics_page(metrics, settings.train.metrics_port)[1])
         follower = stack.enter_context(open_follower(settings, plan, say, stop.is_set, metrics))
         if follower is not None:
-            follower.run(stop.is_set, plan.learning.batch_requests)
+            follower.run(stop.is_set)
 
 
 @contextlib.contextmanager
@@ -109,7 +113,7 @@ def open_follower(
         yield None
         return
     if plan.model is not None:
-        require_model(base, read_model_file(plan.model), plan.model)
+        require_model(base.spec, base.info.model_id, plan.model)
     index, bootstrap, prefix = settings.index, settings.bootstrap_servers(), settings.kafka.topic_prefix
     ids = _check_topics(control, bootstrap, prefix)
     refused = RefusedImpressions(bootstrap, prefix)
@@ -119,13 +123,15 @@ def open_follower(
     # The model that is followed, and the topics: for the kept state, and for the cards of checkpoints.
     followed = {"model_id": base.info.model_id, "spec": base.spec.fingerprint, "lsh": base.info.lsh_version}
     states = StateFile(plan.state_path, about={"base": followed, "topic_ids": ids})
-    learner, place, begins = _open_learner(settings, plan, base, states, say)
+    kept = _kept(states, say)
+    learning = plan.learning(base.info.card if kept is None else kept.about)
+    learner, place, begins = _open_learner(settings, learning, base, states, kept)
     begin: Offsets = {t: as_text(start_offsets(bootstrap, prefix + t)) for t in CONTEXT_TOPICS} | {IMPRESSIONS: place.ends[IMPRESSIONS]}
     with (
         Publisher(bootstrap, prefix, "aif-train", index.shards, index.user_partitions, index.id_kind) as publisher,
         FollowedLog(bootstrap, prefix, decoder, begin, refused.settle, ids) as log,
     ):
-        view = _open_view(plan, base, place, log)
+        view = _open_view(learning, base, place, log)
         announce: Callable[[Path], int] = lambda path: publisher.publish_checkpoint_file(path).offset  # noqa: E731 - a closure over the publisher
         publications = Publications(plan.out, plan.name, plan.every_s, announce, control.refresh, clock, learner.steps)
         teller = StatusTeller(say, metrics, clock, settings.train.status_every_s)
@@ -150,31 +156,12 @@ def _open_base(
     return read_checkpoint(read_checkpoint_copy(store, current.checkpoint_sha256), current.checkpoint_sha256)
 
 
-def require_model(base: Checkpoint, wanted: ModelSpec, path: Path) -> None:
-    """Raises Incompatible (`other_model`), naming what differs, unless the checkpoint is of the model that the file describes: following changes
-    weights, never sizes or features."""
-    if base.spec.fingerprint == wanted.fingerprint:
-        return
-    theirs, ours = base.spec.to_dict(), wanted.to_dict()
-    different = ", ".join(
-        f"{name} ({theirs.get(name, 'off')} there)" if name != "schema" else "[schema]"
-        for name in ours | theirs
-        if theirs.get(name) != ours.get(name)
-    )
-    raise Incompatible(
-        "other_model",
-        f"{path} describes another model than {base.info.model_id}, which would be followed: {different} differ; "
-        f"publish one that is trained from that file, or leave --model out",
-    )
-
-
 def _open_learner(
-    settings: TrainSettings, plan: FollowPlan, base: Checkpoint, states: StateFile, say: Callable[[str], None]
+    settings: TrainSettings, learning: TrainChoices, base: Checkpoint, states: StateFile, kept: TrainerState | None
 ) -> tuple[OnlineLearner, Place, str]:
     """(the learner, its place, which place that is): from the stored state, or with the weights of `base` at its first place. Raises Incompatible
     (`other_topic`) where the stored offsets are of other topics."""
-    learner, kept = OnlineLearner(base.network, plan.learning), _kept(states, say)
-    prefix = settings.kafka.topic_prefix
+    learner, prefix = OnlineLearner(base.network, learning), settings.kafka.topic_prefix
     if kept is None:
         return learner, *_first_place(settings.bootstrap_servers(), prefix, base)
     check_topic_ids(kept.about.get("topic_ids", {}), states.about["topic_ids"], prefix)
@@ -182,9 +169,9 @@ def _open_learner(
     return learner, decode_place(kept.about["place"]), "kept state"
 
 
-def _open_view(plan: FollowPlan, base: Checkpoint, place: Place, log: FollowedLog) -> View:
+def _open_view(learning: TrainChoices, base: Checkpoint, place: Place, log: FollowedLog) -> View:
     """The items and users of the topics up to `place`."""
-    view = View(base.spec, base.w_hash, plan.learning.behaviours_max)
+    view = View(base.spec, base.w_hash, learning.behaviours_max)
     view.settled_ms = place.settled_ms
     with collector_paused():
         view.fold(log.read(place.ends))

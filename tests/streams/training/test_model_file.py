@@ -1,5 +1,6 @@
 """The file that says what to train: what it may change, and errors that name the file and the place."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,13 +8,16 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import build_app
-from schemas.errors import Misconfigured
+from schemas.errors import Incompatible, Misconfigured
 from schemas.ids import IdKind
+from schemas.model.checkpoint import write_checkpoint
 from schemas.train_choices import TrainChoices, decode_assignments
 from streams.training.following.learner import follower_choices
+from streams.training.following.program import FollowPlan
 from streams.training.model_file import default_spec, read_model_file, read_train_choices
 from streams.training.program import TrainPlan
 from tests.schemas.catalogue import small_schema
+from tests.streams.training.following.stream import TasteStream
 
 
 @pytest.mark.parametrize(
@@ -120,6 +124,24 @@ def test_the_command_line_comes_before_the_file_and_the_file_before_the_defaults
     for text, words in (("softmx=1", "did you mean 'softmax'"), ("steps=many", "expected int"), ("steps", "name=value")):
         with pytest.raises(Misconfigured, match=words):
             decode_assignments([text])
+
+
+def test_without_a_file_what_is_learnt_is_what_the_checkpoint_was_taught(tmp_path: Path) -> None:
+    base, stream = tmp_path / "base.safetensors", TasteStream()
+    taught = TrainChoices(copr=0.0, click=0.0, softmax=1.0, behaviours_max=9, steps=7, learning_rate=0.1)
+    write_checkpoint(base, stream.network(), "base", {"train": taught.to_dict()})
+    plan = TrainPlan(tmp_path, None, base, "aif", 0, 1, 1, False, given={"softmax": 0.5})
+    expected = TrainChoices(copr=0.0, click=0.0, softmax=0.5, behaviours_max=9)
+    assert plan.train == expected
+    assert FollowPlan(tmp_path, given={"softmax": 0.5, "learning_rate": 4e-3}).learning({"train": taught.to_dict()}) == expected
+    shown = CliRunner().invoke(build_app(), ["train", "--warm-start", str(base), "--dry-run", "--json"])
+    rows = {row["name"]: (row["value"], row["origin"]) for row in json.loads(shown.stdout)["train"]}
+    assert rows["copr"] == (0.0, "card of the checkpoint") and rows["steps"] == (0, "default")
+    model = tmp_path / "model.json"
+    model.write_text(json.dumps({"schema": stream.spec.schema.to_dict(), "model": {"width": 4}, "train": {"copr": 0.7}}))
+    assert dataclasses.replace(plan, model=model, given={}).train == TrainChoices(copr=0.7)
+    refused = CliRunner().invoke(build_app(), ["train", "--warm-start", str(base), "--model", str(model), "--out", str(tmp_path)])
+    assert isinstance(refused.exception, Incompatible) and "other_model" in str(refused.exception)
 
 
 def test_a_fit_ends_by_what_was_named_last() -> None:

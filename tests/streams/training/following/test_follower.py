@@ -30,7 +30,6 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import read_checkpoint
-from schemas.train_choices import TrainChoices
 from streams.training.event_decoder import TRAINING_TOPICS
 from streams.training.following import followed_log, program
 from streams.training.following import follower as follower_module
@@ -78,8 +77,8 @@ class Stage:
         assert producer.flush(30) == 0
 
     def plan(self, name: str, every_s: float = 1e6) -> FollowPlan:
-        learning = TrainChoices(batch_requests=4, seed=3, learning_rate=1e-2)
-        return FollowPlan(self.folder / name, every_s=every_s, warm_start=self.folder / "base.safetensors", learning=learning)
+        given = {"batch_requests": 4, "seed": 3, "learning_rate": 1e-2}
+        return FollowPlan(self.folder / name, every_s=every_s, warm_start=self.folder / "base.safetensors", given=given)
 
     @contextlib.contextmanager
     def follower(self, plan: FollowPlan, clock: FakeClock | None = None) -> Iterator[Follower]:
@@ -98,7 +97,7 @@ class Stage:
     def follow(self, plan: FollowPlan, until: Callable[[Follower], bool]) -> dict[str, torch.Tensor]:
         """The weights of a follower that ran until then."""
         with self.follower(plan) as follower:
-            follower.run(lambda: until(follower), plan.learning.batch_requests)
+            follower.run(lambda: until(follower))
             return {name: t.clone() for name, t in follower.learner.network.state_dict().items()}
 
 
@@ -200,7 +199,7 @@ def test_what_is_published_between_a_kill_and_the_restart_changes_nothing_of_the
             stage.follow(stage.plan("killed"), lambda f: False)
     stage.publish(20)
     with stage.follower(stage.plan("killed")) as follower:
-        follower.run(lambda: follower.place.number >= 1, 4)
+        follower.run(lambda: follower.place.number >= 1)
         assert follower.place.requests == 5 and equal(expected, follower.learner.network.state_dict())
 
 
@@ -211,7 +210,7 @@ def test_it_publishes_what_it_learnt_stops_while_records_do_not_read_and_starts_
         def learn_until(requests: int, faults: tuple[str, ...]) -> None:
             stage.clock.ms = stage.stream.now_ms
             seen = len(stage.said)
-            follower.run(lambda: follower.place.requests >= requests and any(told(line) == faults for line in stage.said[seen:]), 4)
+            follower.run(lambda: follower.place.requests >= requests and any(told(line) == faults for line in stage.said[seen:]))
 
         def told(line: dict[str, Any]) -> tuple[str, ...]:
             return tuple(fault.partition(":")[0] for fault in line.get("faults", ["none yet"]))
@@ -227,7 +226,7 @@ def test_it_publishes_what_it_learnt_stops_while_records_do_not_read_and_starts_
         assert published(stage) == first
         stage.publish(96)
         learn_until(120, ())
-        follower.run(lambda: len(published(stage)) > len(first), 4)
+        follower.run(lambda: len(published(stage)) > len(first))
     letters = read_dead_letters(stage.bootstrap, stage.prefix, "impressions")
     assert [(letter.record.value, letter.source.disposition) for letter in letters] == [(b"\xff not json", "malformed")] * 4
     path = Path(published(stage)[-1].uri.removeprefix("file://"))
@@ -242,22 +241,26 @@ def published(stage: Stage) -> list[CheckpointRecord]:
 def test_late_data_is_learnt_and_not_published(stage: Stage) -> None:
     with stage.follower(stage.plan("out", every_s=0.01), FakeClock(stage.stream.now_ms + 3_600_000)) as follower:
         stage.publish(12)
-        follower.run(lambda: follower.place.requests >= 12 and any(line.get("faults") for line in stage.said), 4)
+        follower.run(lambda: follower.place.requests >= 12 and any(line.get("faults") for line in stage.said))
     assert stage.said[-1]["faults"][0].startswith("late") and not published(stage)
 
 
 def test_a_follower_goes_on_from_where_the_training_of_its_base_ended(stage: Stage) -> None:
     stage.publish(8)
-    with stage.follower(stage.plan("one", every_s=0.01)) as follower:
+    plan = stage.plan("one", every_s=0.01)
+    with stage.follower(dataclasses.replace(plan, given={**plan.given, "copr": 0.0})) as follower:
         stage.publish(12)
-        follower.run(lambda: bool(published(stage)), 4)
+        follower.run(lambda: bool(published(stage)))
         assert follower.place.requests == 12  # what was there before it came is not its business
+    with stage.follower(plan) as follower:
+        assert follower.learner.chosen.copr == 0  # nothing says otherwise: as before it ended
     stage.publish(4)
     file = Path(published(stage)[-1].uri.removeprefix("file://"))
-    next_plan = FollowPlan(stage.folder / "two", warm_start=file, learning=stage.plan("two").learning)
+    next_plan = FollowPlan(stage.folder / "two", warm_start=file, given=stage.plan("two").given)
     with stage.follower(next_plan) as follower:
         assert stage.said[-1]["begins"] == "where the base ended"
-        follower.run(lambda: follower.place.requests >= 4, 4)
+        assert follower.learner.chosen.copr == 0
+        follower.run(lambda: follower.place.requests >= 4)
         assert follower.place.requests == 4
 
 
@@ -289,7 +292,7 @@ def test_a_broker_that_does_not_say_how_far_the_topics_are_is_asked_again(stage:
     with stage.follower(stage.plan("out")) as follower:
         stage.publish(4)
         monkeypatch.setattr(followed_log, "fetch_ends", unreachable)
-        follower.run(lambda: follower.place.requests >= 4, 4)
+        follower.run(lambda: follower.place.requests >= 4)
     assert failed == 3
 
 
@@ -310,10 +313,10 @@ def test_a_full_disk_stops_learning_and_publishing_and_costs_nothing_once_there_
     with stage.follower(stage.plan("full", every_s=0.01)) as follower:
         monkeypatch.setattr(os, "fsync", is_full)
         with pytest.raises(Unavailable, match="state_not_kept"):  # what it would keep when it is stopped
-            follower.run(lambda: any(line.get("faults") for line in stage.said), 4)
+            follower.run(lambda: any(line.get("faults") for line in stage.said))
         assert follower.place.requests == 0 and stage.said[-1]["faults"][0].startswith("not kept: ") and not published(stage)
         full = False
-        follower.run(lambda: follower.place.requests >= 24 and bool(published(stage)), 4)
+        follower.run(lambda: follower.place.requests >= 24 and bool(published(stage)))
         assert equal(expected, follower.learner.network.state_dict()) and not list((stage.folder / "full").glob(".*"))
 
 

@@ -12,6 +12,7 @@ Arrays: U users, C candidates.
 Source: schemas/model/network.py, in its plain form.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,12 @@ def run_canary(store: IndexStore, job: CanaryJob) -> CanaryFigures:
     if live is None or not common or not scores.scores_UC.size:
         return figures
     place = {key: at for at, key in enumerate(new.sample.keys)}
+    figures = dataclasses.replace(figures, missed=max(0, _records_in(manifest) - _records_in(live.manifest)))
     return _compare(figures, scores.probabilities_UC[:, [place[key] for key in common]], score(live, users).probabilities_UC, live)
+
+
+def _records_in(manifest: Manifest) -> int:
+    return sum(sum(seal.source_offsets.values()) for seal in manifest.seals)
 
 
 def _compare(figures: CanaryFigures, new_UC: np.ndarray, live_UC: np.ndarray, live: Side) -> CanaryFigures:
@@ -79,7 +85,7 @@ def _compare(figures: CanaryFigures, new_UC: np.ndarray, live_UC: np.ndarray, li
     if not new_UC.size or measure_spread(live_UC) < SPREAD_MIN:
         return figures
     distance, overlap = measure_distance(new_UC, live_UC), measure_overlap(new_UC, live_UC)
-    return CanaryFigures(figures.version, figures.revision, figures.pairs, figures.bad_share, live.manifest.version, distance, overlap)
+    return dataclasses.replace(figures, against=live.manifest.version, distance=distance, overlap=overlap)
 
 
 def _open_live(store: IndexStore, status: VersionStatus, keys: Sequence[bytes]) -> Side | None:

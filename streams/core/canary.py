@@ -67,7 +67,8 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class CanaryFigures:
-    """What was measured: `pairs` were scored, and compared with `against`. It, `distance` and `overlap` are None where nothing was compared."""
+    """What was measured: `pairs` were scored, and compared with `against`. It, `distance` and `overlap` are None where nothing was compared.
+    `missed` source records are in the new version's files and not in those of `against`: where items changed since, that shows in both, too."""
 
     version: int
     revision: int
@@ -76,13 +77,15 @@ class CanaryFigures:
     against: int | None = None
     distance: float | None = None
     overlap: float | None = None
+    missed: int = 0
 
     def describe(self) -> str:
         """In one line, for the control log."""
         seen = f"{self.pairs} pairs, not finite {self.bad_share:.2%}"
         if self.distance is None or self.overlap is None:
             return f"{seen}, nothing to compare with"
-        return f"{seen}; against {self.against}: distance {self.distance:.3f}, overlap of the best tenth {self.overlap:.3f}"
+        older = f", whose files lack {self.missed} newer records" if self.missed else ""
+        return f"{seen}; against {self.against}{older}: distance {self.distance:.3f}, overlap of the best tenth {self.overlap:.3f}"
 
 
 def measure_bad_share(scores: Scores) -> float:

@@ -135,6 +135,6 @@ class OutboxSender:
             Incompatible(
                 "outbox_refused",
                 f"the broker refused outbox entry {entry.sequence} for {self._prefix}{entry.topic} ({len(entry.value or b'')} bytes): {error.str()}; "
-                "run `aif topics plan`",
+                "`aif doctor` says whether the topic is gone or other than it was",
             )
         )

@@ -10,6 +10,7 @@ from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.topics import INDEX_DELTAS
 from streams.shard.outbox import OutboxEntry
 from streams.shard.outbox_sender import OutboxSender
+from tests.infra.kafka.deleted_topics import delete_topics
 
 
 def test_after_a_lost_connection_nothing_is_confirmed_before_the_topics_were_compared(bootstrap_servers: str, topic_prefix: str) -> None:
@@ -42,4 +43,17 @@ def test_after_a_lost_connection_nothing_is_confirmed_before_the_topics_were_com
     send(2)
     wait_until(lambda: bool(failed), 30, "the failure")
     assert confirmed == [0, 1]
+    sender.close()
+
+
+def test_a_topic_that_is_gone_ends_the_process_with_where_to_look_and_not_with_how_to_make_another(
+    bootstrap_servers: str, topic_prefix: str
+) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    failed: list[AifError] = []
+    sender = OutboxSender(bootstrap_servers, topic_prefix, on_confirmed=lambda _: None, on_failure=failed.append)
+    delete_topics(bootstrap_servers, [topic_prefix + INDEX_DELTAS])
+    sender.send([OutboxEntry(0, INDEX_DELTAS, 0, b"", b"a delta")])
+    wait_until(lambda: failed, 60, "the refusal")
+    assert failed[0].code == "outbox_refused" and "`aif doctor`" in failed[0].message and "aif topics" not in failed[0].message
     sender.close()

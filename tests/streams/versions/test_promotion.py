@@ -213,7 +213,13 @@ def test_a_version_is_no_distance_from_one_of_the_same_checkpoint(world: World, 
     go_live(world, worker, builders, 1)
     go_live(world, worker, builders, 2)
     figures = run_canary(world.store, job_of(world, 2, 1))
-    assert (figures.distance, figures.overlap) == (0.0, 1.0)
+    assert (figures.distance, figures.overlap, figures.missed) == (0.0, 1.0, 0) and "lack" not in figures.describe()
+    world.publish_items(upsert(1, 9, category=3, price=70.0))
+    go_live(world, worker, builders, 3)
+    figures = run_canary(world.store, job_of(world, 3, 1))
+    assert figures.missed == 1 and "against 1, whose files lack 1 newer records" in figures.describe(), (
+        "what an operator has to know to overrule it"
+    )
 
 
 @pytest.mark.usefixtures("measured")

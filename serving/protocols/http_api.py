@@ -121,15 +121,20 @@ class HttpApi:
         return raw
 
     async def _call(self, path: str, raw: bytes, scope: Any, received_s: float) -> Reply:
-        kind = self._calls[path]
-        # What may bring a history is read in a thread: 20,000 behaviours take 0.1 s, in which the event loop answers others.
-        in_thread = len(raw) > _AT_ONCE_BYTES_MAX and "behaviours" in kind.model_fields
-        body: Any = await asyncio.to_thread(decode_body, kind, raw) if in_thread else decode_body(kind, raw)
+        body: Any = await self._decode(self._calls[path], raw)
         deadline = Deadline(received_s, body.deadline_ms or _header_ms(scope) or self._front.settings.deadline_ms)
         deadline.left_s()
         if path not in self._handlers:
             raise no_index()
         return Reply(200, await self._handlers[path](body, deadline))
+
+    async def _decode(self, kind: type[BaseModel], raw: bytes) -> BaseModel:
+        """What may bring a history is decoded in a thread: 20,000 behaviours take 0.1 s, in which the event loop answers others."""
+        if len(raw) <= _AT_ONCE_BYTES_MAX or "behaviours" not in kind.model_fields:
+            return decode_body(kind, raw)
+        with self._front.intake.reading() as take:  # while it waits for a thread, it is one of the bodies that are bounded
+            take(len(raw))
+            return await asyncio.to_thread(decode_body, kind, raw)
 
     def _show_metrics(self) -> Reply:
         self._views.before_metrics()

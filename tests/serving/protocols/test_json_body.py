@@ -1,8 +1,10 @@
 """What it costs to refuse a JSON body: it is read in the event loop, and whoever sends nonsense must not keep everybody else waiting."""
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from schemas.errors import RejectedInput
 from schemas.limits import BEHAVIOURS_PER_REQUEST_MAX, BODY_BYTES_MAX, CANDIDATES_MAX
 from schemas.requests import InlineBehaviour, RankRequest, UserRequest
+from serving.protocols import http_api, intake
 from serving.protocols.http_body import decode_body
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import open_front
@@ -53,9 +56,31 @@ def test_a_wrong_body_costs_little_more_to_refuse_than_a_right_one_of_its_size_t
     assert cpu_s(lambda: refuse(wrong)) < 4 * right_s
 
 
-def test_whoever_brings_a_long_history_keeps_nobody_waiting() -> None:
+def long_history() -> str:
     one = InlineBehaviour(item_id=1, features={f"feature_{place}": 0.5 for place in range(5)})
-    raw = UserRequest.model_construct(user_id=1, behaviours=[one] * BEHAVIOURS_PER_REQUEST_MAX).model_dump_json(exclude_unset=True)
+    return UserRequest.model_construct(user_id=1, behaviours=[one] * BEHAVIOURS_PER_REQUEST_MAX).model_dump_json(exclude_unset=True)
+
+
+def test_bodies_that_wait_for_a_thread_are_bounded_with_those_that_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, began, go_on = long_history(), threading.Event(), threading.Event()
+
+    def decode(*given: Any) -> Any:
+        began.set()
+        assert go_on.wait(60)
+        return decode_body(*given)
+
+    monkeypatch.setattr(http_api, "decode_body", decode)
+    monkeypatch.setattr(intake, "BODIES_BYTES_MAX", len(raw) * 3 // 2)
+    with open_front(FakeEngine()) as front, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(httpx.post, front.url + "/v1/user", content=raw, timeout=60)
+        assert began.wait(60)
+        second = httpx.post(front.url + "/v1/user", content=raw, timeout=60)
+        go_on.set()
+        assert (second.status_code, second.json()["code"], first.result().status_code) == (429, "overloaded", 200)
+
+
+def test_whoever_brings_a_long_history_keeps_nobody_waiting() -> None:
+    raw = long_history()
     with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url, timeout=60) as client, ThreadPoolExecutor(1) as threads:
 
         def longest_wait() -> float:

@@ -101,6 +101,19 @@ def test_a_missing_entry_is_a_named_gap(store: IndexStore) -> None:
         ControlLog(store).refresh()
 
 
+def test_an_entry_that_is_written_while_a_reader_begins_is_no_gap(store: IndexStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = ControlLog(store)
+    ensure_init(writer, INIT, 1, "test")
+
+    def list_late(prefix: str) -> list[str]:
+        monkeypatch.undo()
+        writer.append(_want)
+        return store.list(prefix)
+
+    monkeypatch.setattr(store, "list", list_late)
+    assert ControlLog(store).refresh() == writer.state and writer.state.next_number == 2
+
+
 @pytest.mark.parametrize("another", [False, True])
 def test_a_store_that_was_replaced_is_found_by_those_who_read_the_former_one_and_not_written_to(tmp_path: Path, another: bool) -> None:
     """It was taken for a log without news, and an entry of the new one was folded, or appended, behind those of the old one."""

@@ -201,7 +201,7 @@ class ShardVersions:
             return self._build_job(status, action, known, directory)
 
         self._jobs.begin((action.shard, action.version), task, prepare)
-        self._attempts.report.count("rewrite_begun" if isinstance(action, Rewrite) else "build_begun")
+        self._attempts.report.count("build_begun")
 
     def _build_job(self, status: VersionStatus, action: Build | Rewrite, known: ShardVersion, directory: Path) -> BuildJob:
         """A build takes over rows that still hold from the last published parts, a rewrite from the shard's own full part."""

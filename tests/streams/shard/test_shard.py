@@ -14,6 +14,7 @@ from schemas.index.layout import decode_increment
 from schemas.limits import WRITE_BATCH_UPDATES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS
 from streams.core.shard_state import TopicCounts
+from streams.shard.batch_result import BatchResult, StageWatch
 from streams.shard.outbox import OutboxEntry
 from streams.shard.reader import open_shard_reader
 from streams.shard.shard import Shard, open_shard
@@ -121,6 +122,16 @@ def test_a_batch_larger_than_the_bound_is_cut_and_one_kill_between_the_cuts_lose
     assert len(sizes) == 1 + 2 and WRITE_BATCH_UPDATES_MAX == 2_000  # identity, then 25 + 15 records
     assert [written for written, _ in told] == [2, 3], "what a batch owes is handed over before the next is written"
     assert [entry for _, entries in told for entry in entries] == result.outbox
+
+
+def test_a_stage_of_several_cuts_lasts_as_long_as_all_of_them() -> None:
+    clock = ManualClock()
+    clock.seconds = 5.0
+    watch, result = StageWatch(clock), BatchResult()
+    for stage, seconds in (("fold", 1.0), ("rows", 2.0), ("fold", 4.0)):
+        clock.seconds += seconds
+        watch.lap(result, stage)
+    assert result.stage_s == {"fold": 5.0, "rows": 2.0}
 
 
 def test_a_directory_of_another_shard_or_index_is_refused(tmp_path: Path) -> None:

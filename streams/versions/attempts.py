@@ -6,6 +6,7 @@ error of a thing but one of this program, which another try would repeat: it goe
 """
 
 from collections.abc import Callable, Hashable
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 
 from infra.clock import Clock
@@ -58,6 +59,8 @@ class Attempts:
             self._retry_at.pop(what, None)
         except AssertionError:
             raise
+        except CancelledError:
+            return  # a step that waited while its shard was given away
         except Exception as error:
             if isinstance(error, AifError) and error.code == "shard_closed":
                 return  # the shard has another owner by now

@@ -1,11 +1,13 @@
 """A version's life through real shards and a real store: build, seal, publish, promote, revise, and what must not go wrong."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from infra.clock import SystemClock
 from infra.index.control_log import control_path
 from infra.index.store import FolderStore
 from schemas.index.control import Entry
@@ -14,6 +16,7 @@ from schemas.index.manifest import Part, Seal, encode_seal, seal_path
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.builders.jobs import BuildJob, BuildResult
 from streams.shard.start import LogRange, start_shard
+from streams.versions.attempts import Attempts
 from streams.versions.shard_versions import _accept_full
 from tests.streams.shard_world import ITEMS, HashEncoder, delete, embed, features_record, open_test_shard, upsert
 from tests.streams.version_world import Worker, World
@@ -305,3 +308,11 @@ def test_the_work_of_a_version_and_what_it_was_spared_is_in_its_seals_by_cause(w
     assert work["build_computed"] == 98 and work["build_taken_over"] == 0
     assert work["rows_encoded"] == 2 and work["rows_rewritten"] == 1 and work["rows_removed"] == 1
     assert worker.tasks[0].shard.state.work.keys() == {"4"}
+
+
+def test_a_step_that_is_cancelled_while_its_shard_is_given_away_is_no_error() -> None:
+    step: Future[None] = Future()
+    step.cancel()
+    attempts = Attempts(SystemClock(), 1.0, lambda _: None)
+    attempts.attempt("shard 0", step.result)
+    assert attempts.report.errors == []

@@ -51,7 +51,7 @@ def replay(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Keep nothing: show the offsets, the records, and the time it would take, measured on a small part."
+            "--dry-run", help="Keep nothing: show the offsets, the records, and the time it would take if all were as its first 2,000."
         ),
     ] = False,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Records a second at most; live traffic has the rest.")] = None,

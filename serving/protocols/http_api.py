@@ -54,7 +54,7 @@ class HttpApi:
 
     def __init__(self, front: Front, views: Views) -> None:
         self._front, self._views = front, views
-        self._inference, self._unwanted = OpenInferenceHttp(front.inference), UnwantedBodies()
+        self._inference, self._unwanted, self._decoding = OpenInferenceHttp(front.inference), UnwantedBodies(), asyncio.Lock()
         self._calls: Mapping[str, type[BaseModel]] = {"/v1/user": UserRequest, "/v1/rank": RankRequest, "/v1/prerank": PrerankRequest}
         self._handlers: Mapping[str, Callable[[Any, Deadline], Awaitable[bytes]]] = {}
         self._looks: Mapping[str, Callable[[], Reply]] = {
@@ -134,7 +134,8 @@ class HttpApi:
             return decode_body(kind, raw)
         with self._front.intake.reading() as take:  # while it waits for a thread, it is one of the bodies that are bounded
             take(len(raw))
-            return await asyncio.to_thread(decode_body, kind, raw)
+            async with self._decoding:  # several at once would be no faster, and leave the event loop fewer turns
+                return await asyncio.to_thread(decode_body, kind, raw)
 
     def _show_metrics(self) -> Reply:
         self._views.before_metrics()

@@ -79,6 +79,22 @@ def test_bodies_that_wait_for_a_thread_are_bounded_with_those_that_arrive(monkey
         assert (second.status_code, second.json()["code"], first.result().status_code) == (429, "overloaded", 200)
 
 
+def test_long_histories_are_decoded_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, at_work, most = long_history(), list[int](), list[int]()
+
+    def decode(*given: Any) -> Any:
+        at_work.append(1)
+        most.append(len(at_work))
+        time.sleep(0.1)
+        at_work.pop()
+        return decode_body(*given)
+
+    monkeypatch.setattr(http_api, "decode_body", decode)
+    with open_front(FakeEngine()) as front, ThreadPoolExecutor(3) as threads:
+        sent = [threads.submit(httpx.post, front.url + "/v1/user", content=raw, timeout=60) for _ in range(3)]
+        assert [one.result().status_code for one in sent] == [200] * 3 and most == [1] * 3
+
+
 def test_whoever_brings_a_long_history_keeps_nobody_waiting() -> None:
     raw = long_history()
     with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url, timeout=60) as client, ThreadPoolExecutor(1) as threads:

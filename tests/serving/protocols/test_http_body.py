@@ -1,10 +1,17 @@
-"""Bodies that nobody wants: taken in without anybody waiting for them, and ended where they do not end."""
+"""Bodies that nobody wants: taken in without anybody waiting for them, and ended where they do not end. And packed ones."""
 
 import asyncio
+import gzip
 from typing import Any
 
+import pytest
+
+from schemas.errors import RejectedInput
+from schemas.limits import BODY_BYTES_MAX
 from serving.protocols import http_body
-from serving.protocols.http_body import UnwantedBodies
+from serving.protocols.http_body import UnwantedBodies, unpack
+
+PACKED = gzip.compress(b"{}")
 
 
 class Body:
@@ -71,3 +78,15 @@ def test_where_nobody_comes_any_more_a_timer_ends_it(monkeypatch: Any) -> None:
 
     asyncio.run(wait())
     assert len(unwanted) == 0
+
+
+@pytest.mark.parametrize(
+    ("raw", "code"),
+    [(PACKED[:-1], "bad_encoding"), (PACKED + b"{", "bad_encoding"), (gzip.compress(bytes(BODY_BYTES_MAX + 1), 1), "body_too_large")],
+    ids=["too early", "too late", "too large"],
+)
+def test_a_packed_body_is_one_complete_stream_of_a_body(raw: bytes, code: str) -> None:
+    assert unpack(PACKED, "gzip") == b"{}" and len(unpack(gzip.compress(bytes(BODY_BYTES_MAX), 1), "gzip")) == BODY_BYTES_MAX
+    with pytest.raises(RejectedInput) as refused:
+        unpack(raw, "gzip")
+    assert refused.value.code == code

@@ -25,3 +25,15 @@ def test_bytes_beyond_the_bound_are_refused_and_given_back() -> None:
             second(1)
         assert intake.reading_bytes == BODIES_BYTES_MAX
     assert intake.reading_bytes == 0
+
+
+def test_a_request_that_would_wait_too_long_is_refused_at_its_headers_and_not_again_after_its_body() -> None:
+    def refuse() -> None:
+        raise Unavailable("overloaded", "it would wait too long")
+
+    intake = Intake(1)
+    intake.admit = refuse
+    with intake.enter():
+        intake.check_number()
+        with pytest.raises(Unavailable, match="would wait too long"):
+            intake.check()

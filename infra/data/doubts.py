@@ -175,8 +175,10 @@ def _find_own_clicks(sources: MappedSources) -> str | None:
             for time_ms in times
         ]
     )
+    if len(before_X) < _CLICKS_LEAST:
+        return None
     for span, span_ms, least in _OWN_CLICKS:
-        if len(before_X) >= _CLICKS_LEAST and (share := np.mean(before_X <= span_ms)) >= least:
+        if (share := np.mean(before_X <= span_ms)) >= least:
             return (
                 f"{share:.0%} of the clicks of [impressions] are in [behaviours], too, up to {span} before the click: a history ends before its "
                 "request, and these tell what it clicked; leave [behaviours] out, or give both the same clock"

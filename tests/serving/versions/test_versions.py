@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,101 +15,23 @@ import numpy as np
 import pytest
 
 from infra.index import control_log
-from infra.index.control_log import ControlLog, control_path
+from infra.index.control_log import control_path
 from infra.index.store import open_index_store
-from infra.kafka.admin import topic_ids
 from infra.processes import wait_until
 from infra.settings import KafkaSettings
 from schemas.errors import Incompatible
-from schemas.ids import Id, IdKind, partition_of
-from schemas.index.layout import DeltaHeader, DeltaRecord, encode_delta, row_layout
+from schemas.ids import IdKind, partition_of
+from schemas.index.layout import row_layout
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.topics import INDEX_DELTAS
-from serving.engine.loop import Engine
-from serving.engine.work import RankResult, RankWork, UserWork
 from serving.versions import version_follower
 from serving.versions.version_follower import VersionFollower
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, order, reference_answer
-from tests.serving.index_samples import SHARDS, DeltaWriter, decide, publish_version, write_identity
-from tests.serving.versions.forked_loaders import forked_loaders
-
-WAIT_S = 120.0
-ITEMS = 120
-
-
-class Deployment:
-    """An index store, topics, an engine and a follower of one test."""
-
-    def __init__(self, folder: Path, bootstrap: str, prefix: str) -> None:
-        folder.mkdir()
-        self.kafka = KafkaSettings(bootstrap_servers=bootstrap, topic_prefix=prefix)
-        self.folder, self.store = folder, open_index_store(str(folder))
-        self.log, self.deltas, self.engine = ControlLog(self.store), DeltaWriter(bootstrap, prefix), Engine()
-        self.engine.start()
-        self.follower = self.new_follower()
-        self.version = make_version(SPECS["full"], ITEMS)
-        write_identity(self.log, self.version, topic_ids(bootstrap, prefix))
-
-    def new_follower(self, **settings: object) -> VersionFollower:
-        return VersionFollower(self.engine, self.store.url, self.kafka, poll_s=0.02, grace_s=0.0, **settings)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        self.follower.close()
-        self.engine.close()
-
-    def publish(self, number: int, version: Version, **how: object) -> None:
-        publish_version(self.store, self.log, version, number, **how)  # type: ignore[arg-type]
-
-    def wait_live(self, number: int) -> None:
-        wait_until(lambda: self.live == number, WAIT_S, f"version {number} (last error: {self.follower.last_error})")
-
-    def wait_error(self, code: str) -> None:
-        wait_until(lambda: code in self.follower.last_error, WAIT_S, f"{code}, not {self.follower.last_error!r}")
-
-    @property
-    def live(self) -> int | None:
-        current = self.engine.status().current
-        return None if current is None else current.version
-
-    def rank(self, version: Version, top_k: int = 5) -> RankResult:
-        return self.engine.submit_rank(RankWork(version.ids, top_k, user=UserWork(PROFILE, HISTORY(version)), context=CONTEXT)).result(
-            WAIT_S
-        )
-
-    def assert_serves(self, version: Version, number: int) -> None:
-        answer = self.rank(version, ITEMS)
-        wanted = reference_answer(version, PROFILE, HISTORY(version), range(ITEMS), ITEMS)
-        assert answer.token.version == number and np.allclose(answer.scores_A, [s for _, s, _ in wanted], rtol=1e-5)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _loaders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with forked_loaders(tmp_path_factory.mktemp("loaders") / "log"):
-        yield
-
-
-HISTORY: Callable[[Version], list] = lambda version: make_behaviours(version, 12)  # noqa: E731
-
-
-@pytest.fixture
-def deployment(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> Iterator[Deployment]:
-    made = Deployment(tmp_path / "store", bootstrap_servers, topic_prefix)
-    yield made
-    made.close()
-
-
-def with_bids(version: Version, places: list[int], bid: float) -> Version:
-    """The version after a change of the bid of some items."""
-    rows = version.rows.copy()
-    rows["bid"][places] = bid
-    return dataclasses.replace(version, rows=rows)
-
-
-def changes(version: Version, places: list[int], features_version: int, offset: int = 9) -> list[tuple[Id, np.ndarray, np.ndarray | None]]:
-    return [(version.ids[p], order(features_version, offset), version.rows[p]) for p in places]
+from tests.serving.engine.samples import make_version
+from tests.serving.index_samples import SHARDS, DeltaWriter, decide
+from tests.serving.versions.deployment import ITEMS, WAIT_S, Deployment, changes, with_bids
 
 
 def test_a_version_goes_live_with_the_deltas_that_were_in_the_log_and_follows_the_later_ones(deployment: Deployment) -> None:
@@ -364,59 +286,3 @@ def test_a_scorer_that_gives_numbers_that_are_not_finite_never_goes_live(deploym
     d.wait_error("bad_canary")
     d.assert_serves(d.version, 1)
     assert [r.token.version for r in d.engine.status().residents] == [1]
-
-
-def foreign_delta(version: Version, shard: int, changes: tuple[tuple[bytes, bytes], ...] = (), number: int = 1, sequence: int = 0) -> bytes:
-    return encode_delta(version.spec.schema.id_kind, DeltaRecord(DeltaHeader(number, shard, sequence, (99, 99), 5), changes))
-
-
-def flipped(raw: bytes) -> bytes:
-    return raw[:10] + bytes([raw[10] ^ 1]) + raw[11:]
-
-
-def test_records_of_index_deltas_that_no_shard_wrote_there_are_counted_and_passed_over(deployment: Deployment) -> None:
-    """One such record kept every change behind it from the answers of all servers until the next revision, a day later."""
-    d = deployment
-    d.publish(1, d.version)
-    d.follower.start()
-    d.wait_live(1)
-    strangers = [b"", b"not a delta", bytes(200), flipped(foreign_delta(d.version, shard=0)), foreign_delta(d.version, shard=1)]
-    for stranger in (*strangers, foreign_delta(d.version, shard=0, number=2)):  # the last one is another version's, and no stranger
-        d.deltas.write_raw(0, stranger)
-    newer = with_bids(d.version, list(range(10)), 60.0)
-    d.deltas.write(newer, 1, changes(newer, list(range(10)), 2))
-    wait_until(lambda: all(w["item-features"] == 10 for w in d.engine.status().residents[0].watermark), WAIT_S, f"{d.follower.last_error}")
-    d.assert_serves(newer, 1)
-    assert (d.follower.counters["strangers"], d.follower.counters["loads"], d.follower.last_error) == (len(strangers), 1, "")
-
-
-def test_a_damaged_delta_of_the_shards_own_is_an_error_and_no_watermark_includes_it(deployment: Deployment) -> None:
-    """Its sequence is missing in the next one. A bad copy beside the good one leaves none out."""
-    d = deployment
-    d.publish(1, d.version)
-    d.follower.start()
-    d.wait_live(1)
-    one, two, three = (foreign_delta(d.version, shard=0, sequence=sequence) for sequence in (4, 5, 6))
-    for record in (one, flipped(two), two):
-        d.deltas.write_raw(0, record)
-    wait_until(lambda: d.engine.status().residents[0].watermark[0]["index-deltas"] == 3, WAIT_S, "the copy to be passed over")
-    for record in (flipped(three), foreign_delta(d.version, shard=0, sequence=7)):
-        d.deltas.write_raw(0, record)
-    d.wait_error("delta_lost")
-    assert d.engine.status().residents[0].watermark[0]["index-deltas"] == 3
-
-
-def test_a_delta_that_does_not_read_is_named_and_the_version_is_loaded_again_from_its_newest_revision(deployment: Deployment) -> None:
-    d = deployment
-    d.publish(1, d.version)
-    d.follower.start()
-    d.wait_live(1)
-    d.deltas.write_raw(0, foreign_delta(d.version, shard=0, changes=((b"\0" * 8, b"\0" * 50),)))
-    d.wait_error("bad_delta_size")
-    wait_until(lambda: d.follower.counters["load_failures"] > 0, WAIT_S, "a copy that cannot follow either")
-    assert [report.token for report in d.engine.status().residents] == [d.engine.current]
-    d.assert_serves(d.version, 1)
-    newer = with_bids(d.version, [3], 60.0)
-    d.publish(1, newer, revision=1, positions=(1, 0))
-    wait_until(lambda: str(d.engine.status().current).startswith("1.1-"), WAIT_S, f"the revision ({d.follower.last_error})")
-    d.assert_serves(newer, 1)

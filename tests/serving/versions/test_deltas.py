@@ -1,0 +1,62 @@
+"""What a server makes of records of index-deltas that do not read, or that no shard wrote."""
+
+from infra.processes import wait_until
+from schemas.index.layout import DeltaHeader, DeltaRecord, encode_delta
+from tests.serving.engine.samples import Version
+from tests.serving.versions.deployment import WAIT_S, Deployment, changes, with_bids
+
+
+def foreign_delta(version: Version, shard: int, changes: tuple[tuple[bytes, bytes], ...] = (), number: int = 1, sequence: int = 0) -> bytes:
+    return encode_delta(version.spec.schema.id_kind, DeltaRecord(DeltaHeader(number, shard, sequence, (99, 99), 5), changes))
+
+
+def flipped(raw: bytes) -> bytes:
+    return raw[:10] + bytes([raw[10] ^ 1]) + raw[11:]
+
+
+def test_records_of_index_deltas_that_no_shard_wrote_there_are_counted_and_passed_over(deployment: Deployment) -> None:
+    """One such record kept every change behind it from the answers of all servers until the next revision, a day later."""
+    d = deployment
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    strangers = [b"", b"not a delta", bytes(200), flipped(foreign_delta(d.version, shard=0)), foreign_delta(d.version, shard=1)]
+    for stranger in (*strangers, foreign_delta(d.version, shard=0, number=2)):  # the last one is another version's, and no stranger
+        d.deltas.write_raw(0, stranger)
+    newer = with_bids(d.version, list(range(10)), 60.0)
+    d.deltas.write(newer, 1, changes(newer, list(range(10)), 2))
+    wait_until(lambda: all(w["item-features"] == 10 for w in d.engine.status().residents[0].watermark), WAIT_S, f"{d.follower.last_error}")
+    d.assert_serves(newer, 1)
+    assert (d.follower.counters["strangers"], d.follower.counters["loads"], d.follower.last_error) == (len(strangers), 1, "")
+
+
+def test_a_damaged_delta_of_the_shards_own_is_an_error_and_no_watermark_includes_it(deployment: Deployment) -> None:
+    """Its sequence is missing in the next one. A bad copy beside the good one leaves none out."""
+    d = deployment
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    one, two, three = (foreign_delta(d.version, shard=0, sequence=sequence) for sequence in (4, 5, 6))
+    for record in (one, flipped(two), two):
+        d.deltas.write_raw(0, record)
+    wait_until(lambda: d.engine.status().residents[0].watermark[0]["index-deltas"] == 3, WAIT_S, "the copy to be passed over")
+    for record in (flipped(three), foreign_delta(d.version, shard=0, sequence=7)):
+        d.deltas.write_raw(0, record)
+    d.wait_error("delta_lost")
+    assert d.engine.status().residents[0].watermark[0]["index-deltas"] == 3
+
+
+def test_a_delta_that_does_not_read_is_named_and_the_version_is_loaded_again_from_its_newest_revision(deployment: Deployment) -> None:
+    d = deployment
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    d.deltas.write_raw(0, foreign_delta(d.version, shard=0, changes=((b"\0" * 8, b"\0" * 50),)))
+    d.wait_error("bad_delta_size")
+    wait_until(lambda: d.follower.counters["load_failures"] > 0, WAIT_S, "a copy that cannot follow either")
+    assert [report.token for report in d.engine.status().residents] == [d.engine.current]
+    d.assert_serves(d.version, 1)
+    newer = with_bids(d.version, [3], 60.0)
+    d.publish(1, newer, revision=1, positions=(1, 0))
+    wait_until(lambda: str(d.engine.status().current).startswith("1.1-"), WAIT_S, f"the revision ({d.follower.last_error})")
+    d.assert_serves(newer, 1)

@@ -63,7 +63,8 @@ def _section(bench: Bench, groups: Sequence[Sequence[Run]], kept: Path) -> Itera
         common = {name: value for name, value in groups[0][0].config.items() if all(group[0].config.get(name) == value for group in groups)}
         for label, group in zip(differing(groups), groups, strict=True):
             yield f"- {label}: {_when(group)}"
-        yield f"\nAsked of all: {describe_config(common)}. All of it: [{bench.name}.json]({kept.name}/{bench.name}.json).\n"
+        asked = f"Asked of all: {describe_config(common)}. " if common else ""
+        yield f"\n{asked}All of it: [{bench.name}.json]({kept.name}/{bench.name}.json).\n"
     columns = ["figure", "unit", "meaning", "goal", *(["last runs"] if len(groups) == 1 else differing(groups))]
     yield _line(columns)
     yield _line(["---"] * len(columns))

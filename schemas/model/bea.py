@@ -1,6 +1,7 @@
 """Bridge Embedding Approximation (Algorithm 1): a user is n vectors instead of one, and each item has weights for them.
 
-Here: the bridges B and the four lines of the algorithm. The rows of U come from user_half.py, the item key I from item_half.py.
+Here: the bridges B, the four lines of the algorithm, and what their weights start from. The rows of U come from user_half.py, the item key I from
+item_half.py.
 
     1  W = softmax(B U^T / sqrt(d))      n x m   user side, call 1
     2  V = f(W U)                        n x d'  user side, call 1; f is one MLP shared by the n rows
@@ -9,8 +10,8 @@ Here: the bridges B and the four lines of the algorithm. The rows of U come from
 
 Arrays: B users, m rows of U (G), N bridges, D width, P bridge width, R item rows, C candidates.
 Source: AIF, Algorithm 1. Differs: a linear map makes the user's keys for the bridges, an MLP of its own the item's (item_half.py); the keys of both sides
-have a LayerNorm and B starts with a large variance, without which a short training does not learn to use the bridges; f has a skip connection;
-U has a row for each of eq. (2) and (3) too, and every row a learnt vector of its own added.
+have a LayerNorm, and `start_bridges` says how all of it starts, without which a short training learns to use only some of the bridges, or none; f has a
+skip connection; U has a row for each of eq. (2) and (3) too, and every row a learnt vector of its own added.
 """
 
 import torch
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 from schemas.model.embeddings import build_mlp, normal_parameter
 from schemas.model.spec import ModelSpec
 
-BRIDGE_STD = 1.5
+ROW_GAIN, BRIDGE_STD = 1.5, 0.3
+KEY_GAIN = 0.3
+PRODUCT_GAIN = 3.0
 
 
 class BridgeEmbedding(nn.Module):
@@ -43,6 +46,28 @@ class BridgeEmbedding(nn.Module):
     def item_weights(self, keys_RD: Tensor) -> Tensor:
         """Line 3: [R, N], what the index stores beside the vector."""
         return torch.softmax(keys_RD @ self.bridges_ND.T / self.bridges_ND.shape[1] ** 0.5, dim=-1)
+
+
+@torch.no_grad()
+def start_bridges(bea: BridgeEmbedding, rows_GD: Tensor, key_norm: nn.LayerNorm) -> None:
+    """Sets, in place, what each side of the bridges starts from; every weight can still be learnt. `rows_GD` [m, D]: what a new network adds to each row of U.
+
+    The user's side starts decided: bridge n reads row n mod m of U. Among bridges at random some rows are read by none. The item's side starts undecided
+    (`key_norm`, that of the item's keys): an item that starts at one bridge has to leave it before it can learn where it belongs.
+    """
+    keys_GD = bea.user_norm(bea.user_key(rows_GD))
+    bea.bridges_ND += ROW_GAIN * keys_GD[torch.arange(len(bea.bridges_ND)) % len(keys_GD)]
+    key_norm.weight.fill_(KEY_GAIN)
+
+
+def project_bridges(bridge_width: int, width: int) -> nn.Linear:
+    """The head's P_b. It starts PRODUCT_GAIN times as large as other projections: what it multiplies is at first the mean of all bridges, in which the
+    one that an item belongs to is small, and until the product is of use no item learns its bridge."""
+    projection = nn.Linear(bridge_width, width, bias=False)
+    if not projection.weight.is_meta:
+        with torch.no_grad():
+            projection.weight *= PRODUCT_GAIN
+    return projection
 
 
 def join_bridges(weights_BCN: Tensor, vectors_BNP: Tensor) -> Tensor:

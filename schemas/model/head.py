@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from schemas.features import Feature, Kind, Scope
-from schemas.model.bea import join_bridges
+from schemas.model.bea import join_bridges, project_bridges
 from schemas.model.din import din_from_sums
 from schemas.model.embeddings import FeatureEmbedding, build_mlp, normal_parameter
 from schemas.model.feature_places import VALUE_ABS_MAX
@@ -76,7 +76,7 @@ class Head(nn.Module):
         self.context = FeatureEmbedding(spec.schema.of(Scope.CONTEXT), spec.embedding_width)
         self.realtime = RealtimeFeatures(spec.schema.realtime_features, spec.embedding_width)
         self.project_user = nn.Linear(3 * width, width, bias=False)
-        self.project_bea = nn.Linear(spec.bridge_width, width, bias=False)
+        self.project_bea = project_bridges(spec.bridge_width, width)
         self.user_segments, self.item_segments = segment_widths(spec)
         if spec.schema.multimodal:
             self.project_din = nn.Linear(width, width, bias=False)

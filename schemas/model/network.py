@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from schemas.ids import Id, encode_index_key
-from schemas.model.bea import BridgeEmbedding
+from schemas.model.bea import BridgeEmbedding, start_bridges
 from schemas.model.din import build_din_sums
 from schemas.model.head import Head
 from schemas.model.inputs import CandidateRows, FeatureTensors, UserInputs, UserStates
@@ -48,8 +48,10 @@ class AifNetwork(nn.Module):
         self.behaviour = BehaviourProjection(spec)
         self.user_half = UserHalf(spec)
         self.head = Head(spec)
-        if type(self).user_states is AifNetwork.user_states and not self.head.first.weight.is_meta:
-            # A subclass that overrides the calls is not complete yet, and a network on the meta device has no values to run with.
+        if self.head.first.weight.is_meta:
+            return  # it has no values to start from, or to run with
+        start_bridges(self.bea, self.user_half.row_identity_GD, self.item_half.key_norm)
+        if type(self).user_states is AifNetwork.user_states:  # a subclass that overrides the calls is not complete yet
             check_request_split(self)
 
     def item_rows(self, items: FeatureTensors) -> tuple[Tensor, Tensor]:

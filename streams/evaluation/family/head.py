@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from schemas.features import Scope
-from schemas.model.bea import BridgeEmbedding, join_bridges
+from schemas.model.bea import BridgeEmbedding, join_bridges, project_bridges
 from schemas.model.embeddings import FeatureEmbedding, build_mlp
 from schemas.model.head import DIN_GAIN, RealtimeFeatures, multiply_by_item
 from schemas.model.inputs import CandidateRows
@@ -114,7 +114,9 @@ class FamilyHead(nn.Module):
             self.widths |= {"sim": width + 1, "sim_x": width + 1}
         if self.realtime.width:
             self.widths |= {"realtime": self.realtime.width}
-        self.project = nn.ModuleDict({name: nn.Linear(of, width, bias=False) for name, of in projections.items()})
+        self.project = nn.ModuleDict(
+            {name: project_bridges(of, width) if name == "bea" else nn.Linear(of, width, bias=False) for name, of in projections.items()}
+        )
         widths, tasks, scale = list(self.widths.values()), len(spec.tasks), variant.hidden_scale
         self.trunk: nn.Module = (
             ColdTrunk(widths, tasks, scale)

@@ -10,6 +10,7 @@ from schemas.features import Scope, encode_features
 from schemas.model.bea import join_bridges
 from schemas.model.embeddings import VALUE_ABS_MAX, FeatureEmbedding
 from schemas.model.inputs import FeatureTensors, map_tensors
+from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.user_half import profile_attention
 from tests.schemas.model.samples import FULL, SPECS, encode_items, make_items, make_network, make_user
@@ -132,6 +133,21 @@ def test_equation_1_reads_how_many_newer_behaviours_there_are_and_starts_as_if_i
     started = AifNetwork(spec, None).state_dict()
     zeros = [started.pop(f"behaviour.{name}") for name in ("w_recency_SD", "recency_gate_S")]
     assert not any(array.any() for array in zeros) and all(torch.equal(without[name], tensor) for name, tensor in started.items())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_new_network_has_every_row_of_the_user_at_a_bridge_and_every_item_between_them(seed):
+    spec = dataclasses.replace(SPECS["full"], bridges=9, width=16)
+    torch.manual_seed(seed)
+    network = AifNetwork(spec, make_w_hash(0, spec.hash_bits, spec.schema.mm_width))
+    rows = network.user_half.row_identity_GD
+    keys = network.bea.user_norm(network.bea.user_key(rows))
+    read = torch.softmax(network.bea.bridges_ND @ keys.T / spec.width**0.5, dim=-1)
+    assert read.argmax(dim=1).tolist() == [n % len(rows) for n in range(9)]
+    assert read.amax(dim=1).min() > 0.5
+    _, weights = network.item_rows(FeatureTensors.from_block(encode_items(spec, make_items(200))))
+    assert weights.max() < 0.5 and weights.mean(dim=0).min() > 0.03
+    assert network.head.project_bea.weight.abs().max() > 2 / spec.bridge_width**0.5  # a linear layer of torch starts below half of that
 
 
 def test_line_4_of_algorithm_1_is_a_weighted_sum_of_the_user_vectors():

@@ -135,7 +135,7 @@ def _interval(name: str, run: Run) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1_000 else f"{value:.3g}"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1_000 else f"{value:.4g}"
 
 
 def _verdict(goals: Sequence[Goal], group: Sequence[Run]) -> str:

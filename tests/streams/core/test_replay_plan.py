@@ -35,6 +35,7 @@ def test_from_earliest_means_offset_0_and_a_gap_is_named() -> None:
     assert plan_shard_replay(WHOLE, EARLIEST, at(20, 10)) == ShardReplay(0, at(0, 0), at(20, 10))
     with pytest.raises(Incompatible, match=r"log_start_gone.*item-features: offsets 0 to 3 are gone"):
         plan_shard_replay(CUT, EARLIEST, at(20, 10))
+    assert plan_shard_replay(CUT, EARLIEST, at(0, 10)) == ShardReplay(0, at(0, 0), at(0, 10))  # nothing of what is gone is wanted
 
 
 def test_from_a_snapshot_takes_the_one_with_the_least_to_replay_that_is_not_beyond_the_end() -> None:

@@ -92,7 +92,7 @@ def test_an_adopted_version_has_everything_newer_and_computes_only_that(world: W
 def test_the_rows_of_another_encoder_are_not_taken(world: World, worker: Worker) -> None:
     adopt(world, worker)
     found = find_replayed(world.store, "backfill", encoder_of(7).checkpoint_sha256)
-    assert found is not None
+    assert found is not None and find_replayed(world.store, "backfill", "0" * 64) is None
     world.store.remove(replayed_path("backfill"))
     other = ReplayedParts("backfill", found.checkpoint_sha256, "another machine", found.parts, found.source_offsets)
     world.store.put_bytes(replayed_path("backfill"), encode_replayed(other))

@@ -164,10 +164,10 @@ def test_a_dry_run_forecasts_the_records_and_writes_nothing(nearline: Nearline, 
 
 
 def test_a_throttled_replay_keeps_its_rate(nearline: Nearline, tmp_path: Path) -> None:
-    clock = SystemClock()
+    clock, records = SystemClock(), sum(sum(s.source_offsets.values()) for s in nearline.manifest.seals)
     began = clock.monotonic()
-    outcome = replay(nearline, tmp_path, pace=ReplayPace(5, rate=40.0))
-    assert clock.monotonic() - began >= sum(s.records for s in outcome.shards) / 40.0 - 1.0 and outcome.digest_equal
+    outcome = replay(nearline, tmp_path, pace=ReplayPace(5, rate=records / 2))
+    assert clock.monotonic() - began >= 2.0 and outcome.digest_equal and sum(s.records for s in outcome.shards) == records
 
 
 @pytest.mark.parametrize("form", ["vector", "time"])
@@ -203,6 +203,45 @@ def test_a_replay_from_a_snapshot_has_the_digest_of_the_live_version_and_reads_o
     assert by_offset.digest_equal and sum(s.records for s in by_offset.shards) == whole - 6
     too_early = replay(nearline, tmp_path / "too-early", start="0")
     assert too_early.digest_equal and sum(s.records for s in too_early.shards) == whole
+
+
+def test_a_replay_from_a_snapshot_that_was_killed_goes_on_from_its_own_offsets(
+    nearline: Nearline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot_at(nearline, tmp_path / "base", "item-features=2,2;new-items=1,1")
+    applied: list[int] = []
+    apply = Shard.apply
+
+    def count(self: Shard, records: Any) -> Any:
+        if len(applied) == 2:
+            raise Killed
+        applied.append(len(records))
+        return apply(self, records)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Shard, "apply", count)
+        with pytest.raises(Killed):
+            replay(nearline, tmp_path, start="snapshot", pace=ReplayPace(1))
+    monkeypatch.setattr(Shard, "apply", lambda self, records: (applied.append(len(records)), apply(self, records))[1])
+    outcome = replay(nearline, tmp_path, start="snapshot", pace=ReplayPace(1))
+    assert outcome.digest_equal and sum(applied) == sum(s.records for s in outcome.shards) > 2
+
+
+def test_of_a_snapshot_with_rows_of_a_version_a_replay_keeps_none(nearline: Nearline, tmp_path: Path) -> None:
+    for seal in nearline.manifest.seals:
+        shard = open_shard(nearline.folder / f"shard-{seal.shard}", seal.shard, nearline.init, SystemClock())
+        assert shard.versions
+        shard.create_checkpoint(tmp_path / f"checkpoint-{seal.shard}")
+        shard.close()
+        write_snapshot(
+            nearline.store, seal.shard, encode_identity(seal.shard, nearline.init).decode(), tmp_path / f"checkpoint-{seal.shard}"
+        )
+    outcome = replay(nearline, tmp_path, start="snapshot")
+    assert outcome.digest_equal and sum(s.records for s in outcome.shards) == 0
+    for seal in nearline.manifest.seals:
+        shard = open_shard(tmp_path / "replay" / f"{seal.shard:05d}", seal.shard, nearline.init, SystemClock())
+        assert not shard.versions
+        shard.close()
 
 
 def test_an_adopted_replay_becomes_a_version_that_has_everything_newer(

@@ -56,7 +56,7 @@ def start_bridges(bea: BridgeEmbedding, rows_GD: Tensor, key_norm: nn.LayerNorm)
     (`key_norm`, that of the item's keys): an item that starts at one bridge has to leave it before it can learn where it belongs.
     """
     keys_GD = bea.user_norm(bea.user_key(rows_GD))
-    bea.bridges_ND += ROW_GAIN * keys_GD[torch.arange(len(bea.bridges_ND)) % len(keys_GD)]
+    bea.bridges_ND.add_(ROW_GAIN * keys_GD[torch.arange(len(bea.bridges_ND)) % len(keys_GD)])
     key_norm.weight.fill_(KEY_GAIN)
 
 

@@ -3,8 +3,9 @@
 Here: multiply-adds counted by hand, and times of one request on one thread, best of several rounds. Not here: quality (tables.py).
 
 Table 3. Counted cost is the paper's b l d, with a signature counted in bytes: d_id = d_mm = 8 d_lsh, so signatures of 256 bits are compared with
-embeddings of 256 numbers. Measured cost is the time of the fastest form known to us on one core: matrix products for exact similarities, the factored
-sum (schemas/model/din.py) and a compiled count of equal bits for hashed ones. All forms end in DIN's vector and the counts of the tiers.
+embeddings of 256 numbers. Measured cost is the time on one core: torch's fused attention, matrix products and a compiled count for exact similarities, the
+factored sum (schemas/model/din.py) and a compiled count of equal bits for hashed ones. All forms end in DIN's vector and the counts of the tiers. A server
+counts hashed ones in half that time (serving/engine/tier_counts.py), which no exact form has a counterpart of.
 
 Bridges. The n user vectors are made once a request, and each candidate costs one product with its n weights. With Full-Cross, candidates are the bridges:
 each attends to every row of U and passes through f itself.
@@ -23,13 +24,14 @@ import math
 import time
 import timeit
 from collections.abc import Callable
+from typing import Any
 
 import numba
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from schemas.model.bea import BridgeEmbedding, join_bridges
-from schemas.model.compiled import int64
 from schemas.model.lsh import equal_bits_min
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
@@ -42,6 +44,7 @@ from streams.training.trainer import Learner, item_vectors
 
 ROUNDS = 15
 CANDIDATES, BEHAVIOURS, WIDTH, BITS = 500, 4_000, 256, 256  # of Table 3
+_FIRST, _ONE, _TWO, _THREE, _FOUR = (np.uint64(i) for i in range(5))
 EDGES = (0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0)
 BRIDGE_CANDIDATES = 10_000
 USER_ROWS = 9  # rows of U in the synthetic world: six facets, the price level, and the vectors of Eq. 2 and Eq. 3
@@ -58,9 +61,8 @@ def best_seconds(work: Callable[[], object]) -> float:
 
 def attention_din(query_CD: np.ndarray, key_LD: np.ndarray, value_LD: np.ndarray) -> np.ndarray:
     """DIN of learnt vectors: softmax attention over every behaviour, [C, D]."""
-    scores_CL = query_CD @ key_LD.T / math.sqrt(query_CD.shape[1])
-    scores_CL = np.exp(scores_CL - scores_CL.max(axis=1, keepdims=True))
-    return (scores_CL / scores_CL.sum(axis=1, keepdims=True)) @ value_LD
+    query, key, value = (torch.from_numpy(of)[None, None] for of in (query_CD, key_LD, value_LD))
+    return scaled_dot_product_attention(query, key, value)[0, 0].numpy()
 
 
 def factored_din(codes_CX: np.ndarray, cross_XD: np.ndarray, scale: float) -> np.ndarray:
@@ -70,8 +72,20 @@ def factored_din(codes_CX: np.ndarray, cross_XD: np.ndarray, scale: float) -> np
 
 def cosine_tiers(unit_CD: np.ndarray, unit_LD: np.ndarray) -> np.ndarray:
     """SimTier of embeddings: counts at or above each edge, [C, T - 1]."""
-    similarity_CL = unit_CD @ unit_LD.T
-    return np.stack([(similarity_CL >= _cosine(edge)).sum(axis=1) for edge in EDGES], axis=1)
+    return count_cosines(unit_CD @ unit_LD.T, np.array([_cosine(edge) for edge in EDGES], np.float32))
+
+
+@numba.njit(cache=True)
+def count_cosines(similarity_CL: np.ndarray, edges_E: np.ndarray) -> np.ndarray:
+    """How many behaviours are at or above each edge: int64 [C, E]."""
+    counts_CE = np.zeros((len(similarity_CL), len(edges_E)), np.int64)
+    for c in range(len(similarity_CL)):
+        for e in range(len(edges_E)):
+            edge, count = edges_E[e], np.int32(0)
+            for j in range(similarity_CL.shape[1]):
+                count += np.int32(similarity_CL[c, j] >= edge)
+            counts_CE[c, e] = count
+    return counts_CE
 
 
 def cluster_tiers(codes_CP: np.ndarray, count_G: np.ndarray, mean_GP: np.ndarray) -> np.ndarray:
@@ -84,9 +98,8 @@ def cluster_tiers(codes_CP: np.ndarray, count_G: np.ndarray, mean_GP: np.ndarray
 
 
 def lsh_tiers(words_CW: np.ndarray, words_LW: np.ndarray) -> np.ndarray:
-    """LSH-SimTier: counts of behaviours with at least each edge's equal bits, [C, T - 1]."""
-    at_least_CK = np.cumsum(count_equal_bits(words_CW, words_LW)[:, ::-1], axis=1)[:, ::-1]
-    return at_least_CK[:, list(equal_bits_min(EDGES, 64 * words_CW.shape[1]))]
+    """LSH-SimTier of BITS bits: counts of behaviours with at least each edge's equal bits, [C, T - 1]."""
+    return count_signatures(words_CW, words_LW.reshape(-1), np.array(equal_bits_min(EDGES, BITS)))
 
 
 def _cosine(edge: float) -> float:
@@ -95,22 +108,30 @@ def _cosine(edge: float) -> float:
 
 
 @numba.njit(cache=True)
-def count_equal_bits(words_CW: np.ndarray, words_LW: np.ndarray) -> np.ndarray:
-    """How many behaviours have each number of equal bits with each candidate: int64 [C, 64 W + 1]. The count of a word is by halving."""
-    candidates, words = words_CW.shape
-    bits = 64 * words
-    counts_CK = np.zeros((candidates, bits + 1), np.int64)
-    for c in range(candidates):
-        for j in range(words_LW.shape[0]):
-            different = 0
-            for w in range(words):
-                x = words_CW[c, w] ^ words_LW[j, w]
-                x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
-                x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
-                x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-                different += int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
-            counts_CK[c, bits - different] += 1
-    return counts_CK
+def count_signatures(words_CW: np.ndarray, words_X: np.ndarray, least_E: np.ndarray) -> np.ndarray:
+    """How many behaviours have at least each number of equal bits: int64 [C, E]. `words_X`: the behaviours' words, one after another.
+
+    The words are written out and found by unsigned numbers: a loop over them becomes vector code that takes twice as long, and of a signed index the
+    compiler asks whether it counts from the end."""
+    counts_CE, of_distance_K = np.zeros((len(words_CW), len(least_E)), np.int64), np.zeros(BITS + 1, np.int64)
+    for c in range(len(words_CW)):
+        a0, a1, a2, a3 = words_CW[c, 0], words_CW[c, 1], words_CW[c, 2], words_CW[c, 3]
+        of_distance_K[:] = 0
+        for j in range(_FIRST, np.uint64(len(words_X)), _FOUR):
+            b0, b1, b2, b3 = words_X[j], words_X[j + _ONE], words_X[j + _TWO], words_X[j + _THREE]
+            of_distance_K[_ones(a0 ^ b0) + _ones(a1 ^ b1) + _ones(a2 ^ b2) + _ones(a3 ^ b3)] += 1
+        for e in range(len(least_E)):
+            counts_CE[c, e] = of_distance_K[: BITS + 1 - least_E[e]].sum()
+    return counts_CE
+
+
+@numba.njit
+def _ones(x: Any) -> Any:
+    """Bits of a uint64 that are 1, by halving: the compiler knows this form and makes one instruction of it."""
+    x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return (x * np.uint64(0x0101010101010101)) >> np.uint64(56)
 
 
 def measure_costs(candidates: int = CANDIDATES, behaviours: int = BEHAVIOURS) -> dict[str, float]:

@@ -9,11 +9,12 @@ from schemas.model.lsh import lsh_similarity
 from schemas.model.simtier import simtier_reference
 from streams.evaluation.bits import sigma_ratio
 from streams.evaluation.costs import (
+    BITS,
     EDGES,
     attention_din,
     bridges_ms,
     cluster_tiers,
-    count_equal_bits,
+    cosine_tiers,
     counted_bridges,
     counted_costs,
     counted_full_cross,
@@ -46,14 +47,15 @@ def test_counted_costs_are_the_papers() -> None:
 def test_the_timed_forms_compute_what_they_stand_for() -> None:
     rng = np.random.default_rng(0)
     unit_CD, unit_LD, value_LD = (rng.standard_normal((rows, 64)).astype(np.float32) / 8 for rows in (5, 9, 9))
-    bits_CK, bits_LK = rng.random((5, 64)) < 0.5, rng.random((9, 64)) < 0.5
+    bits_CK, bits_LK = rng.random((5, BITS)) < 0.5, rng.random((9, BITS)) < 0.5
     items, sequence = np.packbits(bits_CK, axis=1), np.packbits(bits_LK, axis=1)
     words = items.view(np.uint64), sequence.view(np.uint64)
     similarity = lsh_similarity(items, sequence)
-    assert np.array_equal(np.repeat(np.arange(65), count_equal_bits(*words)[0]), np.sort(np.rint(64 * similarity[0])))
     tiers = simtier_reference(items, sequence, EDGES)
     assert np.array_equal(lsh_tiers(*words), np.cumsum(tiers[:, ::-1], axis=1)[:, ::-1][:, 1:])
-    found = factored_din(2.0 * bits_CK - 1, (2.0 * bits_LK - 1).T @ value_LD, 64 * 9)
+    cosines = np.stack([(np.arccos(-unit_CD @ unit_LD.T) / np.pi >= edge).sum(axis=1) for edge in EDGES], axis=1)
+    assert cosines[:, :-1].any() and np.array_equal(cosine_tiers(unit_CD, unit_LD), cosines)
+    found = factored_din(2.0 * bits_CK - 1, (2.0 * bits_LK - 1).T @ value_LD, BITS * 9)
     values = torch.from_numpy(value_LD)[None]
     direct = din_reference(torch.from_numpy(similarity)[None].float(), values, torch.ones(1, 9, dtype=torch.bool), "centred")
     np.testing.assert_allclose(found, direct[0].numpy(), atol=1e-5)

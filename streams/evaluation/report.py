@@ -173,8 +173,8 @@ def _table_3(found: Lookup) -> list[Block]:
     text = f"""All without bridges, so that nothing but the similarity differs. Moments are how many behaviours lie in each of {CLUSTERS}
     clusters of the catalogue and their mean vector in {MOMENT_WIDTH} principal directions; the tiers' counts are expected from them. Against the
     histogram of cosines, with the same DIN, they lose {found.interval("moments_gauc_loss_pt", 2)} points. Time is of
-    the two modules for 500 candidates and 4,000 behaviours of one user, vectors of 256, signatures of 256 bits, one thread, each in the best form
-    we know; the factored forms and the moments do not grow with the history."""
+    the two modules for 500 candidates and 4,000 behaviours of one user, vectors of 256, signatures of 256 bits, one thread, each in the fastest
+    form of `streams/evaluation/costs.py`; the factored forms and the moments do not grow with the history."""
     return [Heading("Table 3: similarity, exact and hashed"), Table(header, rows), Paragraph(text)]
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-import httpx
 import pytest
 
 from infra.processes import Child, free_ports, port_is_free, start_child, stop_all, wait_until
+from tests import plain_http
 
 PAGE_FILES = 40
 _START_S_MAX = 120.0
@@ -44,7 +44,7 @@ class ObjectServer:
     def new_bucket(self) -> str:
         """A bucket that no other test uses."""
         name = f"index-{uuid.uuid4().hex[:12]}"
-        httpx.put(f"{self.endpoint}/{name}").raise_for_status()
+        plain_http.put(f"{self.endpoint}/{name}").raise_for_status()
         return name
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from confluent_kafka import Producer
@@ -27,6 +26,7 @@ from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.ids import Id, IdKind
 from schemas.index.control import ControlState
 from schemas.model.spec import ModelSpec
+from tests import plain_http
 
 ITEMS = 100
 EMBEDDING_WIDTH = 8
@@ -152,7 +152,7 @@ class System(Stage):
 
     def status(self) -> dict[str, Any]:
         """What the server says of itself."""
-        reply: dict[str, Any] = httpx.get(f"{self.url}/v1/status", timeout=30).json()
+        reply: dict[str, Any] = plain_http.get(f"{self.url}/v1/status", timeout=30).json()
         return reply
 
     def command(self, *arguments: str, exit_code: int = 0) -> str:
@@ -185,7 +185,7 @@ class System(Stage):
 
     def post(self, path: str, content: bytes | Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        reply = httpx.post(f"{self.url}{path}", content=body, headers={"content-type": "application/json"}, timeout=30)
+        reply = plain_http.post(f"{self.url}{path}", content=body, headers={"content-type": "application/json"}, timeout=30)
         return reply.status_code, reply.json()
 
 

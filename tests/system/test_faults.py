@@ -248,7 +248,7 @@ def test_a_version_that_servers_report_as_bad_is_left_for_the_one_before_and_hel
             running.post("/v1/prerank", body(running, features={"country": country}))
         return running.control_state().live == good
 
-    wait_until(left, WAIT_S, "the worker to leave the version that servers report as bad")
+    wait_until(left, WAIT_S, "the worker to leave the version that servers report as bad", poll_s=0.5)
     running.wait_served(good)
     assert all_scores(running) == before
     state = running.control_state()

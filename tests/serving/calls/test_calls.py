@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-import httpx
 import pytest
 
 from infra.kafka.reader import SourceRecord
@@ -18,6 +17,7 @@ from schemas.token import VersionToken
 from schemas.topics import USER_FEATURES
 from serving.client import AifClient
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserWork
+from tests import plain_http
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, open_front
 
@@ -107,7 +107,9 @@ class GoingEngine(LeavingEngine):
 @pytest.mark.parametrize(("path", "candidates"), [("/v1/user", {}), ("/v1/rank", {"item_ids": [1]})])
 def test_a_pinned_request_is_refused_when_its_version_goes_before_its_turn(path: str, candidates: dict[str, Any]) -> None:
     with open_front(GoingEngine()) as front:
-        answer = httpx.post(front.url + path, json={"user_id": 1, "version_token": "7.0-00000000", "consistency": "pinned", **candidates})
+        answer = plain_http.post(
+            front.url + path, json={"user_id": 1, "version_token": "7.0-00000000", "consistency": "pinned", **candidates}
+        )
     assert answer.json()["code"] == "version_gone"
 
 

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -29,6 +28,7 @@ from serving.protocols.access import Access, check_exposure
 from serving.protocols.grpc_api import SERVICE
 from serving.protocols.listener import Tls, read_tls
 from serving.settings import ServeSection
+from tests import plain_http
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, open_front
 
@@ -68,11 +68,11 @@ def inputs(module: Any) -> list[Any]:
 def test_a_request_without_the_token_is_refused_and_a_probe_is_not(guarded: Front, header: str | None) -> None:
     headers = {} if header is None else {"authorization": header.encode()}
     for method, path in (("POST", "/v1/rank"), ("GET", "/v1/status"), ("GET", "/metrics"), ("GET", "/v2/models/prerank"), ("GET", "/none")):
-        answer = httpx.request(method, guarded.url + path, headers=headers, timeout=60)
+        answer = plain_http.request(method, guarded.url + path, headers=headers, timeout=60)
         assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized"), path
         assert answer.headers["www-authenticate"] == "Bearer" and TOKEN not in answer.text
     for path in ("/v2/health/live", "/v2/health/ready"):
-        assert httpx.get(guarded.url + path, headers=headers, timeout=60).status_code == 200
+        assert plain_http.get(guarded.url + path, headers=headers, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("size", [20, 600_000])
@@ -127,7 +127,7 @@ def test_a_refused_call_is_counted_and_logged_on_both_ports(caplog: pytest.LogCa
     settings = ServeSection(port=0, token=SecretStr(TOKEN), access_log=True)
     with capture_logs() as lines, open_front(FakeEngine(), settings=settings) as front:
         for headers in ({}, {"authorization": "Bearer wrong"}):
-            httpx.post(front.url + "/v1/rank", headers=headers, timeout=60)
+            plain_http.post(front.url + "/v1/rank", headers=headers, timeout=60)
             with triton_grpc.InferenceServerClient(front.grpc) as client, pytest.raises(InferenceServerException):
                 client.infer("prerank", inputs(triton_grpc), headers=headers)
         with triton_grpc.InferenceServerClient(front.grpc) as client, pytest.raises(InferenceServerException, match="no_such_method"):

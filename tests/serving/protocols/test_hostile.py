@@ -30,6 +30,7 @@ from serving.core.infer_body import encode_infer_request
 from serving.core.tensors import Tensor, encode_raw
 from serving.protocols.messages import pb
 from serving.settings import ServeSection
+from tests import plain_http
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import make_version, running_engine
 from tests.serving.fake_engine import FakeEngine
@@ -234,7 +235,7 @@ def test_connections_that_say_nothing_or_never_read_do_not_shut_out_the_others()
         with contextlib.suppress(BlockingIOError):
             while True:
                 unread.send(b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n" * 100)
-        assert httpx.get(front.url + "/v2/health/live", timeout=60).status_code == 200
+        assert plain_http.get(front.url + "/v2/health/live", timeout=60).status_code == 200
         for port in (int(address.rpartition(":")[2]) for address in (front.http, front.grpc)):
             wait_until(lambda port=port: open_connections(port) == 0, 30, f"silent connections to port {port} to be closed")  # type: ignore[misc]
 

@@ -4,7 +4,6 @@ import gzip
 import json
 import socket
 from collections.abc import Iterator
-from functools import partial
 
 import httpx
 import pytest
@@ -13,11 +12,11 @@ from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX
 from serving.protocols.listener import Listener
 from serving.settings import ServeSection
+from tests.plain_http import get, post, request
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, connect, open_front
 
 WAIT_S = 60.0
-get, post, request = (partial(call, timeout=WAIT_S) for call in (httpx.get, httpx.post, httpx.request))
 PRERANK, RANK, USER = "/v1/prerank", "/v1/rank", "/v1/user"
 MILLION = b'{"user_id":1,"item_ids":[' + b"123456," * 999_999 + b"123456]}"
 LARGER = MILLION.replace(b",", b",  ")

@@ -14,6 +14,7 @@ from schemas.limits import BEHAVIOURS_PER_REQUEST_MAX, BODY_BYTES_MAX, CANDIDATE
 from schemas.requests import InlineBehaviour, RankRequest, UserRequest
 from serving.protocols import http_api, intake
 from serving.protocols.http_body import decode_body
+from tests import plain_http
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import open_front
 
@@ -72,9 +73,9 @@ def test_bodies_that_wait_for_a_thread_are_bounded_with_those_that_arrive(monkey
     monkeypatch.setattr(http_api, "decode_body", decode)
     monkeypatch.setattr(intake, "BODIES_BYTES_MAX", len(raw) * 3 // 2)
     with open_front(FakeEngine()) as front, ThreadPoolExecutor(1) as threads:
-        first = threads.submit(httpx.post, front.url + "/v1/user", content=raw, timeout=60)
+        first = threads.submit(plain_http.post, front.url + "/v1/user", content=raw, timeout=60)
         assert began.wait(60)
-        second = httpx.post(front.url + "/v1/user", content=raw, timeout=60)
+        second = plain_http.post(front.url + "/v1/user", content=raw, timeout=60)
         go_on.set()
         assert (second.status_code, second.json()["code"], first.result().status_code) == (429, "overloaded", 200)
 
@@ -91,7 +92,7 @@ def test_long_histories_are_decoded_one_after_another(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(http_api, "decode_body", decode)
     with open_front(FakeEngine()) as front, ThreadPoolExecutor(3) as threads:
-        sent = [threads.submit(httpx.post, front.url + "/v1/user", content=raw, timeout=60) for _ in range(3)]
+        sent = [threads.submit(plain_http.post, front.url + "/v1/user", content=raw, timeout=60) for _ in range(3)]
         assert [one.result().status_code for one in sent] == [200] * 3 and most == [1] * 3
 
 
@@ -102,7 +103,7 @@ def test_whoever_brings_a_long_history_keeps_nobody_waiting() -> None:
         def longest_wait() -> float:
             """Of requests beside the long one, as a share of the time that the long one takes."""
             start_s, waited_s = time.perf_counter(), list[float]()
-            long = threads.submit(httpx.post, front.url + "/v1/user", content=raw, timeout=60)
+            long = threads.submit(plain_http.post, front.url + "/v1/user", content=raw, timeout=60)
             while not long.done():
                 sent_s = time.perf_counter()
                 assert client.get("/v2/health/live").status_code == 200

@@ -23,6 +23,7 @@ from infra.processes import wait_until
 from serving.protocols import grpc_api, grpc_listener, listener
 from serving.protocols.client_watch import ClientWatch
 from serving.settings import ServeSection
+from tests import plain_http
 from tests.serving.calls.test_refusal import open_overloaded
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, connect, open_front
@@ -66,7 +67,7 @@ def wait_for(front: Front, requests: float) -> None:
 
 
 def post(front: Front, item: int = 1) -> httpx.Response:
-    return httpx.post(front.url + "/v1/prerank", content=BODY % item, timeout=20)
+    return plain_http.post(front.url + "/v1/prerank", content=BODY % item, timeout=20)
 
 
 def hang(channel: grpc.Channel, stop: threading.Event) -> Any:
@@ -217,7 +218,7 @@ def test_a_new_client_gets_the_place_of_the_longest_idle_and_of_none_that_waits_
         assert idle.recv(1 << 10).startswith(b"HTTP/1.1 504")
         for _ in range(12):
             opened.enter_context(connect(front.http))
-        assert httpx.get(front.url + "/v2/health/live", timeout=20).status_code == 200
+        assert plain_http.get(front.url + "/v2/health/live", timeout=20).status_code == 200
         assert idle.recv(1) == b""
         at_work.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -232,7 +233,7 @@ def watches_in_memory() -> int:
 def test_a_client_that_was_asked_for_and_stayed_leaves_nothing_in_memory() -> None:
     with open_front(HoldingEngine()) as front:
         late = b'{"user_id": 1, "item_ids": [3], "deadline_ms": 50}'
-        assert httpx.post(front.url + "/v1/prerank", content=late, timeout=20).status_code == 504
+        assert plain_http.post(front.url + "/v1/prerank", content=late, timeout=20).status_code == 504
         wait_until(lambda: front.in_work() == 0, 20, "nothing to be in work")
         wait_until(lambda: not watches_in_memory(), 20, "the request's watch to be gone")
 

@@ -49,6 +49,7 @@ class Template:
 
     def __init__(self, channel: socket.socket, reap: Callable[[], object]) -> None:
         self._channel, self._reap, self._lock = channel, reap, threading.Lock()
+        self._asked = 0
 
     def start_child(
         self,
@@ -82,10 +83,14 @@ class Template:
         self._reap()
 
     def _ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> int:
+        """Requests are numbered: Ctrl-C while one waits leaves its answer on the channel, and whoever asked next would take it for a process id of theirs."""
         try:
             with self._lock:
-                socket.send_fds(self._channel, [json.dumps(request).encode()], list(fds))
-                answer = json.loads(self._channel.recv(_MESSAGE_BYTES_MAX))
+                self._asked += 1
+                socket.send_fds(self._channel, [json.dumps({**request, "number": self._asked}).encode()], list(fds))
+                answer = {"number": 0}
+                while answer["number"] != self._asked:
+                    answer = json.loads(self._channel.recv(_MESSAGE_BYTES_MAX))
         except (OSError, ValueError) as error:
             raise Unavailable("no_template", f"the process that children are forked from is gone: {error!r}") from error
         if "error" in answer:
@@ -213,7 +218,7 @@ def _serve(channel: socket.socket) -> Callable[[], None]:
         for fd in fds:
             os.close(fd)
         with contextlib.suppress(BrokenPipeError):
-            channel.send(json.dumps(answer).encode())
+            channel.send(json.dumps({**answer, "number": request["number"]}).encode())
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, int | str]:

@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from infra.fork_server import ForkedProcess, Template, launch_template
-from infra.processes import stop_all, wait_ready, wait_until
+from infra.processes import Child, stop_all, wait_ready, wait_until
 from schemas.errors import Unavailable
 
 TARGETS = """
@@ -99,6 +100,30 @@ def test_a_template_that_is_asked_for_a_child_that_was_reaped_says_so_and_goes_o
     assert second.has_ended()
     second.poll()
     assert template.start_child("f", "warm_targets:fail", [], tmp_path / "log").process.wait(30) == 3
+
+
+def test_an_answer_that_ctrl_c_left_on_the_channel_is_taken_for_no_other(template: Template, tmp_path: Path) -> None:
+    def start(name: str) -> Child:
+        return template.start_child(name, "warm_targets:sleep", [], tmp_path / f"{name}.log")
+
+    first, caller = start("first"), threading.get_ident()
+    of_template = int(Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    before = signal.signal(signal.SIGUSR1, lambda *_: signal.default_int_handler(signal.SIGINT, None))
+    os.kill(of_template, signal.SIGSTOP)
+    ctrl_c = threading.Timer(0.2, signal.pthread_kill, (caller, signal.SIGUSR1))
+    try:
+        ctrl_c.start()
+        with pytest.raises(KeyboardInterrupt):
+            start("abandoned")
+    finally:
+        ctrl_c.join()
+        os.kill(of_template, signal.SIGCONT)
+        signal.signal(signal.SIGUSR1, before)
+    assert first.alive()
+    second = start("second")
+    wait_ready(second, lambda: "asleep" in second.log_tail(), 30)
+    stop_all([first, second])
+    assert [child.process.returncode for child in (first, second)] == [-signal.SIGTERM, -signal.SIGTERM]
 
 
 def test_what_a_template_cannot_do_is_said_in_its_own_words(template: Template) -> None:

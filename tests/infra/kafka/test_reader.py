@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import aiokafka
 import pytest
 from aiokafka.producer import message_accumulator, producer
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from infra.kafka.admin import end_offsets, start_offsets
@@ -126,8 +127,10 @@ def test_a_bounded_read_ends_where_the_end_was_removed_from_the_middle_of_the_lo
     for future in admin.delete_records([TopicPartition(numbers + TOPIC, 0, 40)]).values():
         future.result(30)
     assert start_offsets(bootstrap_servers, numbers + TOPIC)[0] == 40
-    with pytest.raises(Incompatible, match="offset_gone"):
-        list(read_topic(bootstrap_servers, TOPIC, start={0: 0}, end={0: 100}, prefix=numbers))
+    with pytest.raises(Incompatible, match="partition 0: wanted 0 to 100, the log holds 40 to 100"):
+        next(
+            read_topic(bootstrap_servers, TOPIC, start={0: 0, 1: 0}, end={0: 100, 1: 100}, prefix=numbers)
+        )  # before it gives any of the other's
     assert [r.offset for r in read_topic(bootstrap_servers, TOPIC, end={0: 100}, prefix=numbers)] == list(range(40, 100))
     with (
         TopicFollower(bootstrap_servers, TOPIC, {0: 0}, prefix=numbers) as follower,
@@ -140,6 +143,36 @@ def test_a_range_beyond_the_log_is_refused(bootstrap_servers: str, numbers: str)
     for start, end in (({0: 0}, {0: 101}), ({5: 0}, {5: 1})):
         with pytest.raises(Incompatible, match="offset_gone"):
             list(read_topic(bootstrap_servers, TOPIC, start=start, end=end, prefix=numbers))
+
+
+def test_a_bounded_read_that_gets_nowhere_says_where_it_stands(
+    bootstrap_servers: str, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a broker that died after the range was planned."""
+    monkeypatch.setattr(TopicFollower, "poll", lambda *_: [])
+    with pytest.raises(Unavailable, match=r"read_stalled: .* stands at {0: 7}, wanted {0: 100}, no progress for 0\.1 s"):
+        list(read_topic(bootstrap_servers, TOPIC, start={0: 7}, end={0: 100}, prefix=numbers, stall_s_max=0.1))
+
+
+class Given:
+    """What librdkafka hands over: a record, or an error."""
+
+    def __init__(self, offset: int, code: int | None = None) -> None:
+        self._offset, self._error = offset, None if code is None else KafkaError(code)
+
+    def __getattr__(self, name: str) -> Callable[[], Any]:
+        found = {"partition": 0, "offset": self._offset, "error": self._error, "timestamp": (0, -1)}
+        return lambda: found.get(name)
+
+
+def test_an_error_behind_records_is_told_by_the_next_poll(bootstrap_servers: str, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [[Given(7), Given(8), Given(9, KafkaError._AUTO_OFFSET_RESET)]]
+    with TopicFollower(bootstrap_servers, TOPIC, {0: 7}, prefix=numbers) as follower:
+        monkeypatch.setattr(follower, "_fetch", lambda *_: given.pop() if given else [])
+        assert [r.offset for r in follower.poll()] == [7, 8] and follower.positions == {0: 9}
+        with pytest.raises(Incompatible, match="offset_gone"):
+            follower.poll()
+        assert follower.poll() == [], "it is told once"
 
 
 def test_a_follower_gives_what_is_there_and_then_what_comes_and_knows_its_position(bootstrap_servers: str, numbers: str) -> None:

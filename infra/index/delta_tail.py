@@ -24,7 +24,7 @@ class DeltaTail(Closeable):
     def read(self) -> Iterator[DeltaHeader]:
         """The headers up to where the topic ends now, or of what comes within the deadline. A record that no shard wrote is passed over: servers name it.
 
-        Raises Unavailable (`unknown_topic`, `kafka_unreachable`), Incompatible (`delta_format`).
+        Raises Unavailable (`unknown_topic`, `kafka_unreachable`).
         """
         name = self._prefix + INDEX_DELTAS
         ends = end_offsets(self._bootstrap, name, deadline_s=self._deadline_s)

@@ -172,9 +172,12 @@ def read_full_part(store: IndexStore, part: Part, layout: RowLayout, verify: boo
     rows, last = 0, b""
     for key, raw in _read_entries(store, part, verify):
         block = decode_block(layout, raw)
-        if len(block) == 0 or block.keys[0] != key:
+        if block.keys[0] != key:
             raise Corrupted("bad_block", f"{part.directory}: the block at key {key.hex()} does not begin with that key; {_REBUILD}")
-        _check_ascending(block, last)
+        if key <= last:
+            raise Corrupted(
+                "unsorted_block", f"{part.directory}: the block at key {key.hex()} begins before the end of the last one; {_REBUILD}"
+            )
         rows, last = rows + len(block), block.keys[-1]
         yield block
     _check_count(part, "rows", part.rows, rows)

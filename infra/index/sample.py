@@ -18,6 +18,7 @@ from infra.index.parts import open_part
 from infra.index.store import IndexStore
 from infra.rocks import DEFAULT_FAMILY, Database
 from schemas.ids import decode_index_key, partition_of
+from schemas.index.keys import check_keys
 from schemas.index.layout import RowBlock, RowLayout, decode_block, decode_increment
 from schemas.index.manifest import Manifest, Part, Seal
 from schemas.limits import TEXT_ID_BYTES_MAX
@@ -49,6 +50,7 @@ def sample_rows(store: IndexStore, manifest: Manifest, rows_max: int) -> Sampled
 def find_rows(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> SampledRows:
     """The rows of these items in their order, without those that the version does not have. Raises Unavailable, Corrupted."""
     layout, found = manifest.layout, Rows()
+    check_keys(keys, layout.id_kind)
     shard_of = {key: partition_of(decode_index_key(key, layout.id_kind), len(manifest.seals)) for key in keys}
     for seal in manifest.seals:
         if here := [key for key, shard in shard_of.items() if shard == seal.shard]:

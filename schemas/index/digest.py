@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from schemas.ids import IdKind
+from schemas.index.keys import check_keys
 from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_increment
 
 
@@ -27,7 +28,7 @@ def merge_parts(layout: RowLayout, full: Iterable[RowBlock], increments: Iterabl
     full         blocks in key order, each with a row at least
     increments   (index key, increment value) in key order, tombstones included
 
-    No block that is yielded has dead rows; a block may be empty. Raises Corrupted (`bad_increment`).
+    No block that is yielded has dead rows; a block may be empty. Raises Corrupted (`bad_key`, `bad_increment`, `bad_order`).
     """
     pending = iter(increments)
     head = next(pending, None)
@@ -48,7 +49,8 @@ def merge_parts(layout: RowLayout, full: Iterable[RowBlock], increments: Iterabl
 
 
 def _block_of(layout: RowLayout, changes: Sequence[tuple[bytes, bytes]]) -> RowBlock:
-    """The live rows of some increments."""
+    """The live rows of some increments. Raises Corrupted (`bad_key`, `bad_increment`, `bad_order`)."""
+    check_keys([key for key, _ in changes], layout.id_kind)
     live = [(k, *decode_increment(layout, v)) for k, v in changes]
     kept = [(k, o, r) for k, o, r in live if r is not None]
     orders = np.array([o for _, o, _ in kept]) if kept else np.empty(0, ORDER)

@@ -1,9 +1,10 @@
 """Rows, orders, blocks, increments and delta records as bytes: FORMAT.md sections 2 to 5 and 8. No I/O.
 
-Here: the layout of a version's rows, and encoding and decoding. Not here: keys of single ids (schemas/ids.py), seals and manifests (manifest.py), who writes
-which part (infra/index/parts.py).
+Here: the layout of a version's rows, and encoding and decoding. Not here: keys (keys.py, schemas/ids.py), seals and manifests (manifest.py), who writes which
+part (infra/index/parts.py).
 Invariants: a decode checks magic, format, checksum and sizes before it gives anything, and raises Corrupted, so a reader never sees a torn row (I3). Increments
-have no checksum of their own: those of RocksDB and of the delta record cover them.
+have no checksum of their own: those of RocksDB and of the delta record cover them. A checksum does not say who wrote the bytes, so a decode also checks id
+kind, keys and orders: compiled readers rely on them.
 
 Arrays: R rows. A row is one element of a packed structured array whose fields are the columns; an order is one element of an ORDER array.
 """
@@ -21,6 +22,7 @@ import numpy as np
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind
+from schemas.index.keys import check_keys, decode_keys, encode_keys
 from schemas.limits import DELTA_RECORD_BYTES_MAX
 from schemas.model.spec import ModelSpec
 
@@ -39,7 +41,8 @@ ORDER = np.dtype(
         ("dead", "u1"),
     ]
 )
-assert ORDER.itemsize == 37
+_ORDER = struct.Struct("<qqHqHQB")  # the same, for one order
+assert ORDER.itemsize == _ORDER.size == 37
 
 _BLOCK_HEADER = struct.Struct("<4sHBBII")
 _DELTA_HEADER = struct.Struct("<4sHBBqIQqqqI")
@@ -48,8 +51,7 @@ _CHECKSUM_BYTES = 8
 _DELTA_ROOM_BYTES = 1024  # for what a delta record holds besides changes
 _BLOCK_MAGIC, _DELTA_MAGIC = b"AIFB", b"AIFD"
 _ID_KINDS = (IdKind.INT64, IdKind.TEXT)
-_INT64_KEY_BYTES = 8
-_SIGN_BIT = np.uint64(1 << 63)
+OFFSET_END = 1 << 47  # of Kafka offsets: with an index of 16 bits they are packed into one int64 (serving/engine/changes.py)
 
 WATERMARK_VERSION = -1
 HASH_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no embedding is lost in the product
@@ -149,6 +151,22 @@ def is_newer(incoming: np.ndarray, current: np.ndarray) -> np.ndarray:
     return (features >= 0) & (embedding >= 0) & ((features > 0) | (embedding > 0))
 
 
+def _bad_order(shown: object) -> Corrupted:
+    return Corrupted(
+        "bad_order",
+        f"no shard writes the order {shown}: versions count from 0, offsets from -1 to {OFFSET_END - 1}, and the delete flag is 0 or 1",
+    )
+
+
+def check_orders(orders: np.ndarray) -> None:
+    """Raise Corrupted (`bad_order`) unless a shard can have written all of an ORDER array."""
+    bad = (orders["features_version"] < 0) | (orders["dead"] > 1)
+    for offsets in (orders["features_offset"], orders["embedding_offset"]):
+        bad |= (offsets < -1) | (offsets >= OFFSET_END)
+    if bad.any():
+        raise _bad_order(orders[bad][0])
+
+
 # --- full part: columnar blocks --------------------------------------------------------------------------------------
 
 
@@ -164,26 +182,9 @@ class RowBlock:
         return len(self.rows)
 
 
-def int64_ids(keys: Sequence[bytes]) -> np.ndarray:
-    """The ids of R index keys of an int64 catalogue: int64 [R]."""
-    return (np.frombuffer(b"".join(keys), ">u8").astype(np.uint64) ^ _SIGN_BIT).view(np.int64)
-
-
-def _encode_keys(keys: Sequence[bytes], kind: IdKind) -> bytes:
-    lengths = b"" if kind is IdKind.INT64 else np.fromiter(map(len, keys), "<u2", len(keys)).tobytes()
-    return lengths + b"".join(keys)
-
-
-def _decode_keys(raw: bytes, rows: int, kind: IdKind) -> list[bytes]:
-    if kind is IdKind.INT64:
-        return [raw[i : i + _INT64_KEY_BYTES] for i in range(0, rows * _INT64_KEY_BYTES, _INT64_KEY_BYTES)]
-    ends = (np.cumsum(np.frombuffer(raw, "<u2", rows), dtype=np.int64) + 2 * rows).tolist()
-    return [raw[a:b] for a, b in zip([2 * rows, *ends], ends, strict=False)]
-
-
 def encode_block(layout: RowLayout, block: RowBlock) -> bytes:
     """The bytes of one columnar block (FORMAT.md section 4)."""
-    keys = _encode_keys(block.keys, layout.id_kind)
+    keys = encode_keys(block.keys, layout.id_kind)
     header = _BLOCK_HEADER.pack(_BLOCK_MAGIC, FORMAT, _ID_KINDS.index(layout.id_kind), 0, len(block), len(keys))
     body = b"".join((header, keys, block.orders.tobytes(), *(np.ascontiguousarray(block.rows[c.name]).tobytes() for c in layout.columns)))
     return body + _checksum(body)
@@ -203,17 +204,32 @@ def _checked(raw: bytes, magic: bytes, header: struct.Struct, what: str) -> tupl
     return fields
 
 
-def decode_block(layout: RowLayout, raw: bytes) -> RowBlock:
-    """The block in these bytes. Raises Corrupted (`bad_block`, `bad_block_checksum`, `bad_block_size`), Incompatible (`block_format`, `block_id_kind`)."""
-    _, _, kind, _, rows, key_bytes = _checked(raw, _BLOCK_MAGIC, _BLOCK_HEADER, "block")
+def _check_id_kind(what: str, kind: int, layout: RowLayout) -> None:
     if kind != _ID_KINDS.index(layout.id_kind):
-        raise Incompatible("block_id_kind", f"block has ids of kind {_ID_KINDS[kind]}, the manifest says {layout.id_kind}")
+        raise Incompatible(
+            f"{what}_id_kind", f"{what} has ids of kind {kind}, the manifest says {layout.id_kind}: {_ID_KINDS.index(layout.id_kind)}"
+        )
+
+
+def decode_block(layout: RowLayout, raw: bytes) -> RowBlock:
+    """The block in these bytes: at least one row, keys in strictly ascending order, no row dead.
+
+    Raises Corrupted (`bad_block`, `bad_block_checksum`, `bad_block_size`, `bad_key`, `unsorted_block`, `bad_order`), Incompatible (`block_format`,
+    `block_id_kind`).
+    """
+    _, _, kind, _, rows, key_bytes = _checked(raw, _BLOCK_MAGIC, _BLOCK_HEADER, "block")
+    _check_id_kind("block", kind, layout)
+    if rows == 0:
+        raise Corrupted("bad_block", "a block has no rows, expected at least one")
     expected = _BLOCK_HEADER.size + key_bytes + rows * (ORDER.itemsize + layout.row_bytes) + _CHECKSUM_BYTES
     if len(raw) != expected:
         raise Corrupted("bad_block_size", f"block of {rows} rows has {len(raw)} bytes, its layout needs {expected}")
     at = _BLOCK_HEADER.size + key_bytes
-    keys = _decode_keys(raw[_BLOCK_HEADER.size : at], rows, layout.id_kind)
+    keys = decode_keys(raw[_BLOCK_HEADER.size : at], rows, layout.id_kind)
     orders = np.frombuffer(raw, ORDER, rows, at)
+    check_orders(orders)
+    if orders["dead"].any():
+        raise Corrupted("bad_order", "a block has a row whose order says that it is deleted; deletes are entries of incremental parts only")
     at += orders.nbytes
     decoded = np.empty(rows, layout.dtype)
     for column in layout.columns:
@@ -232,14 +248,17 @@ def encode_increment(order: np.ndarray, row: np.ndarray | None) -> bytes:
 
 
 def decode_increment(layout: RowLayout, raw: bytes) -> tuple[np.ndarray, np.ndarray | None]:
-    """(order, row): an element of ORDER, and one of the layout's dtype, or None for a tombstone. Raises Corrupted (`bad_increment`)."""
+    """(order, row): an element of ORDER, and one of the layout's dtype, or None for a tombstone. Raises Corrupted (`bad_increment`,
+    `bad_order`)."""
     if len(raw) < ORDER.itemsize:
         raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes, expected at least {ORDER.itemsize}")
-    order = np.frombuffer(raw, ORDER, 1)[0]
-    expected = ORDER.itemsize + (0 if order["dead"] else layout.row_bytes)
+    version, features_offset, _, embedding_offset, _, _, dead = fields = _ORDER.unpack_from(raw)
+    if version < 0 or not (-1 <= features_offset < OFFSET_END and -1 <= embedding_offset < OFFSET_END) or dead > 1:
+        raise _bad_order(fields)
+    expected = ORDER.itemsize + (0 if dead else layout.row_bytes)
     if len(raw) != expected:
-        raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes (dead = {order['dead']}), expected {expected}")
-    return order, None if order["dead"] else np.frombuffer(raw, layout.dtype, 1, ORDER.itemsize)[0]
+        raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes (dead = {dead}), expected {expected}")
+    return np.frombuffer(raw, ORDER, 1)[0], None if dead else np.frombuffer(raw, layout.dtype, 1, ORDER.itemsize)[0]
 
 
 # --- deltas ----------------------------------------------------------------------------------------------------------
@@ -290,32 +309,36 @@ def encode_packed_delta(kind: IdKind, header: DeltaHeader, rows: int, packed: by
 def decode_delta(layout_of: Mapping[int, RowLayout], raw: bytes) -> DeltaRecord:
     """The delta record in these bytes. It has no changes if `layout_of`, which gives layouts by version, does not have its version.
 
-    Raises Corrupted (`bad_delta`, `bad_delta_checksum`, `bad_delta_size`), Incompatible (`delta_format`).
+    Raises Corrupted (`bad_delta`, `bad_delta_checksum`, `bad_delta_header`, `bad_delta_size`, `bad_key`, `bad_order`), Incompatible (`delta_format`,
+    `delta_id_kind`).
     """
-    _, _, _, _, version, shard, sequence, next_features, next_embeddings, source_ms, count = _checked(
+    _, _, kind, _, version, shard, sequence, next_features, next_embeddings, source_ms, count = _checked(
         raw, _DELTA_MAGIC, _DELTA_HEADER, "delta"
     )
     header = DeltaHeader(version, shard, sequence, (next_features, next_embeddings), source_ms)
+    if version < WATERMARK_VERSION or source_ms < 0 or not all(0 <= offset < OFFSET_END for offset in header.next_offsets):
+        raise Corrupted("bad_delta_header", f"no shard writes a delta record with {header}")
     layout = layout_of.get(version)
-    return DeltaRecord(header, () if layout is None else _decode_changes(layout, raw, count))
+    if layout is None:
+        return DeltaRecord(header, ())
+    _check_id_kind("delta", kind, layout)
+    return DeltaRecord(header, _decode_changes(layout, raw, count))
 
 
 def find_delta(layout_of: Mapping[int, RowLayout], partition: int, raw: bytes) -> DeltaRecord | None:
-    """As `decode_delta`, of a record in a partition of index-deltas; None where no shard wrote it there.
+    """As `decode_delta`, of a record in a partition of index-deltas; None where no shard wrote it there, whatever its checksum says.
 
-    Raises Corrupted (`bad_delta_size`), Incompatible (`delta_format`).
+    The index's own shards write one format, and the layout of the version's manifest. If one of theirs is passed over, the next sequence shows it.
     """
     try:
         delta = decode_delta(layout_of, raw)
-    except Corrupted as error:
-        if error.code == "bad_delta_size":
-            raise
+    except (Corrupted, Incompatible):
         return None
     return delta if delta.header.shard == partition else None
 
 
 def _decode_changes(layout: RowLayout, raw: bytes, count: int) -> tuple[tuple[bytes, bytes], ...]:
-    """The changes of a record whose checksum was right. With another layout than its writer's they would end anywhere: Corrupted (`bad_delta_size`)."""
+    """The changes of a record whose checksum was right. Raises Corrupted (`bad_delta_size`: another layout than the writer's, `bad_key`, `bad_order`)."""
     at, end, row_bytes = _DELTA_HEADER.size, len(raw) - _CHECKSUM_BYTES, layout.row_bytes
     changes = []
     try:
@@ -331,6 +354,8 @@ def _decode_changes(layout: RowLayout, raw: bytes, count: int) -> tuple[tuple[by
         raise Corrupted(
             "bad_delta_size", f"delta record ends at {end} with {count} rows, those found end at {at}: layout and record do not match"
         )
+    check_keys([key for key, _ in changes], layout.id_kind)
+    check_orders(np.frombuffer(b"".join([value[: ORDER.itemsize] for _, value in changes]), ORDER))
     return tuple(changes)
 
 

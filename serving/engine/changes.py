@@ -2,7 +2,7 @@
 
 Here: `Changes` and its builders from delta records, increments and blocks. Not here: applying (tables.py).
 An order is packed into three int64 that compare as the row-order rule does: features version; features offset and index; embedding offset and
-index (offset * 2^16 + index: an index fits into 16 bits, and no offset here will reach 2^47).
+index (offset * 2^16 + index: an index fits into 16 bits, and every decode refuses offsets from 2^47 on).
 
 Arrays: C changes, N bytes of text ids.
 """
@@ -14,7 +14,8 @@ import numpy as np
 
 from schemas.errors import Corrupted, RejectedInput
 from schemas.ids import Id, IdKind
-from schemas.index.layout import ORDER, RowLayout, int64_ids
+from schemas.index.keys import check_keys, int64_ids
+from schemas.index.layout import ORDER, RowLayout, check_orders
 
 _INDEX_BITS = 16
 
@@ -35,12 +36,22 @@ IdArray = np.ndarray | TextIds  # int64 [C], or text
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """C changes in log order: ids, packed orders int64 [C, 3], dead uint8 [C], rows of the layout's dtype [C] (anything where dead)."""
+    """C changes in log order: ids, packed orders int64 [C, 3], dead uint8 [C], rows of the layout's dtype [C] (anything where dead).
+
+    Raises Corrupted (`bad_changes`) if these are not as many: compiled code takes C from one of them.
+    """
 
     ids: IdArray
     orders_C3: np.ndarray
     dead_C: np.ndarray
     rows_C: np.ndarray
+
+    def __post_init__(self) -> None:
+        counts = len(self.ids), len(self.orders_C3), len(self.dead_C), len(self.rows_C)
+        if len(set(counts)) != 1:
+            raise Corrupted(
+                "bad_changes", "row changes have {} ids, {} orders, {} delete flags and {} rows, expected equal numbers".format(*counts)
+            )
 
     def __len__(self) -> int:
         return len(self.dead_C)
@@ -58,8 +69,11 @@ def _pack(joined: bytes, lengths: Iterable[int], count: int) -> TextIds:
 
 
 def pack_keys(keys: Sequence[bytes], kind: IdKind) -> IdArray:
-    """Ids from index keys."""
-    return pack_text_ids(keys) if kind is IdKind.TEXT else int64_ids(keys)
+    """Ids from index keys. Raises Corrupted (`bad_key`)."""
+    if kind is IdKind.INT64:
+        return int64_ids(keys)
+    check_keys(keys, kind)
+    return pack_text_ids(keys)
 
 
 def pack_orders(orders: np.ndarray) -> np.ndarray:
@@ -85,6 +99,7 @@ def decode_changes(layout: RowLayout, pairs: Sequence[tuple[bytes, bytes]]) -> C
             raw_rows[i] = raw[ORDER.itemsize :]
         elif not orders["dead"][i]:
             raise Corrupted("bad_increment", "a row change without a row is not marked dead")
+    check_orders(orders)
     return Changes(pack_keys([k for k, _ in pairs], layout.id_kind), pack_orders(orders), orders["dead"].copy(), rows)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind, decode_index_key, encode_index_key
 from schemas.index.digest import ShardDigest, merge_parts
+from schemas.index.keys import int64_ids
 from schemas.index.layout import (
     ORDER,
     Column,
@@ -26,7 +27,6 @@ from schemas.index.layout import (
     encode_delta,
     encode_increment,
     encode_packed_delta,
-    int64_ids,
     is_newer,
     plan_delta_cuts,
     row_layout,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.errors import Incompatible
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import ORDER, Column, RowLayout, encode_increment, is_newer
-from serving.engine.changes import decode_changes, encode_ids, pack_text_ids
+from serving.engine.changes import Changes, decode_changes, encode_ids, pack_orders, pack_text_ids
 from serving.engine.slots import plan_slot, plan_slot_bytes
 from tests.serving.engine.samples import empty_tables
 
@@ -69,12 +69,8 @@ def value_at(tables, item):
 
 
 @given(
-    order_a=st.tuples(
-        *[st.integers(-1, 2)] * 1, *[st.integers(-1, 3)] * 1, st.integers(0, 65535), st.integers(-1, 3), st.integers(0, 65535)
-    ),
-    order_b=st.tuples(
-        *[st.integers(-1, 2)] * 1, *[st.integers(-1, 3)] * 1, st.integers(0, 65535), st.integers(-1, 3), st.integers(0, 65535)
-    ),
+    order_a=st.tuples(st.integers(0, 2), st.integers(-1, 3), st.integers(0, 65535), st.integers(-1, 3), st.integers(0, 65535)),
+    order_b=st.tuples(st.integers(0, 2), st.integers(-1, 3), st.integers(0, 65535), st.integers(-1, 3), st.integers(0, 65535)),
 )
 def test_packed_orders_compare_as_the_row_order_rule(order_a: tuple[int, ...], order_b: tuple[int, ...]) -> None:
     layout, tables = LAYOUTS[IdKind.INT64], empty_tables(LAYOUTS[IdKind.INT64], 4)
@@ -157,7 +153,9 @@ def test_two_text_ids_of_one_hash_are_told_apart_by_their_bytes() -> None:
     assert second != first and _hash_text(second) == _hash_text(first)
     tables, slots = empty_tables(layout, 4, 60), []
     for key in (first, second):
-        order = order_of((1, 0, 0, 0, 0), 0)
-        row = np.zeros((), layout.dtype)
-        slots.append(tables.apply(decode_changes(layout, [(key, encode_increment(order, row))])).slots.tolist())
+        orders = pack_orders(np.array([order_of((1, 0, 0, 0, 0), 0)]))
+        made = Changes(
+            pack_text_ids([key]), orders, np.zeros(1, np.uint8), np.zeros(1, layout.dtype)
+        )  # not decoded: the second is no UTF-8
+        slots.append(tables.apply(made).slots.tolist())
     assert slots == [[0], [1]] and tables.find_any(pack_text_ids([second, first, first + b"x"])).tolist() == [1, 0, -1]

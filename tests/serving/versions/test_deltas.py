@@ -1,7 +1,8 @@
 """What a server makes of records of index-deltas that do not read, or that no shard wrote."""
 
 from infra.processes import wait_until
-from schemas.index.layout import DeltaHeader, DeltaRecord, encode_delta
+from schemas.ids import encode_index_key
+from schemas.index.layout import DeltaHeader, DeltaRecord, encode_delta, encode_increment
 from tests.serving.engine.samples import Version
 from tests.serving.versions.deployment import WAIT_S, Deployment, changes, with_bids
 
@@ -46,17 +47,21 @@ def test_a_damaged_delta_of_the_shards_own_is_an_error_and_no_watermark_includes
     assert d.engine.status().residents[0].watermark[0]["index-deltas"] == 3
 
 
-def test_a_delta_that_does_not_read_is_named_and_the_version_is_loaded_again_from_its_newest_revision(deployment: Deployment) -> None:
+def test_a_record_with_a_right_checksum_and_wrong_rows_is_counted_and_passed_over(deployment: Deployment) -> None:
+    """A decode of one that took its keys for ids gave more ids than rows, and compiled code read past its arrays."""
     d = deployment
     d.publish(1, d.version)
     d.follower.start()
     d.wait_live(1)
-    d.deltas.write_raw(0, foreign_delta(d.version, shard=0, changes=((b"\0" * 8, b"\0" * 50),)))
-    d.wait_error("bad_delta_size")
-    wait_until(lambda: d.follower.counters["load_failures"] > 0, WAIT_S, "a copy that cannot follow either")
-    assert [report.token for report in d.engine.status().residents] == [d.engine.current]
+    [(item, order, row)] = changes(with_bids(d.version, [3], 60.0), [3], 9)
+    key, value = encode_index_key(item), encode_increment(order, row)
+    forged = ((b"\0" * 8, b"\0" * 50), (b"", value), (key + key, value), (key, value[:36] + b"\7" + value[37:]))
+    for sequence, change in enumerate(forged):
+        d.deltas.write_raw(0, foreign_delta(d.version, shard=0, changes=(change,), sequence=sequence))
+    wait_until(lambda: d.follower.counters["strangers"] == len(forged), WAIT_S, f"{d.follower.last_error}")
     d.assert_serves(d.version, 1)
-    newer = with_bids(d.version, [3], 60.0)
-    d.publish(1, newer, revision=1, positions=(1, 0))
-    wait_until(lambda: str(d.engine.status().current).startswith("1.1-"), WAIT_S, f"the revision ({d.follower.last_error})")
+    newer = with_bids(d.version, list(range(10)), 60.0)
+    d.deltas.write(newer, 1, changes(newer, list(range(10)), 2))
+    wait_until(lambda: all(w["item-features"] == 10 for w in d.engine.status().residents[0].watermark), WAIT_S, f"{d.follower.last_error}")
     d.assert_serves(newer, 1)
+    assert (d.follower.counters["strangers"], d.follower.counters["loads"], d.follower.last_error) == (len(forged), 1, "")

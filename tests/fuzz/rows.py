@@ -1,0 +1,167 @@
+"""Forged records of index-deltas through a server's own readers into its tables, beside a plain decoder of FORMAT.md and a plain fold.
+
+Here: the forger, the plain reader and `try_records`. `python -m tests.fuzz.rows SEEDS RECORDS` runs it in a process of its own, with the kernels as served.
+"""
+
+import hashlib
+import random
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from infra.kafka.reader import SourceRecord
+from schemas.ids import IdKind, encode_index_key
+from schemas.index.layout import Column, RowLayout, find_delta
+from schemas.topics import INDEX_DELTAS
+from serving.engine.changes import encode_ids
+from serving.engine.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
+from serving.engine.tables import Tables
+from serving.versions.deltas import decode_portion
+
+VERSION, SHARD, ROOM = 17, 3, 64
+COLUMNS = (Column("vector", "<f2", 3), Column("category", "<i4", 1))
+ROW_BYTES = 10
+IDS = {IdKind.INT64: [-(1 << 63), -1, 0, 7, (1 << 63) - 1], IdKind.TEXT: ["a", "eight by", "x" * 128, "é", "item-1"]}
+HEADER = struct.Struct("<4sHBBqIQqqqI")
+ORDER = struct.Struct("<qqHqHQB")
+ODD_NUMBERS = (-(1 << 63), -(1 << 47), -2, -1, 0, 1, 2, 255, 256, 65_535, 1 << 31, (1 << 32) - 1, (1 << 47) - 1, 1 << 47, (1 << 63) - 1)
+ODD_KEYS = (b"", b"\0", b"\xff" * 8, b"1234567", b"123456789", b"k" * 16, b"k" * 129, b"\xc3", b"k" * 65_535)
+
+
+@dataclass
+class Found:
+    """What became of some records."""
+
+    refused: int = 0
+    applied: int = 0
+    rows: dict[bytes, tuple[tuple[int, ...], bytes | None]] = field(default_factory=dict)
+
+
+def forge_delta(chance: random.Random, kind: IdKind) -> bytes:
+    """A record with a right checksum. Most have one or two wrong fields, some none, some wrong bytes anywhere."""
+    wrong = chance.choices((0, 1, 2, 5), (2, 5, 2, 1))[0]
+    places = [chance.choice(("header", "count", "key length", "key", "order", "row", "bytes", "end")) for _ in range(wrong)]
+    changes = [_forge_change(chance, kind, places) for _ in range(chance.choice((0, 1, 2, 3, 8)))]
+    header = [b"AIFD", 1, list(IdKind).index(kind), 0, VERSION, SHARD, chance.randrange(9), 5, 5, 1_000, len(changes)]
+    if "header" in places:
+        place = chance.choice((1, 2, 4, 5, 6, 7, 8, 9))
+        low, high = {1: (0, 1 << 16), 2: (0, 1 << 8), 5: (0, 1 << 32), 6: (0, 1 << 64)}.get(place, (-(1 << 63), 1 << 63))
+        header[place] = chance.choice([n for n in ODD_NUMBERS if low <= n < high])
+    if "count" in places:
+        header[10] = chance.choice((0, 1, len(changes) + 1, (1 << 32) - 1))
+    body = HEADER.pack(*header) + b"".join(changes)
+    if "bytes" in places:
+        at = chance.randrange(len(body))
+        body = body[:at] + chance.randbytes(chance.choice((0, 1, 4))) + body[at + chance.choice((0, 1, 4)) :]
+    if "end" in places:
+        body = chance.choice((body[: chance.randrange(len(body))], body + chance.randbytes(3), body * 2))
+    return body + hashlib.blake2b(body, digest_size=8).digest()
+
+
+def _forge_change(chance: random.Random, kind: IdKind, places: list[str]) -> bytes:
+    key = encode_index_key(chance.choice(IDS[kind]))
+    order = [
+        chance.randrange(4),
+        chance.randrange(4),
+        chance.randrange(2),
+        chance.randrange(-1, 3),
+        0,
+        chance.randrange(99),
+        chance.random() < 0.3,
+    ]
+    if "key" in places and chance.random() < 0.5:
+        key = chance.choice(ODD_KEYS)
+    if "order" in places and chance.random() < 0.5:
+        place = chance.choice((0, 1, 3, 6))
+        order[place] = chance.choice((2, 7, 255)) if place == 6 else chance.choice(ODD_NUMBERS)
+    length = chance.choice((0, 7, 9, 16, 65_535)) if "key length" in places and chance.random() < 0.5 else len(key)
+    row = b"" if order[6] else chance.randbytes(ROW_BYTES)
+    if "row" in places and chance.random() < 0.5:
+        row = chance.choice((b"", row[:-1], row * 2, chance.randbytes(ROW_BYTES)))
+    return struct.pack("<H", length) + key + ORDER.pack(*map(int, order)) + row
+
+
+def read_plainly(raw: bytes, kind: IdKind) -> list[tuple[bytes, tuple[int, ...], bytes | None]] | None:
+    """The changes for the version in a record, by FORMAT.md alone; None if no shard writes such a record."""
+    if len(raw) < HEADER.size + 8 or hashlib.blake2b(raw[:-8], digest_size=8).digest() != raw[-8:]:
+        return None
+    magic, number, kind_number, _, version, shard, _, *offsets, source_ms, rows = HEADER.unpack_from(raw)
+    if (magic, number, shard) != (b"AIFD", 1, SHARD) or version < -1 or source_ms < 0 or not all(0 <= o < 1 << 47 for o in offsets):
+        return None
+    if version != VERSION:
+        return []
+    at, changes = HEADER.size, []
+    while at < len(raw) - 8:
+        (length,) = struct.unpack_from("<H", raw, at) if at + 2 <= len(raw) - 8 else (1 << 20,)
+        key, at = raw[at + 2 : at + 2 + length], at + 2 + length
+        if at + ORDER.size > len(raw) - 8 or not _is_key(key, kind):
+            return None
+        order, at = ORDER.unpack_from(raw, at), at + ORDER.size
+        if order[6] > 1 or order[0] < 0 or not (-1 <= order[1] < 1 << 47 and -1 <= order[3] < 1 << 47):
+            return None
+        row, at = (None, at) if order[6] else (raw[at : at + ROW_BYTES], at + ROW_BYTES)
+        changes.append((key, order, row))
+    return changes if (at, len(changes), kind_number) == (len(raw) - 8, rows, list(IdKind).index(kind)) else None
+
+
+def _is_key(key: bytes, kind: IdKind) -> bool:
+    if kind is IdKind.INT64:
+        return len(key) == 8
+    try:
+        return 1 <= len(key) <= 128 and bool(key.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def fold_plainly(rows: dict[bytes, tuple[tuple[int, ...], bytes | None]], key: bytes, order: tuple[int, ...], row: bytes | None) -> None:
+    """FORMAT.md section 3: neither component goes back, and one advances."""
+    if key in rows:
+        features, embedding = (order[:3], rows[key][0][:3]), (order[3:5], rows[key][0][3:5])
+        if features[0] < features[1] or embedding[0] < embedding[1] or (features[0] == features[1] and embedding[0] == embedding[1]):
+            return
+    rows[key] = order, row
+
+
+def make_empty(kind: IdKind) -> Tables:
+    """Tables without rows, in ordinary memory."""
+    layout = RowLayout(COLUMNS, kind)
+    plan = plan_slot(layout, plan_slot_bytes(layout, ROOM, 16 * ROOM), ROOM, 16 * ROOM)
+    arrays = open_arrays(plan, bytearray(plan.size_bytes))
+    reset_arrays(arrays)
+    return Tables(layout, plan, arrays)
+
+
+def try_records(seed: int, records: int, kind: IdKind) -> Found:
+    """Forge records, read them as a server does, and compare each decision and then all rows with the plain reader. Raises AssertionError."""
+    chance, tables, found = random.Random(seed), make_empty(kind), Found()
+    for number in range(records):
+        raw = forge_delta(chance, kind)
+        expected = read_plainly(raw, kind)
+        delta = find_delta({VERSION: tables.layout}, SHARD, raw)
+        assert (delta is None) == (expected is None), f"seed {seed}, {kind} record {number}: {raw.hex()[:400]}"
+        portion = decode_portion(SourceRecord(INDEX_DELTAS, SHARD, number, None, raw), delta, VERSION, tables.layout)
+        if portion.changes is not None:
+            found.applied += tables.apply(portion.changes).applied
+        found.refused += delta is None
+        for change in expected or ():
+            fold_plainly(found.rows, *change)
+    assert rows_of(tables, found.rows, kind) == {key: row for key, (_, row) in found.rows.items()}, f"seed {seed}, {kind}"
+    assert tables.rows == sum(row is not None for _, row in found.rows.values()), f"seed {seed}, {kind}"
+    return found
+
+
+def rows_of(tables: Tables, wanted: Mapping[bytes, object], kind: IdKind) -> dict[bytes, bytes | None]:
+    """The row bytes of each key in the tables; None where it is deleted or unknown."""
+    found: dict[bytes, bytes | None] = {}
+    for key in wanted:
+        item = key.decode() if kind is IdKind.TEXT else int.from_bytes(key) - (1 << 63)
+        slots = tables.find(encode_ids([item], kind))
+        found[key] = None if slots[0] < 0 else tables.rows_at(slots).tobytes()
+    return found
+
+
+if __name__ == "__main__":
+    for its_seed in range(int(sys.argv[1])):
+        for id_kind in IdKind:
+            try_records(its_seed, int(sys.argv[2]), id_kind)

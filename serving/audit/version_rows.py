@@ -2,8 +2,8 @@
 
 Here: the rows of given keys, moved along the log. Not here: scores (parity.py), the serving tables (serving/engine, with which this audit must not share
 code).
-Invariants: a delta record is applied as a whole; a component of a row never goes back (FORMAT.md section 3); the incremental part wins over the full
-part. To go back to an earlier position, it starts again from the files.
+Invariants: a delta record is applied as a whole; a component of a row never goes back, and an id that the watermark covers as deleted stays deleted
+(FORMAT.md section 3); the incremental part wins over the full part. To go back to an earlier position, it starts again from the files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,25 +18,38 @@ from schemas.errors import Corrupted
 from schemas.index.digest import merge_parts
 from schemas.index.layout import RowLayout, decode_increment, find_delta
 from schemas.index.manifest import Manifest
-from schemas.topics import INDEX_DELTAS
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
 
 OrderTuple = tuple[int, ...]  # an ORDER element as plain numbers
+_FEATURES_OFFSET, _DEAD = 1, 6  # places in it
 
 Change = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaAt:
-    """The changes of one delta record, for the given keys only."""
+    """The changes of one delta record, for the given keys only. `covered`: the next offset of item-features that the earlier records and the files cover."""
 
     offset: int
     changes: Sequence[Change]
+    covered: int
 
 
 def order_advances(incoming: OrderTuple, current: OrderTuple) -> bool:
     """The row-order rule on plain numbers: neither component goes back and one advances."""
     features, embedding = (incoming[:3], current[:3]), (incoming[3:5], current[3:5])
     return features[0] >= features[1] and embedding[0] >= embedding[1] and (features[0] > features[1] or embedding[0] > embedding[1])
+
+
+def is_taken(incoming: OrderTuple, current: OrderTuple | None, covered: int) -> bool:
+    """Whether a reader takes a change of an id, of which it holds `current` (None = nothing).
+
+    A reader whose watermark covers item-features up to `covered` holds every item that lives there. An id that it does not hold, or holds as deleted below
+    `covered`, is deleted at the watermark. Only a later update of its features brings it back.
+    """
+    if current is None or (current[_DEAD] and current[_FEATURES_OFFSET] < covered):
+        return incoming[_FEATURES_OFFSET] >= covered
+    return order_advances(incoming, current)
 
 
 @dataclass
@@ -64,6 +77,7 @@ class VersionRows:
         self.layout: RowLayout = manifest.layout
         self.places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
         self._sealed = self._load(store, manifest)
+        self._sealed_offsets = {seal.shard: dict(seal.source_offsets) for seal in manifest.seals}
         self.now = self._sealed.copy()
         self._deltas: dict[int, list[DeltaAt]] = {}
         self._next: dict[int, int] = {}
@@ -73,11 +87,17 @@ class VersionRows:
         starts = self._sealed.positions
         self._deltas = {shard: [] for shard in starts}
         wanted = {shard: max(end, starts[shard]) for shard, end in ends.items()}
+        reached = dict(self._sealed_offsets)
         for record in read_topic(bootstrap, INDEX_DELTAS, start=starts, end=wanted, prefix=prefix):
             delta = find_delta({version: self.layout}, record.partition, record.value or b"")
-            kept = [change for change in delta.changes if change[0] in self.places] if delta is not None else []
+            if delta is None or delta.header.version != version:
+                continue
+            shard, offsets = record.partition, dict(zip(SHARD_TOPICS, delta.header.next_offsets, strict=True))
+            kept = [change for change in delta.changes if change[0] in self.places]
             if kept:
-                self._deltas[record.partition].append(DeltaAt(record.offset, kept))
+                self._deltas[shard].append(DeltaAt(record.offset, kept, reached[shard][ITEM_FEATURES]))
+            if all(offset >= reached[shard][topic] for topic, offset in offsets.items()):
+                reached[shard] = offsets
         self._next = dict.fromkeys(starts, 0)
 
     def at(self, positions: Mapping[int, int]) -> None:
@@ -87,7 +107,7 @@ class VersionRows:
         for shard, position in positions.items():
             deltas, at = self._deltas.get(shard, []), self._next.get(shard, 0)
             while at < len(deltas) and deltas[at].offset < position:
-                self._apply(deltas[at].changes)
+                self._apply(deltas[at])
                 at += 1
             self._next[shard] = at
             self.now.positions[shard] = max(position, self.now.positions[shard])
@@ -96,7 +116,7 @@ class VersionRows:
         count = len(self.places)
         state = RowState(np.zeros(count, self.layout.dtype), np.zeros(count, bool), np.zeros(count, np.int64), [None] * count)
         for seal in manifest.seals:
-            increments = list(read_incremental_part(store, seal.incremental))
+            increments = read_incremental_part(store, seal.incremental)
             for block in merge_parts(self.layout, read_full_part(store, seal.full, self.layout), increments):
                 found = [(self.places[key], i) for i, key in enumerate(block.keys) if key in self.places]
                 if found:
@@ -104,19 +124,16 @@ class VersionRows:
                     state.rows_R[places], state.live_R[places] = block.rows[taken], True
                     for place, order in zip(places, block.orders[taken].tolist(), strict=True):
                         state.orders[place] = order
-            for key, value in increments:  # the orders of deleted ids count too
-                if key in self.places and not state.live_R[self.places[key]]:
-                    state.orders[self.places[key]] = decode_increment(self.layout, value)[0].item()
             state.positions[seal.shard] = seal.delta_position
         return state
 
-    def _apply(self, changes: Sequence[Change]) -> None:
+    def _apply(self, delta: DeltaAt) -> None:
         state = self.now
-        for key, value in changes:
+        for key, value in delta.changes:
             place = self.places[key]
             order, row = decode_increment(self.layout, value)
             incoming, current = order.item(), state.orders[place]
-            if current is not None and not order_advances(incoming, current):
+            if not is_taken(incoming, current, delta.covered):
                 continue
             state.orders[place], state.live_R[place] = incoming, row is not None
             state.changes_R[place] += 1

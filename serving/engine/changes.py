@@ -7,6 +7,7 @@ index (offset * 2^16 + index: an index fits into 16 bits, and every decode refus
 Arrays: C changes, N bytes of text ids.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,27 @@ class Changes:
 
     def __len__(self) -> int:
         return len(self.dead_C)
+
+
+def covered_order(features_offset: int) -> int:
+    """The lowest packed features' order that item-features up to this next offset do not cover: column 1 of `pack_orders`."""
+    return features_offset << _INDEX_BITS
+
+
+def list_ids(ids: IdArray) -> Sequence[int | bytes]:
+    """The ids one by one: numbers, or bytes of text."""
+    if isinstance(ids, TextIds):
+        raw = ids.bytes_N.tobytes()
+        return [raw[start:end] for start, end in itertools.pairwise(ids.starts_C.tolist())]
+    return list(ids.tolist())
+
+
+def take_ids(ids: IdArray, places: np.ndarray) -> IdArray:
+    """The ids at some places."""
+    if isinstance(ids, TextIds):
+        starts, ends = ids.starts_C[:-1][places].tolist(), ids.starts_C[1:][places].tolist()
+        return pack_text_ids([ids.bytes_N[start:end].tobytes() for start, end in zip(starts, ends, strict=True)])
+    return ids[places]
 
 
 def pack_text_ids(keys: Sequence[bytes]) -> TextIds:

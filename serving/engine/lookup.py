@@ -2,7 +2,8 @@
 
 Here: the kernels. Not here: where the arrays lie (slots.py), what a slot holds (tables.py).
 A table is uint64 [T, 2], T a power of two, load at most one half: (key, slot + 1), 0 in the second place = empty. The key is the int64 id, or a
-64-bit hash of a text id, whose bytes are then compared. Nothing is ever removed: a deleted id keeps its slot, which remembers its order.
+64-bit hash of a text id, whose bytes are then compared. A forgotten id leaves its table without a gap in any chain of entries, and its slot joins the list of
+free ones: the header has the first, `orders_R3[slot, 0]` the next (slot + 1, 0 = none).
 Invariants: every kernel has one signature, so a flip never compiles; an unknown id is -1, never an index.
 
 Arrays: C ids asked for, T table entries, R slots of the version.
@@ -22,7 +23,9 @@ _AHEAD = 64  # entries of the table that are asked for before the first of them 
 BLOCK = 64  # texts
 UNKNOWN = -1
 FULL = -2
-HEADER_ROWS, HEADER_ID_BYTES, HEADER_DEAD, HEADER_REFUSED = 0, 1, 2, 3  # places of the counters in a slot's header
+# Places in a slot's header: slots that were ever used, bytes of text ids, slots that are dead (free ones too), first free slot + 1, count of free slots.
+HEADER_ROWS, HEADER_ID_BYTES, HEADER_DEAD, HEADER_FREE, HEADER_FREE_COUNT = 0, 1, 2, 3, 4
+NO_ORDER = np.iinfo(np.int64).min  # below every order
 
 
 @numba.njit(inline="always")
@@ -50,9 +53,38 @@ def find_int64(ids_C: np.ndarray, table_T2: np.ndarray, slots_C: np.ndarray) -> 
             slots_C[i - _AHEAD] = int64(table_T2[place, 1]) - 1
 
 
+@part
+def _take_slot(orders_R3: np.ndarray, dead_R: np.ndarray, header: np.ndarray) -> int:
+    """A free slot, or the next unused one; it counts as deleted until a change gives it a row. -2 when there is none."""
+    slot = header[HEADER_FREE] - 1
+    if slot >= 0:
+        header[HEADER_FREE] = orders_R3[slot, 0]
+        header[HEADER_FREE_COUNT] -= 1
+    elif header[HEADER_ROWS] < dead_R.shape[0]:
+        slot = header[HEADER_ROWS]
+        header[HEADER_ROWS] = slot + 1
+        header[HEADER_DEAD] += 1
+        dead_R[slot] = 1
+    else:
+        return FULL
+    for part_of_order in range(3):
+        orders_R3[slot, part_of_order] = NO_ORDER
+    return slot
+
+
 @kernel
-def place_int64(ids_C: np.ndarray, ids_R: np.ndarray, table_T2: np.ndarray, header: np.ndarray, slots_C: np.ndarray) -> None:
-    """As `find_int64`, and an unknown id gets the next free slot; -2 when there is none."""
+def place_int64(
+    ids_C: np.ndarray,
+    orders_C3: np.ndarray,
+    covered: int,
+    ids_R: np.ndarray,
+    orders_R3: np.ndarray,
+    dead_R: np.ndarray,
+    table_T2: np.ndarray,
+    header: np.ndarray,
+    slots_C: np.ndarray,
+) -> None:
+    """As `find_int64`, and an unknown id gets a slot: -1 if its features' order is below `covered`, -2 when no slot is free."""
     mask = U(table_T2.shape[0] - 1)
     for i in range(ids_C.shape[0]):
         key = U(ids_C[i])
@@ -60,15 +92,47 @@ def place_int64(ids_C: np.ndarray, ids_R: np.ndarray, table_T2: np.ndarray, head
         while table_T2[place, 1] != U(0) and table_T2[place, 0] != key:
             place = (place + U(1)) & mask
         slot = int64(table_T2[place, 1]) - 1
-        if slot < 0:
-            slot = header[HEADER_ROWS]
-            if slot >= ids_R.shape[0]:
-                slots_C[i] = FULL
-                continue
-            ids_R[slot] = ids_C[i]
-            table_T2[place, 0], table_T2[place, 1] = key, U(slot + 1)
-            header[HEADER_ROWS] = slot + 1
+        if slot < 0 and orders_C3[i, 1] >= covered:
+            slot = _take_slot(orders_R3, dead_R, header)
+            if slot >= 0:
+                ids_R[slot] = ids_C[i]
+                table_T2[place, 0], table_T2[place, 1] = key, U(slot + 1)
         slots_C[i] = slot
+
+
+@part
+def _forget(place: int, is_hash: bool, orders_R3: np.ndarray, table_T2: np.ndarray, header: np.ndarray) -> None:
+    """Frees the slot of a table entry. Later entries of its chain move up, so that look-ups still find them."""
+    mask = U(table_T2.shape[0] - 1)
+    slot = int64(table_T2[place, 1]) - 1
+    orders_R3[slot, 0] = header[HEADER_FREE]
+    header[HEADER_FREE] = slot + 1
+    header[HEADER_FREE_COUNT] += 1
+    at = (place + U(1)) & mask
+    while table_T2[at, 1] != U(0):
+        key = table_T2[at, 0]
+        home = (key if is_hash else _mix(key)) & mask
+        if ((at - home) & mask) >= ((at - place) & mask):
+            table_T2[place, 0], table_T2[place, 1] = key, table_T2[at, 1]
+            place = at
+        at = (at + U(1)) & mask
+    table_T2[place, 1] = U(0)
+
+
+@kernel
+def forget_int64(
+    ids_C: np.ndarray, covered: int, orders_R3: np.ndarray, dead_R: np.ndarray, table_T2: np.ndarray, header: np.ndarray
+) -> None:
+    """Frees the slots of those ids whose delete has a features' order below `covered`."""
+    mask = U(table_T2.shape[0] - 1)
+    for i in range(ids_C.shape[0]):
+        key = U(ids_C[i])
+        place = _mix(key) & mask
+        while table_T2[place, 1] != U(0) and table_T2[place, 0] != key:
+            place = (place + U(1)) & mask
+        slot = int64(table_T2[place, 1]) - 1
+        if slot >= 0 and dead_R[slot] != 0 and orders_R3[slot, 1] < covered:
+            _forget(place, False, orders_R3, table_T2, header)
 
 
 @part
@@ -104,7 +168,7 @@ def _same_text(one_N: np.ndarray, start: int, end: int, other_M: np.ndarray, at:
 
 @part
 def _probe_text(
-    bytes_N: np.ndarray, start: int, end: int, key: int, starts_R: np.ndarray, stored_M: np.ndarray, table_T2: np.ndarray
+    bytes_N: np.ndarray, start: int, end: int, key: int, spans_R2: np.ndarray, stored_M: np.ndarray, table_T2: np.ndarray
 ) -> int:
     """Place in the table of an id, or of the empty entry where it belongs."""
     mask = U(table_T2.shape[0] - 1)
@@ -112,8 +176,8 @@ def _probe_text(
     while table_T2[place, 1] != U(0):
         if table_T2[place, 0] == key:
             slot = int64(table_T2[place, 1]) - 1
-            at = starts_R[slot]
-            if starts_R[slot + 1] - at == end - start and _same_text(bytes_N, start, end, stored_M, at):
+            at = spans_R2[slot, 0]
+            if spans_R2[slot, 1] - at == end - start and _same_text(bytes_N, start, end, stored_M, at):
                 return place
         place = (place + U(1)) & mask
     return place
@@ -123,13 +187,13 @@ def _probe_text(
 def find_text(
     bytes_N: np.ndarray,
     starts_C: np.ndarray,
-    starts_R: np.ndarray,
+    spans_R2: np.ndarray,
     stored_M: np.ndarray,
     table_T2: np.ndarray,
     keys_B: np.ndarray,
     slots_C: np.ndarray,
 ) -> None:
-    """Text ids: id i is bytes_N[starts_C[i] : starts_C[i + 1]]. Slot R's id is stored_M[starts_R[R] : starts_R[R + 1]]. keys_B: scratch, uint64 [BLOCK].
+    """Text ids: id i is bytes_N[starts_C[i] : starts_C[i + 1]]. Slot R's id is stored_M[spans_R2[R, 0] : spans_R2[R, 1]]. keys_B: scratch, uint64 [BLOCK].
 
     A block at a time, and each step of the block asks for the memory of the next one: entry of the table, place of the id, its bytes.
     """
@@ -141,41 +205,78 @@ def find_text(
             prefetch(address(table_T2) + int64((keys_B[i - first] & mask) * U(16)))
         for i in range(first, end):
             slots_C[i] = max(0, int64(table_T2[keys_B[i - first] & mask, 1]) - 1)
-            prefetch(address(starts_R) + 8 * slots_C[i])
+            prefetch(address(spans_R2) + 16 * slots_C[i])
         for i in range(first, end):
-            prefetch(address(stored_M) + starts_R[slots_C[i]])
+            prefetch(address(stored_M) + spans_R2[slots_C[i], 0])
         for i in range(first, end):
-            place = _probe_text(bytes_N, starts_C[i], starts_C[i + 1], keys_B[i - first], starts_R, stored_M, table_T2)
+            place = _probe_text(bytes_N, starts_C[i], starts_C[i + 1], keys_B[i - first], spans_R2, stored_M, table_T2)
             slots_C[i] = int64(table_T2[place, 1]) - 1
+
+
+@part
+def _room_for_text(size: int, spans_R2: np.ndarray, stored_M: np.ndarray, header: np.ndarray) -> int:
+    """Where an id of `size` bytes goes: to the bytes of the first free slot's former id if it fits there, else behind all others; -1 = no room."""
+    free, end = header[HEADER_FREE] - 1, header[HEADER_ID_BYTES]
+    if free >= 0 and spans_R2[free, 1] - spans_R2[free, 0] >= size:
+        return spans_R2[free, 0]
+    if end + size > stored_M.shape[0]:
+        return -1
+    header[HEADER_ID_BYTES] = end + size
+    return end
 
 
 @kernel
 def place_text(
     bytes_N: np.ndarray,
     starts_C: np.ndarray,
-    starts_R: np.ndarray,
+    orders_C3: np.ndarray,
+    covered: int,
+    spans_R2: np.ndarray,
     stored_M: np.ndarray,
+    orders_R3: np.ndarray,
+    dead_R: np.ndarray,
     table_T2: np.ndarray,
     header: np.ndarray,
     slots_C: np.ndarray,
 ) -> None:
-    """As `find_text`, and an unknown id gets the next free slot; -2 when there is no slot or no room for its bytes."""
+    """As `find_text`, and an unknown id gets a slot: -1 if its features' order is below `covered`, -2 when no slot is free or its bytes have no room."""
     for i in range(starts_C.shape[0] - 1):
         start, end = starts_C[i], starts_C[i + 1]
         key = _hash_text(bytes_N, start, end)
-        place = _probe_text(bytes_N, start, end, key, starts_R, stored_M, table_T2)
+        place = _probe_text(bytes_N, start, end, key, spans_R2, stored_M, table_T2)
         slot = int64(table_T2[place, 1]) - 1
-        if slot < 0:
-            slot, at = header[HEADER_ROWS], header[HEADER_ID_BYTES]
-            if slot >= starts_R.shape[0] - 1 or at + end - start > stored_M.shape[0]:
-                slots_C[i] = FULL
-                continue
-            for k in range(end - start):  # a slice would bring in numba's message about shapes, 2 s of compilation
-                stored_M[at + k] = bytes_N[start + k]
-            starts_R[slot], starts_R[slot + 1] = at, at + end - start
-            table_T2[place, 0], table_T2[place, 1] = key, U(slot + 1)
-            header[HEADER_ROWS], header[HEADER_ID_BYTES] = slot + 1, at + end - start
+        if slot < 0 and orders_C3[i, 1] >= covered:
+            slot = FULL
+            has_slot = header[HEADER_FREE] > 0 or header[HEADER_ROWS] < dead_R.shape[0]
+            at = _room_for_text(end - start, spans_R2, stored_M, header) if has_slot else -1
+            if at >= 0:
+                slot = _take_slot(orders_R3, dead_R, header)
+                for k in range(end - start):  # a slice would bring in numba's message about shapes, 2 s of compilation
+                    stored_M[at + k] = bytes_N[start + k]
+                spans_R2[slot, 0], spans_R2[slot, 1] = at, at + end - start
+                table_T2[place, 0], table_T2[place, 1] = key, U(slot + 1)
         slots_C[i] = slot
+
+
+@kernel
+def forget_text(
+    bytes_N: np.ndarray,
+    starts_C: np.ndarray,
+    covered: int,
+    spans_R2: np.ndarray,
+    stored_M: np.ndarray,
+    orders_R3: np.ndarray,
+    dead_R: np.ndarray,
+    table_T2: np.ndarray,
+    header: np.ndarray,
+) -> None:
+    """Frees the slots of those ids whose delete has a features' order below `covered`."""
+    for i in range(starts_C.shape[0] - 1):
+        start, end = starts_C[i], starts_C[i + 1]
+        place = _probe_text(bytes_N, start, end, _hash_text(bytes_N, start, end), spans_R2, stored_M, table_T2)
+        slot = int64(table_T2[place, 1]) - 1
+        if slot >= 0 and dead_R[slot] != 0 and orders_R3[slot, 1] < covered:
+            _forget(place, True, orders_R3, table_T2, header)
 
 
 @kernel

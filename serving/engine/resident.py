@@ -1,10 +1,12 @@
 """A version in the engine: its tables, its scorer, its watermark; and the portions of changes that update it.
 
 Here: `Resident`, `Portion`, `apply_portion`. Not here: when a portion is applied, which version answers (loop.py), the rows themselves (tables.py).
-Invariant: a portion consists of whole records of one partition; rows, positions and watermark move together and never go back.
+Invariants: a portion consists of whole records of one partition; rows, positions and watermark move together and never go back. An item whose delete the
+watermark covers stays deleted, also when the shard has a new owner that is behind and sends older rows (FORMAT.md section 3).
 """
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,9 +15,9 @@ import numpy as np
 
 from schemas.model.parameters import Parameters
 from schemas.token import VersionToken
-from schemas.topics import INDEX_DELTAS
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES
 from serving.engine.arrivals import Arrivals
-from serving.engine.changes import Changes
+from serving.engine.changes import Changes, IdArray, covered_order, take_ids
 from serving.engine.tables import Applied, Tables
 from serving.engine.work import UserState, UserWork, VersionReport
 
@@ -43,7 +45,8 @@ class Scorer(Protocol):
 
 @dataclass
 class Resident:
-    """One version in memory; once admitted, only the engine's thread changes it. `watermark` is replaced, never modified: answers refer to it."""
+    """One version in memory; once admitted, only the engine's thread changes it. `watermark` is replaced, never modified: answers refer to it.
+    `deletes`: by partition, (newest features' order, ids) of deletes that the watermark does not cover yet."""
 
     token: VersionToken
     tables: Tables
@@ -55,6 +58,7 @@ class Resident:
     error: str = ""
     state_made_s: float = field(default_factory=time.monotonic)
     arrivals: Arrivals = field(default_factory=Arrivals)
+    deletes: dict[int, deque[tuple[int, IdArray]]] = field(default_factory=dict)
 
     @property
     def version(self) -> int:
@@ -82,9 +86,10 @@ def apply_portion(resident: Resident, portion: Portion) -> None:
     """Writes the rows and moves positions and watermark. After an error these stay where they are: the version takes no more changes and reports why."""
     try:
         if portion.changes is not None and len(portion.changes):
-            applied = resident.tables.apply(portion.changes)
+            applied = resident.tables.apply(portion.changes, _covered(resident, portion.partition))
             resident.scorer.on_applied(applied)
             resident.changes_applied += applied.applied
+            _remember_deletes(resident, portion.partition, portion.changes)
     except Exception as error:
         resident.error = f"row changes of version {resident.version} from partition {portion.partition} failed: {error}"
         return
@@ -95,6 +100,26 @@ def apply_portion(resident: Resident, portion: Portion) -> None:
         resident.source_ms = max(resident.source_ms, portion.source_ms)
     if portion.next_offsets is not None:
         resident.watermark = _advance(resident.watermark, portion.partition, portion.next_offsets)
+        _forget_deletes(resident, portion.partition)
+
+
+def _covered(resident: Resident, partition: int) -> int:
+    return covered_order(resident.watermark[partition].get(ITEM_FEATURES, 0))
+
+
+def _remember_deletes(resident: Resident, partition: int, changes: Changes) -> None:
+    """Notes the ids whose slots become free once the watermark covers their deletes."""
+    places = np.flatnonzero(changes.dead_C)
+    if len(places):
+        newest = int(changes.orders_C3[places, 1].max())
+        resident.deletes.setdefault(partition, deque()).append((newest, take_ids(changes.ids, places)))
+
+
+def _forget_deletes(resident: Resident, partition: int) -> None:
+    """Frees the slots of deletes that the watermark covers by now."""
+    noted, covered = resident.deletes.get(partition), _covered(resident, partition)
+    while noted and noted[0][0] < covered:
+        resident.tables.forget(noted.popleft()[1], covered)
 
 
 def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mapping[str, int]) -> Sequence[Mapping[str, int]]:

@@ -49,7 +49,7 @@ def _array_specs(layout: RowLayout, capacity: int, id_bytes: int) -> list[ArrayS
     table = 1 << (2 * capacity - 1).bit_length()
     ids: list[ArraySpec] = [("ids", "<i8", (capacity,))]
     if layout.id_kind is IdKind.TEXT:
-        ids = [("id_starts", "<i8", (capacity + 1,)), ("id_bytes", "u1", (id_bytes,))]
+        ids = [("id_spans", "<i8", (capacity, 2)), ("id_bytes", "u1", (id_bytes,))]
     columns: list[ArraySpec] = [(f"column.{c.name}", c.dtype, (capacity,) if c.width == 1 else (capacity, c.width)) for c in layout.columns]
     return [
         ("header", "<i8", (HEADER_FIELDS,)),
@@ -110,8 +110,8 @@ def reset_arrays(arrays: Mapping[str, np.ndarray]) -> None:
     """Makes the arrays an empty version. Clears only what is read before it is written."""
     for name in ("header", "table"):
         arrays[name][...] = 0
-    if "id_starts" in arrays:
-        arrays["id_starts"][0] = 0
+    if "id_spans" in arrays:
+        arrays["id_spans"][:1] = 0  # a look-up asks early for the bytes of slot 0
 
 
 class SlotMemory:

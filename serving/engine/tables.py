@@ -2,8 +2,9 @@
 
 Here: `Tables`, views over a slot, and the only code that writes to them. Not here: memory (slots.py), scoring (cpu.py).
 One thread writes (the engine's; during a load the loader process), so a reader in that thread never sees half a change (I3).
-A change replaces a row only if neither component's order goes back and at least one advances. Orders of deleted ids stay in their slots. So changes may
-come twice, late, or in any order.
+A change replaces a row only if neither component's order goes back and at least one advances. So changes may come twice, late, or in any order.
+Everything below `covered`, the watermark's next offset of item-features, is in the tables already. So an id that they do not have is deleted there, and a
+change below `covered` does not bring it back. A delete below it need not be remembered: its slot is free for another id.
 
 Arrays: R slots, C ids or changes.
 """
@@ -17,27 +18,32 @@ import numpy as np
 from schemas.ids import Id, IdKind
 from schemas.index.layout import ORDER, Column, RowLayout
 from schemas.model.compiled import int64, kernel
-from serving.engine.changes import Changes, IdArray, TextIds, encode_ids, pack_orders
+from serving.engine.changes import Changes, IdArray, TextIds, encode_ids, list_ids, pack_orders
 from serving.engine.lookup import (
     BLOCK,
     FULL,
     HEADER_DEAD,
-    HEADER_REFUSED,
+    HEADER_FREE_COUNT,
+    HEADER_ID_BYTES,
     HEADER_ROWS,
+    NO_ORDER,
     UNKNOWN,
     find_int64,
     find_text,
+    forget_int64,
+    forget_text,
     place_int64,
     place_text,
 )
 from serving.engine.slots import SlotPlan, open_arrays, plan_arrays, reset_arrays
 
-NO_ORDER = np.iinfo(np.int64).min
+UNPLACED_MAX = 100_000  # ids that found no room and are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The result of one portion. `slots`: whose rows were written, in order of time (a slot may repeat); `refused`: new ids without room."""
+    """The result of one portion, in changes. `slots`: whose rows were written, in order of time (a slot may repeat); `refused`: those of new ids without
+    room."""
 
     applied: int
     superseded: int
@@ -47,19 +53,30 @@ class Applied:
 
 @kernel
 def decide_newer(
-    slots_C: np.ndarray, orders_C3: np.ndarray, dead_C: np.ndarray, orders_R3: np.ndarray, dead_R: np.ndarray, header: np.ndarray
+    slots_C: np.ndarray,
+    orders_C3: np.ndarray,
+    dead_C: np.ndarray,
+    covered: int,
+    orders_R3: np.ndarray,
+    dead_R: np.ndarray,
+    header: np.ndarray,
 ) -> None:
-    """Goes through the changes in order. A change that is not newer gets slot -1; a newer one writes its order and its delete flag."""
+    """Goes through the changes in order. A change that is not newer gets slot -1; a newer one writes its order and its delete flag.
+
+    A delete below `covered` counts as an id that is not there: only a change that is not below it replaces it, whatever the order of its embedding.
+    """
     for i in range(slots_C.shape[0]):
         slot = slots_C[i]
         if slot < 0:
             continue
         new, old = orders_C3[i], orders_R3[slot]
+        is_gone = dead_R[slot] != 0 and old[1] < covered
         features = 1 if new[0] > old[0] else (-1 if new[0] < old[0] else 0)
         if features == 0:
             features = 1 if new[1] > old[1] else (-1 if new[1] < old[1] else 0)
         embedding = 1 if new[2] > old[2] else (-1 if new[2] < old[2] else 0)
-        if features < 0 or embedding < 0 or (features == 0 and embedding == 0):
+        is_older = new[1] < covered if is_gone else features < 0 or embedding < 0 or (features == 0 and embedding == 0)
+        if is_older:
             slots_C[i] = UNKNOWN
             continue
         for part in range(3):
@@ -84,11 +101,23 @@ class Tables:
         self.columns = {c.name: arrays[f"column.{c.name}"] for c in layout.columns}
         self._arrays = dict(arrays)
         self._header, self._orders_R3, self._dead_R = arrays["header"], arrays["orders"], arrays["dead"]
+        self._unplaced: set[int | bytes] = set()
 
     @property
     def used(self) -> int:
         """Slots in use: live rows and remembered deletes."""
-        return int(self._header[HEADER_ROWS])
+        return int(self._header[HEADER_ROWS] - self._header[HEADER_FREE_COUNT])
+
+    @property
+    def id_bytes(self) -> int:
+        """Bytes of text ids in use, those of forgotten ids included; 0 for other ids."""
+        return int(self._header[HEADER_ID_BYTES])
+
+    @property
+    def fill(self) -> float:
+        """The share of the slot's room for ids that is in use, 0 to 1."""
+        bytes_of_ids = self.id_bytes / self.plan.id_bytes if self.layout.id_kind is IdKind.TEXT and self.plan.id_bytes else 0.0
+        return max(self.used / self.capacity, bytes_of_ids)
 
     @property
     def rows(self) -> int:
@@ -102,14 +131,14 @@ class Tables:
 
     @property
     def not_servable(self) -> int:
-        """Changes of new ids that found no room."""
-        return int(self._header[HEADER_REFUSED])
+        """Live items that found no room, UNPLACED_MAX at most."""
+        return len(self._unplaced)
 
     def find_any(self, ids: IdArray) -> np.ndarray:
         """int64 [C]: slot of each id, deleted ones included; -1 = never seen."""
         slots_C, a = np.empty(len(ids), np.int64), self._arrays
         if isinstance(ids, TextIds):
-            find_text(ids.bytes_N, ids.starts_C, a["id_starts"], a["id_bytes"], a["table"], np.empty(BLOCK, np.uint64), slots_C)
+            find_text(ids.bytes_N, ids.starts_C, a["id_spans"], a["id_bytes"], a["table"], np.empty(BLOCK, np.uint64), slots_C)
         else:
             find_int64(ids, a["table"], slots_C)
         return slots_C
@@ -123,7 +152,7 @@ class Tables:
     def id_at(self, slot: int) -> Id:
         """The id in a slot."""
         if self.layout.id_kind is IdKind.TEXT:
-            start, end = self._arrays["id_starts"][slot : slot + 2]
+            start, end = self._arrays["id_spans"][slot]
             return bytes(self._arrays["id_bytes"][start:end]).decode()
         return int(self._arrays["ids"][slot])
 
@@ -136,14 +165,15 @@ class Tables:
 
     def live_slots(self, limit: int) -> np.ndarray:
         """Slots of at most `limit` live rows, sought among four times as many."""
-        return np.flatnonzero(self._dead_R[: min(self.used, 4 * limit)] == 0)[:limit]
+        return np.flatnonzero(self._dead_R[: min(int(self._header[HEADER_ROWS]), 4 * limit)] == 0)[:limit]
 
-    def apply(self, changes: Changes) -> Applied:
-        """Changes by the row-order rule; new ids are appended while there is room."""
-        slots_C = self._place(changes.ids)
+    def apply(self, changes: Changes, covered: int = NO_ORDER) -> Applied:
+        """Changes by the row-order rule; new ids are appended while there is room. `covered`: packed as `covered_order` does."""
+        slots_C = self._place(changes, covered)
         refused = int((slots_C == FULL).sum())
-        decide_newer(slots_C, changes.orders_C3, changes.dead_C, self._orders_R3, self._dead_R, self._header)
-        self._header[HEADER_REFUSED] += refused
+        if refused or self._unplaced:
+            self._note_unplaced(changes, slots_C)
+        decide_newer(slots_C, changes.orders_C3, changes.dead_C, covered, self._orders_R3, self._dead_R, self._header)
         newer = slots_C >= 0
         written = newer & (changes.dead_C == 0)
         slots = slots_C[written]
@@ -152,17 +182,32 @@ class Tables:
         applied = int(newer.sum())
         return Applied(applied, len(changes) - applied - refused, refused, slots)
 
-    def _place(self, ids: IdArray) -> np.ndarray:
-        """The slots of ids. A new id gets a slot with the lowest order and counts as deleted until a change gives it a row."""
-        slots_C, a, before = np.empty(len(ids), np.int64), self._arrays, self.used
+    def forget(self, ids: IdArray, covered: int) -> None:
+        """Frees the slots of these ids, as far as they are deleted below `covered`."""
+        a = self._arrays
         if isinstance(ids, TextIds):
-            place_text(ids.bytes_N, ids.starts_C, a["id_starts"], a["id_bytes"], a["table"], self._header, slots_C)
+            text = ids.bytes_N, ids.starts_C, covered, a["id_spans"], a["id_bytes"]
+            forget_text(*text, self._orders_R3, self._dead_R, a["table"], self._header)
         else:
-            place_int64(ids, a["ids"], a["table"], self._header, slots_C)
-        self._orders_R3[before : self.used] = NO_ORDER
-        self._dead_R[before : self.used] = 1
-        self._header[HEADER_DEAD] += self.used - before
+            forget_int64(ids, covered, self._orders_R3, self._dead_R, a["table"], self._header)
+
+    def _place(self, changes: Changes, covered: int) -> np.ndarray:
+        """The slots of ids. A new id gets a slot with the lowest order and counts as deleted until a change gives it a row."""
+        ids, slots_C, a = changes.ids, np.empty(len(changes), np.int64), self._arrays
+        rest = self._orders_R3, self._dead_R, a["table"], self._header, slots_C
+        if isinstance(ids, TextIds):
+            place_text(ids.bytes_N, ids.starts_C, changes.orders_C3, covered, a["id_spans"], a["id_bytes"], *rest)
+        else:
+            place_int64(ids, changes.orders_C3, covered, a["ids"], *rest)
         return slots_C
+
+    def _note_unplaced(self, changes: Changes, slots_C: np.ndarray) -> None:
+        """Keeps which live items have no room: a set of few ids, most often an empty one. `slots_C`: where `_place` put them."""
+        for one, slot, dead in zip(list_ids(changes.ids), slots_C.tolist(), changes.dead_C.tolist(), strict=True):
+            if slot == FULL and not dead and len(self._unplaced) < UNPLACED_MAX:
+                self._unplaced.add(one)
+            elif slot >= 0 or slot == FULL:
+                self._unplaced.discard(one)
 
 
 class Columns(NamedTuple):
@@ -202,7 +247,9 @@ def warm_tables() -> None:
     Takes 1.5 s in a new process. It is done when a process starts, so that neither its first version nor its first request has to wait.
     """
     for kind, ids in ((IdKind.INT64, [1, 2]), (IdKind.TEXT, ["a", "a-longer-id"])):
-        make_tables(RowLayout((Column("category", "<i4", 1),), kind), ids).find(encode_ids(ids, kind))
+        tables, encoded = make_tables(RowLayout((Column("category", "<i4", 1),), kind), ids), encode_ids(ids, kind)
+        tables.find(encoded)
+        tables.forget(encoded, NO_ORDER)
 
 
 def make_tables(layout: RowLayout, ids: Sequence[Id]) -> Tables:

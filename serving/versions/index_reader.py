@@ -21,7 +21,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from infra.index.store import IndexStore, open_index_store
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.ids import IdKind
 from schemas.index.digest import ShardDigest, merge_parts
-from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_increment
+from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Manifest, Seal, decode_manifest
 from serving.engine.changes import Changes, pack_keys, pack_orders
 from serving.engine.slots import SlotMemory, open_arrays, plan_slot, reset_arrays
@@ -44,8 +44,8 @@ _REST_S_MIN = 0.0005  # a shorter rest is not worth the system call
 
 
 def _measure(store: IndexStore, manifest: Manifest) -> tuple[int, int]:
-    """(slots that the version needs, bytes of its text ids). Upper bounds: a row that is in both parts counts twice."""
-    slots = sum(seal.full.rows + seal.incremental.rows + seal.incremental.tombstones for seal in manifest.seals)
+    """(live rows of a version, bytes of its text ids). The bytes are an upper bound: an id that is in both parts counts twice."""
+    slots = sum(seal.rows for seal in manifest.seals)
     if manifest.layout.id_kind is IdKind.INT64:
         return slots, 0
     key_bytes = 0
@@ -55,35 +55,22 @@ def _measure(store: IndexStore, manifest: Manifest) -> tuple[int, int]:
     return slots, key_bytes
 
 
-def _remember_deletes(increments: Iterator[tuple[bytes, bytes]], deleted: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """The same increments. Tombstones are also copied to `deleted`: the merged view leaves them out, but a reader must remember their orders."""
-    for key, value in increments:
-        if len(value) == ORDER.itemsize:
-            deleted.append((key, value))
-        yield key, value
-
-
 def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables, rest: Callable[[], None] = lambda: None) -> None:
-    """Reads one shard into the tables; `rest` is called after each block. Raises Corrupted if counts or digests differ from the seal's."""
-    layout, deleted = manifest.layout, list[tuple[bytes, bytes]]()
+    """Reads one shard's live rows into the tables; `rest` is called after each block. Raises Corrupted if counts or digests differ from the seal's.
+
+    Deletes are left out: the seal's offsets cover them, so a reader need not remember them (engine/tables.py).
+    """
+    layout = manifest.layout
     digest = ShardDigest(layout, manifest.model_id, manifest.lsh_version)
-    increments = _remember_deletes(read_incremental_part(store, seal.incremental), deleted)
-    for block in merge_parts(layout, read_full_part(store, seal.full, layout), increments):
+    for block in merge_parts(layout, read_full_part(store, seal.full, layout), read_incremental_part(store, seal.incremental)):
         digest.update(block)
         _apply(tables, _changes_of(layout, block))
         rest()
     _check(seal, digest)
-    _apply(tables, _changes_of_deletes(layout, deleted))
 
 
 def _changes_of(layout: RowLayout, block: RowBlock) -> Changes:
     return Changes(pack_keys(block.keys, layout.id_kind), pack_orders(block.orders), np.zeros(len(block), np.uint8), block.rows)
-
-
-def _changes_of_deletes(layout: RowLayout, deleted: list[tuple[bytes, bytes]]) -> Changes:
-    orders = np.array([decode_increment(layout, value)[0] for _, value in deleted], ORDER)
-    keys = pack_keys([key for key, _ in deleted], layout.id_kind)
-    return Changes(keys, pack_orders(orders), np.ones(len(deleted), np.uint8), np.zeros(len(deleted), layout.dtype))
 
 
 def _apply(tables: Tables, changes: Changes) -> None:

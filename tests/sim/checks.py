@@ -115,13 +115,7 @@ def check_watermark(oracle: ShardOracle, resident: Resident, shard: int, who: st
     for key, expected in oracle.view(watermark).items():
         held = rows.get(key)
         if expected.features is None:
-            # Known: an item that was deleted before the version began is in none of its parts, so its order is not remembered, and an older row
-            # of an owner that was set back brings it to life until that owner, or the one that follows, has come to the delete again. It does no
-            # lasting harm: what is scored is a true older state of the item, never a mixture; the delete is in the source log, so its tombstone
-            # follows as a delta with a higher order; and no seal holds the row (`_check_seal` makes no such exception). The rule that would close
-            # it, a tombstone in every seal for every marker that a shard keeps, costs 45 bytes a deleted item in every revision, and a read of all
-            # features at every seal.
-            there = held is None or held[1] is None or held[0][:3] >= expected.order[:3] or key not in resident.loaded[shard]
+            there = held is None or held[1] is None or held[0][:3] >= expected.order[:3]
         else:
             there = held is not None and held[0][:3] >= expected.order[:3] and held[0][3:5] >= expected.order[3:5]
         require(

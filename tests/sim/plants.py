@@ -23,6 +23,7 @@ import tests.sim.worker
 from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import State
+from serving.audit.version_rows import order_advances
 from streams.builders.base_rows import BaseRows
 from streams.builders.jobs import BuildJob, SealJob
 from streams.builders.running_jobs import on_shard
@@ -38,6 +39,7 @@ from streams.versions.shard_versions import ShardVersions
 from tests.sim.boundary import Boundary, replaced
 from tests.sim.disk import MemoryDatabase
 from tests.sim.encoder import SimEncoders
+from tests.sim.server import Order
 from tests.sim.store import MemoryStore
 from tests.sim.world import World
 
@@ -80,7 +82,15 @@ def _index_not_kept(_: World, __: Boundary) -> Sequence[Replacement]:
 
 @_plant("a reader takes every change, also an older one", "served rows", "watermark", "served at rest")
 def _no_row_order(_: World, __: Boundary) -> Sequence[Replacement]:
-    return [(tests.sim.server, "may_replace", lambda incoming, current: True)]
+    return [(tests.sim.server, "may_replace", lambda incoming, current, covered: True)]
+
+
+@_plant("a reader takes any row of an id that it does not hold, also of one that was deleted below its watermark", "watermark")
+def _deleted_items_come_back(_: World, __: Boundary) -> Sequence[Replacement]:
+    def may_replace(incoming: Order, current: Order | None, _: int) -> bool:
+        return current is None or order_advances(incoming, current)
+
+    return [(tests.sim.server, "may_replace", may_replace)]
 
 
 @_plant(

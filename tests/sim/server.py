@@ -1,7 +1,7 @@
 """A server process: follows the control log, loads a version, catches up with its deltas, flips, answers.
 
-Here: the order of steps of version_follower.py and deltas.py in serving/versions, with rows in dictionaries for the engine's tables. The row-order
-rule is `order_advances` of serving/audit/version_rows.py; test_fakes.py holds it to the compiled one of the engine.
+Here: the order of steps of version_follower.py and deltas.py in serving/versions, with rows in dictionaries for the engine's tables. The rule of what a
+change replaces is `is_taken` of serving/audit/version_rows.py; test_fakes.py holds it to the compiled one of the engine.
 """
 
 import struct
@@ -13,8 +13,8 @@ from schemas.index.control import ControlState, VersionStatus
 from schemas.index.layout import ORDER
 from schemas.index.lifecycle import SERVABLE, Cause
 from schemas.index.manifest import Seal
-from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
-from serving.audit.version_rows import order_advances
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
+from serving.audit.version_rows import is_taken
 from tests.sim.haste import QuickLog
 from tests.sim.world import Violation, World, read_delta
 
@@ -43,17 +43,16 @@ class Resident:
     positions: list[int]
     watermark: list[dict[str, int]]
     seen: list[dict[str, int]]
-    loaded: list[frozenset[bytes]]  # keys in its parts, for the checks
     error: str = ""
     was_revived: bool = False  # noted by the checks, as the next two
     unchecked: dict[tuple[int, bytes], None] = field(default_factory=dict)  # (shard, key) of rows that are new since the last look
     checked: dict[int, dict[str, int]] = field(default_factory=dict)  # by shard, the watermark at the last look
 
     def apply(self, shard: int, key: bytes, value: bytes) -> None:
-        """One change, by the row-order rule."""
+        """One change, by the rule of FORMAT.md section 3."""
         order, row = read_increment(value)
         held = self.rows[shard].get(key)
-        if held is None or may_replace(order, held[0]):
+        if may_replace(order, None if held is None else held[0], self.watermark[shard][ITEM_FEATURES]):
             self.rows[shard][key] = order, row
             self.unchecked[shard, key] = None
 
@@ -70,9 +69,9 @@ def concerns(told: int, resident: int) -> bool:
     return told == resident
 
 
-def may_replace(incoming: Order, current: Order) -> bool:
-    """Whether a change replaces a row."""
-    return order_advances(incoming, current)
+def may_replace(incoming: Order, current: Order | None, covered: int) -> bool:
+    """Whether a change replaces what is held; `covered`: the next offset of item-features in the watermark."""
+    return is_taken(incoming, current, covered)
 
 
 @dataclass
@@ -140,13 +139,12 @@ class Server:
         former = [v for v, held in self.residents.items() if held is not self.served and v != wanted.version]
         if len(self.residents) >= SLOTS and former:
             del self.residents[former[0]]
-        resident = Resident(wanted.version, wanted.revision, wanted.checkpoint_sha256, [], [], [], [], [])
+        resident = Resident(wanted.version, wanted.revision, wanted.checkpoint_sha256, [], [], [], [])
         for seal in manifest.seals:
             resident.rows.append(self._read_parts(seal))
             resident.positions.append(seal.delta_position)
             resident.watermark.append(dict(seal.source_offsets))
             resident.seen.append(dict(seal.source_offsets))
-            resident.loaded.append(frozenset(resident.rows[-1]))
             resident.unchecked.update(dict.fromkeys((seal.shard, key) for key in resident.rows[-1]))
         world.point("loaded")
         self._check_positions(resident.positions)
@@ -164,8 +162,8 @@ class Server:
                 raise Incompatible("delta_position_gone", f"index-deltas/{shard}: {position}, the log holds {log.start} to {log.end}")
 
     def _read_parts(self, seal: Seal) -> dict[bytes, tuple[Order, bytes | None]]:
-        """The merged view, with the orders of what was deleted."""
-        rows = read_part_rows(self.world, seal)
+        """The merged view: the watermark of the seal covers every delete in it."""
+        rows = {key: held for key, held in read_part_rows(self.world, seal).items() if held[1] is not None}
         self.world.point("reading parts")
         return rows
 

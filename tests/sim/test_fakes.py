@@ -210,7 +210,7 @@ def test_the_simulated_reader_has_the_row_order_rule() -> None:
     orders = [(*f, *e, 0, 0) for f, e in itertools.product(itertools.product((0, 1), (0, 1), (0, 1)), itertools.product((-1, 0), (0, 1)))]
     array = np.array(orders, ORDER)
     for (i, incoming), (j, current) in itertools.product(enumerate(orders), enumerate(orders)):
-        assert may_replace(incoming, current) == bool(is_newer(array[i], array[j]))
+        assert may_replace(incoming, current, 0) == bool(is_newer(array[i], array[j]))
 
 
 @pytest.mark.parametrize("tombstones", [0, 3])

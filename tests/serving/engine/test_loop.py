@@ -137,7 +137,7 @@ def test_changes_that_cannot_be_applied_move_no_claim_and_the_version_answers_on
     resident = version.resident()
     engine.install(resident).result(WAIT_S)
     with monkeypatch.context() as broken:
-        broken.setattr(version.tables, "apply", lambda changes: 1 // 0)
+        broken.setattr(version.tables, "apply", lambda changes, covered: 1 // 0)
         assert engine.offer_changes(portion_of(version, 1, [5], version.rows, 2, position=41))
         engine.run(lambda: None).result(WAIT_S)
         engine.run(lambda: None).result(WAIT_S)  # two turns: the change is taken in the first one at the latest
@@ -154,9 +154,9 @@ def test_one_turn_applies_a_bounded_number_of_rows_and_requests_get_their_turn_i
     engine.install(resident).result(WAIT_S)
     sizes, apply = [], version.tables.apply
 
-    def recorded(changes: Changes):
+    def recorded(changes: Changes, covered: int):
         sizes.append(len(changes))
-        return apply(changes)
+        return apply(changes, covered)
 
     version.tables.apply = recorded  # type: ignore[method-assign]
     held: Future[None] = Future()

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from schemas.errors import Incompatible
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import ORDER, Column, RowLayout, encode_increment, is_newer
-from serving.engine.changes import Changes, decode_changes, encode_ids, pack_orders, pack_text_ids
+from serving.audit.version_rows import is_taken
+from serving.engine.changes import Changes, covered_order, decode_changes, encode_ids, pack_orders, pack_text_ids
 from serving.engine.slots import plan_slot, plan_slot_bytes
 from tests.serving.engine.samples import empty_tables
 
@@ -57,6 +58,43 @@ def test_changes_in_any_portions_leave_what_a_plain_fold_by_the_row_order_rule_l
     assert sum(a.applied + a.superseded for a in applied) == len(history)
     assert {item: value_at(tables, item) for item in wanted} == {i: None if o["dead"] else v for i, (o, v) in wanted.items()}
     assert tables.rows == sum(not o["dead"] for o, _ in wanted.values())
+
+
+@pytest.mark.parametrize("kind", list(IdKind))
+@given(data=st.data())
+def test_readers_that_forget_covered_deletes_hold_what_the_audit_holds(kind: IdKind, data: st.DataObject) -> None:
+    """A watermark that rises between portions, of which some are older than it, as an owner that was set back sends them."""
+    layout, history = LAYOUTS[kind], data.draw(histories(kind))
+    tables, held, covered = empty_tables(layout, 16, 400), {}, 0
+    for number, (item, numbers, dead) in enumerate(history):
+        order = order_of(numbers, dead)
+        if is_taken(order.item(), held[item][0] if item in held else None, covered):
+            held[item] = (order.item(), None if dead else number)
+        tables.apply(decode_changes(layout, [change(layout, item, order, number)]), covered_order(covered))
+        if data.draw(st.booleans()):
+            covered += data.draw(st.integers(0, 1))
+            tables.forget(encode_ids(list(held), kind), covered_order(covered))
+            assert tables.used == sum(value is not None or order[1] >= covered for order, value in held.values())
+        assert {one: value_at(tables, one) for one in held} == {one: value for one, (_, value) in held.items()}
+
+
+@pytest.mark.parametrize("kind", list(IdKind))
+def test_slots_of_covered_deletes_are_used_again_and_every_other_id_is_still_found(kind: IdKind) -> None:
+    layout = LAYOUTS[kind]
+    tables, kept = empty_tables(layout, 3, 24), [item_of(kind, i) for i in range(500)]
+    tables.apply(decode_changes(layout, [change(layout, item, order_of((1, 0, 0, 0, 0), 0), at) for at, item in enumerate(kept)]))
+    for turn in range(1, 40):
+        items = [item_of(kind, 1_000 * turn + i) for i in range(1_000)]
+        tables.apply(decode_changes(layout, [change(layout, item, order_of((1, turn, 0, 0, 0), 0), turn) for item in items]))
+        tables.apply(decode_changes(layout, [change(layout, item, order_of((2, turn, 0, 0, 0), 1), 0) for item in items[:-1]]))
+        tables.forget(encode_ids(items, kind), covered_order(turn + 1))
+        assert value_at(tables, items[0]) is None and value_at(tables, items[-1]) == turn
+    assert (tables.not_servable, tables.used, tables.rows) == (0, 539, 539)
+    assert [value_at(tables, item) for item in kept] == list(range(500))
+
+
+def item_of(kind, number):
+    return number if kind is IdKind.INT64 else f"{number:05d}"
 
 
 def value_at(tables, item):
@@ -114,6 +152,9 @@ def test_a_full_slot_counts_new_ids_as_not_servable_and_still_updates_known_ones
     fresh = order_of((1, 0, 0, 0, 0), 0)
     applied = tables.apply(decode_changes(layout, [change(layout, item, fresh, 1) for item in items]))
     assert applied.refused == len(items) - tables.used == tables.not_servable > 0
+    unplaced = tables.not_servable
+    again = [change(layout, items[-1], order_of((2, 1, 0, 0, 0), 0), 2), change(layout, items[-2], order_of((2, 1, 0, 0, 0), 1), 0)]
+    assert (tables.apply(decode_changes(layout, again)).refused, tables.not_servable) == (2, unplaced - 1), "items are counted, not changes"
     assert tables.apply(decode_changes(layout, [change(layout, items[0], order_of((2, 0, 0, 0, 0), 0), 5)])).applied == 1
     assert value_at(tables, items[0]) == 5 and value_at(tables, items[-1]) is None
 

@@ -19,6 +19,7 @@ from schemas.index.keys import check_keys, int64_ids
 from schemas.index.layout import ORDER, RowLayout, check_orders
 
 _INDEX_BITS = 16
+_OFFSET_MAX = (1 << 47) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Changes:
 
 def covered_order(features_offset: int) -> int:
     """The lowest packed features' order that item-features up to this next offset do not cover: column 1 of `pack_orders`."""
-    return features_offset << _INDEX_BITS
+    return min(features_offset, _OFFSET_MAX) << _INDEX_BITS
 
 
 def list_ids(ids: IdArray) -> Sequence[int | bytes]:

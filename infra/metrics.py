@@ -37,6 +37,7 @@ class Metric:
 METRICS = (
     # every process of the system
     Metric("broker_silent_seconds", "gauge", "Time since the broker last answered, asked every 5 s. While it grows, lag tells of before."),
+    Metric("thread_faults", "counter", "Unexpected errors that ended the work of a thread; most threads begin again.", ("thread",)),
     # streams
     Metric("topics_gone", "gauge", "Topics of the index that the broker does not have, looked at every 5 s."),
     Metric("updates_consumed", "counter", "Updates read from a source topic.", ("topic", "shard")),

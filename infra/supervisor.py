@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from infra.guarded_thread import GuardedThread
 from infra.heartbeat import HeartbeatWatch
 from infra.processes import Child, stop_all
 from schemas.errors import AifError, Unavailable
@@ -41,7 +42,7 @@ class Supervised:
         self.failed: Unavailable | None = None
         self._ended_at: deque[float] = deque(maxlen=RESTARTS_MAX)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name=f"watch-{self.child.name}", daemon=True)
+        self._thread = GuardedThread(self._watch, f"watch-{self.child.name}", self._stopping)
         self._thread.start()
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ class EngineMetrics:
 
     def __init__(self, metrics: Metrics, engine: Engine, versions: VersionFollower) -> None:
         self._metrics, self._engine, self._versions = metrics, engine, versions
-        self._flips, self._corrupted, self._strangers = 0, 0, 0
+        self._flips, self._corrupted, self._strangers, self._faults = 0, 0, 0, 0
         self._applied: dict[int, int] = {}  # row changes of each resident version that were already counted
 
     def show(self) -> None:
@@ -24,6 +24,8 @@ class EngineMetrics:
         status, gauge, counter = self._engine.status(), self._metrics.gauge, self._metrics.counter
         counter("flips").inc(status.flips - self._flips)
         self._flips = status.flips
+        counter("thread_faults").labels("engine").inc(status.faults - self._faults)
+        self._faults = status.faults
         gauge("version_live").set(status.current.version if status.current else -1)
         gauge("version_revision").set(status.current.revision if status.current else -1)
         for topic, age_s in self._engine.take_arrivals():

@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from prometheus_client import Counter, Histogram
 from prometheus_client.samples import Sample
 
+from infra.guarded_thread import GuardedThread
 from infra.kafka.producer import open_producer
 from infra.metrics import Metrics
 from schemas.events import ServerReport, encode_record
@@ -29,8 +30,8 @@ from schemas.token import VersionToken
 from schemas.topics import SERVER_REPORTS
 from serving.audit.parity_sampler import ParityFigures
 from serving.engine.work import RankResult
+from serving.protocols.front import OWN_FAULTS
 
-OWN_FAULTS = frozenset({"500", "INTERNAL", "UNKNOWN"})  # statuses in HTTP and gRPC
 PARITY_OFF = 0.01  # difference of a probability: a hundred times the rounding of fp32
 _PROBABILITIES_KEPT = 4_096
 _DELIVERY_S_MAX = 10.0
@@ -64,7 +65,7 @@ class Reporter:
         self._before = (current(), *self._totals(), time.monotonic())
         self._said = ""
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+        self._thread = GuardedThread(self._run, "reports", self._stopped)
 
     def start(self) -> None:
         """Begins to report."""

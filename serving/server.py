@@ -21,11 +21,12 @@ from typing import Any
 import structlog
 
 from infra.files import write_file_durably
+from infra.guarded_thread import count_faults, watch_threads
 from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
 from infra.metrics import Metrics
 from infra.processes import stop_signals
-from schemas.errors import Incompatible, Misconfigured
+from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from serving.audit.parity_sampler import ParitySampler
@@ -41,6 +42,7 @@ from serving.engine.work import RankResult, RankWork
 from serving.engine_kernels import load_engine_kernels
 from serving.engine_metrics import EngineMetrics
 from serving.garbage import calm_collector
+from serving.health import Health
 from serving.protocols.access import check_exposure
 from serving.protocols.front import Front
 from serving.protocols.grpc_api import GrpcApi
@@ -70,6 +72,7 @@ class RankingServer:
         check_exposure(settings.serve.host, settings.serve.token, settings.serve.allow_open)
         self.settings = settings
         self.metrics = Metrics()
+        count_faults(self.metrics)
         self.bootstrap = settings.bootstrap_servers()
         self.control_log = ControlLog(open_index_store(settings.index.store))
         self.engine = Engine(_device(settings.engine.device), settings.serve.requests_max)
@@ -89,6 +92,7 @@ class RankingServer:
         self.user_follower: UserFollower | None = None
         self._calmed = False
         self.front = Front(self._ready, settings.serve, self.metrics)
+        self.health = Health(self.engine.status, lambda: (self.front.ranked, self.front.faults))
         self.front.intake.admit = self.paced.check_queue
         self.api = HttpApi(self.front, Views(self._status, self._show_state))
         tls = read_tls(settings.serve.tls_cert, settings.serve.tls_key)
@@ -154,6 +158,8 @@ class RankingServer:
         was_ready = False
         while True:
             self._show_state()
+            if self.health.is_hung:
+                raise Unavailable("engine_hung", self.health.why_not())
             ready, reason = self._ready()
             if self.grpc_listener is not None:
                 await self.grpc_listener.show_ready(ready)
@@ -200,15 +206,16 @@ class RankingServer:
     def _show_state(self) -> None:
         self.pool.drop_other_versions(frozenset(report.token.version for report in self.engine.status().residents))
         self.engine_metrics.show()
+        self.health.look()
         self.metrics.gauge("queue_seconds").set(self.paced.queue_ms() / 1000)
         if self.users is not None:
             self.users.show()
 
     def _ready(self) -> tuple[bool, str]:
-        return readiness(self.versions, self.user_follower, self.front.draining)
+        return readiness(self.versions, self.user_follower, self.health, self.front.draining)
 
     def _status(self) -> Mapping[str, Any]:
-        return server_status(self.engine.status(), self.versions, self.user_follower, len(self.pool), self._ready())
+        return server_status(self.engine.status(), self.versions, self.user_follower, self.health, len(self.pool), self._ready())
 
     async def _close(self) -> None:
         """Closes everything in reverse order of the start: the ports first, so that no new request comes."""
@@ -234,6 +241,7 @@ class RankingServer:
 async def serve(settings: ServerSettings, opened: Callable[[str], None] = lambda url: None) -> None:
     """The process's main function. SIGTERM and Ctrl-C stop the server. Raises Misconfigured, Incompatible."""
     share_the_interpreter()
+    watch_threads()
     server = RankingServer(settings)
     loop = asyncio.get_running_loop()
     for number in stop_signals():

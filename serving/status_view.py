@@ -4,23 +4,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from serving.engine.work import EngineStatus, VersionReport
+from serving.health import Health
 from serving.users.user_follower import UserFollower
 from serving.versions.version_follower import VersionFollower
 
 
-def readiness(versions: VersionFollower, users: UserFollower | None, draining: bool) -> tuple[bool, str]:
-    """(is ready, why not). Ready = a version is live, and the users' logs were read up to their end at the start."""
+def readiness(versions: VersionFollower, users: UserFollower | None, health: Health, draining: bool) -> tuple[bool, str]:
+    """(is ready, why not). Ready = a version is live, the users' logs were read up to their end at the start, and the process is able to answer."""
     if draining:
         return False, "the server is stopping"
     if not versions.ready:
         return False, f"no version is live yet; {versions.why_none()}"
     if users is None or not users.ready:
         return False, f"the users' logs are not read yet; {(users and users.last_error) or 'reading'}"
-    return True, ""
+    why = health.why_not()
+    return not why, why
 
 
 def server_status(
-    status: EngineStatus, versions: VersionFollower, users: UserFollower | None, states: int, ready: tuple[bool, str]
+    status: EngineStatus, versions: VersionFollower, users: UserFollower | None, health: Health, states: int, ready: tuple[bool, str]
 ) -> Mapping[str, Any]:
     """The whole state of a server as plain values."""
     return {
@@ -36,6 +38,7 @@ def server_status(
         "user_states": states,
         "user_positions": {} if users is None else users.positions,
         "user_view_rebuilt_because": "" if users is None else users.rebuilt_because,
+        "threads": health.describe(),
         "last_error": versions.last_error or (users.last_error if users else ""),
     }
 
@@ -50,4 +53,5 @@ def _resident(report: VersionReport) -> Mapping[str, Any]:
         "source_ms": report.source_ms,
         "delta_positions": dict(report.positions),
         "tiers_by": report.tiers_by,
+        "device_error": report.device_error,
     }

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from infra.clock import SystemClock
 from infra.fork_server import Template
+from infra.guarded_thread import GuardedThread, count_faults, watch_threads
 from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index.control_log import ControlLog, check_identity, ensure_init
 from infra.index.store import open_index_store
@@ -65,6 +66,7 @@ class Worker:
         self.settings, self._template = settings, template
         self.clock = SystemClock()
         self._registry = Metrics()
+        count_faults(self._registry)
         self.metrics = WorkerMetrics(self._registry)
         self.bootstrap, self.prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
         self.folder: Path = settings.worker.data_dir.resolve()
@@ -136,7 +138,8 @@ class Worker:
         )
         app = self._make_app()
         self.owned.seek = app.seek
-        threads = [threading.Thread(target=f, name=f.__name__, daemon=True) for f in (self._reconcile, self._show_lag, self._watch_topics)]
+        works = {"reconcile": self._reconcile, "lag": self._show_lag, "topics": self._watch_topics}
+        threads = [GuardedThread(work, name, self._stopping) for name, work in works.items()]
         stop = asyncio.Event()
         for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._ask_to_stop, stop)
@@ -324,6 +327,7 @@ def read_shards(tasks: Sequence[ShardTask], before: _Held) -> _Held:
 def run_worker(settings: WorkerSettings) -> None:
     """Runs a worker in this process until it is asked to stop. Raises Incompatible or Misconfigured before it consumes anything."""
     template = open_builder_template() if settings.build.warm else None
+    watch_threads()
     worker = Worker(settings, template)
     try:
         asyncio.run(worker.run())

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import fetch_topics
 from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
 from infra.kafka.producer import open_producer
@@ -99,7 +100,7 @@ class Publisher:
         self._failed, self._first_failure, self._noting = 0, "", threading.Lock()
         self._producer = open_producer(bootstrap, delivery_s_max)
         self._ended = threading.Event()
-        self._poller = threading.Thread(target=self._serve_callbacks, name="publisher-callbacks", daemon=True)
+        self._poller = GuardedThread(self._serve_callbacks, "publisher-callbacks", self._ended)
         self._poller.start()
 
     # --- one event ---

@@ -28,7 +28,7 @@ SHARE_MIN = 1024  # scratch memory is made for at least this many candidates
 class CpuScorer:
     """One version's model on its tables. `score` is called by one thread, and helpers compute shares of it; `user_state` may be called by any thread."""
 
-    tiers_by = "compiled"
+    tiers_by, device_error = "compiled", ""
 
     def __init__(self, parameters: Parameters, version: int, tables: Tables) -> None:
         self.parameters, self.spec, self._bids_R = parameters, parameters.spec, tables.columns["bid"]

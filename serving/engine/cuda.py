@@ -53,6 +53,8 @@ class DeviceUser(NamedTuple):
 class CudaScorer:
     """One version's weights and rows on a device. The look-up, call 1 and the slot's own columns stay on the CPU."""
 
+    device_error = ""
+
     def __init__(self, parameters: Parameters, version: int, tables: Tables, device: str = "cuda") -> None:
         self.device, self.parameters, self.spec = torch.device(device), parameters, parameters.spec
         torch.backends.cuda.matmul.allow_tf32 = False  # exact forms are fp32

@@ -13,16 +13,18 @@ behaviours: 5 ms).
 Invariants:
 - Tables change only between two batches, so no answer sees half an update, and the read path needs no lock (I3).
 - An answer is computed from one resident: its network, rows and user state are of one version, and its token and watermark say which (I2).
-- The error of a request goes into its future; only `close` ends the thread.
+- The error of a request goes into its future; only `close` ends the thread. Any other error is a fault: it is logged and counted, the requests of that turn
+  fail with it, and the thread continues. `EngineStatus` says how long ago the thread last turned.
 - Every queue is bounded; beyond the bound a future fails at once and says when to retry (I8).
 """
 
+import contextlib
 import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
@@ -36,6 +38,7 @@ from serving.engine.extended_state import find_base
 from serving.engine.resident import Portion, Resident, apply_portion, report_of
 from serving.engine.scorers import compile_kernels
 from serving.engine.top_k import rank_top
+from serving.engine.turns import Turns
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserState, UserWork
 from serving.engine.workers import WORKERS, Beside
 
@@ -43,6 +46,7 @@ BATCH_MAX = 8  # pieces of work between two looks at messages and changes
 PORTIONS_QUEUED_MAX = 1_000  # a follower that is faster than the engine has to wait
 LONG_HISTORY = 4_096  # behaviours: one or two ms; handing a half over costs 0.4 ms of processor time
 IDLE_WAIT_S = 0.5
+CLOSE_S_MAX = 10.0
 RETRY_AFTER_S = 0.1
 
 T = TypeVar("T")
@@ -62,6 +66,8 @@ class Engine:
         self._residents: dict[int, Resident] = {}
         self._current: Resident | None = None
         self._flips, self._answered, self._failed = 0, 0, 0
+        self._batch: list[Piece] = []  # what this turn has taken
+        self._turns = Turns()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -71,12 +77,12 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread; waiting work fails with Unavailable (`stopping`)."""
+        """Ends the thread; waiting work fails with Unavailable (`stopping`). A thread that hangs, in a device for example, is waited for some seconds."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(CLOSE_S_MAX)
         self._fail_waiting()
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -124,6 +130,9 @@ class Engine:
             answered=self._answered,
             failed=self._failed,
             flips=self._flips,
+            faults=self._turns.faults,
+            last_fault=self._turns.last_fault,
+            turn_age_s=self._turns.age_s(self._thread, self._closed),
         )
 
     def _submit(self, work: UserWork | RankWork) -> "Future[Any]":
@@ -216,18 +225,30 @@ class Engine:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._wait():
-            while self._messages:
-                future, call = self._messages.popleft()
-                _answer(future, call)
-            self._apply_changes()
-            self._serve_batch([self._work.popleft() for _ in range(min(BATCH_MAX, len(self._work)))])
+        while not self._closed:
+            try:
+                if self._wait():
+                    self._turn()
+            except BaseException as error:
+                self._turns.note_fault(error)
+                for future, _ in self._batch:
+                    with contextlib.suppress(InvalidStateError):  # it has its answer
+                        future.set_exception(error)
+
+    def _turn(self) -> None:
+        while self._messages:
+            self._answer(*self._messages.popleft())
+        self._apply_changes()
+        self._batch = [self._work.popleft() for _ in range(min(BATCH_MAX, len(self._work)))]
+        self._serve_batch(self._batch)
 
     def _wait(self) -> bool:
         with self._wake:
             self._wake.notify_all()  # a follower may be waiting for room
             while not (self._closed or self._messages or self._portions or self._work):
+                self._turns.note()
                 self._wake.wait(IDLE_WAIT_S)
+            self._turns.note()
             return not self._closed
 
     def _serve_batch(self, batch: list[Piece]) -> None:
@@ -283,7 +304,7 @@ class Engine:
         return self.find_resident(work.version) is not None
 
     def _serve(self, future: "Future[Any]", work: UserWork | RankWork, served: list[bool]) -> None:
-        served.append(_answer(future, (lambda: self._user(work)) if isinstance(work, UserWork) else (lambda: self._rank(work))))
+        served.append(self._answer(future, (lambda: self._user(work)) if isinstance(work, UserWork) else (lambda: self._rank(work))))
 
     def _apply_changes(self) -> None:
         """Applies about DELTA_ROWS_PER_APPLY_MAX rows, but at least one portion. Portions are whole records, of which no answer may see a half."""
@@ -292,8 +313,13 @@ class Engine:
             portion = self._portions.popleft()
             rows += max(1, len(portion))
             resident = self._residents.get(portion.version)
-            if resident is not None and not resident.error:
+            if resident is None or resident.error:
+                continue
+            try:
                 apply_portion(resident, portion)
+            except BaseException as error:  # rows may be written whose position is not: this copy takes no more changes
+                resident.error = f"row changes of version {resident.version} from partition {portion.partition} failed: {error!r}"
+                raise
 
     def _fail_waiting(self) -> None:
         for future, _ in itertools.chain(self._messages, self._work):
@@ -358,14 +384,15 @@ class Engine:
             unsigned_count=count_unsigned(resident.tables, found.slots_K),
         )
 
-
-def _answer(future: "Future[Any]", call: Callable[[], Any]) -> bool:
-    """Runs `call` and puts its result or error into the future. True for a result. A cancelled future (deadline passed) is not computed."""
-    if not future.set_running_or_notify_cancel():
-        return False
-    try:
-        future.set_result(call())
-        return True
-    except Exception as error:  # any error belongs to this request and must not end the thread
-        future.set_exception(error)
-        return False
+    def _answer(self, future: "Future[Any]", call: Callable[[], Any]) -> bool:
+        """Runs `call` and puts its result or error into the future. True for a result. A cancelled future (deadline passed) is not computed."""
+        if not future.set_running_or_notify_cancel():
+            return False
+        try:
+            future.set_result(call())
+            return True
+        except BaseException as error:  # it belongs to this request
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return False

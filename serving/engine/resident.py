@@ -33,6 +33,10 @@ class Scorer(Protocol):
     def tiers_by(self) -> str:
         """What counts SimTier: see `VersionReport`."""
 
+    @property
+    def device_error(self) -> str:
+        """Why the CPU ranks instead of the device; "" if it does not."""
+
     def user_state(self, work: UserWork) -> UserState:
         """Call 1. Other threads may call it while the engine's thread is in `score`."""
 
@@ -148,4 +152,5 @@ def report_of(resident: Resident) -> VersionReport:
         positions=dict(resident.positions),
         changes_applied=resident.changes_applied,
         tiers_by=resident.scorer.tiers_by,
+        device_error=resident.scorer.device_error,
     )

@@ -4,7 +4,6 @@ Not here: the scorers (cpu.py, cuda.py).
 """
 
 import functools
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,16 +15,15 @@ from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
 from serving.engine.candidates import find_candidates
 from serving.engine.cpu import CpuScorer
+from serving.engine.device_guard import GuardedScorer
+from serving.engine.resident import Scorer
 from serving.engine.tables import Tables, make_tables
 from serving.engine.top_k import rank_top
 from serving.engine.work import UserWork
 
-if TYPE_CHECKING:
-    from serving.engine.cuda import CudaScorer
 
-
-def open_scorer(device: str, parameters: Parameters, version: int, tables: Tables) -> "CpuScorer | CudaScorer":
-    """A scorer of one version on "cpu" or "cuda". Only the second loads torch."""
+def open_scorer(device: str, parameters: Parameters, version: int, tables: Tables) -> Scorer:
+    """A scorer of one version on "cpu" or "cuda". Only the second loads torch, and it falls back to the first if the device fails."""
     if device == "cpu":
         return CpuScorer(parameters, version, tables)
     import torch
@@ -33,7 +31,7 @@ def open_scorer(device: str, parameters: Parameters, version: int, tables: Table
     from serving.engine.cuda import CudaScorer
 
     torch.set_num_threads(1)  # OpenMP's spinning workers would take the core of the engine's own thread
-    return CudaScorer(parameters, version, tables, device)
+    return GuardedScorer(lambda: CudaScorer(parameters, version, tables, device), lambda: CpuScorer(parameters, version, tables))
 
 
 @functools.cache

@@ -112,7 +112,8 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One resident version. `positions`: next offset per partition of index-deltas; `tiers_by`: what counts SimTier (compiled, triton, or torch and why)."""
+    """One resident version. `positions`: next offset per partition of index-deltas; `tiers_by`: what counts SimTier (compiled, triton, or torch and why);
+    `device_error`: why the CPU ranks instead of the device."""
 
     token: VersionToken
     rows: int
@@ -124,11 +125,16 @@ class VersionReport:
     positions: Mapping[int, int]
     changes_applied: int
     tiers_by: str = ""
+    device_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A snapshot, readable from any thread. `current` None: nothing is live yet."""
+    """A snapshot, readable from any thread. `current` None: nothing is live yet.
+
+    faults      unexpected errors of the engine's thread outside a request, and the last of them ("" = none)
+    turn_age_s  how long ago the thread last began a turn or looked for work, in seconds; infinite if it has ended
+    """
 
     device: str
     current: VersionToken | None
@@ -138,3 +144,6 @@ class EngineStatus:
     answered: int
     failed: int
     flips: int
+    faults: int = 0
+    last_fault: str = ""
+    turn_age_s: float = 0.0

@@ -18,6 +18,7 @@ from serving.protocols.intake import Intake
 from serving.protocols.open_inference import OpenInference
 from serving.settings import ServeSection
 
+OWN_FAULTS = frozenset({"500", "INTERNAL", "UNKNOWN"})  # statuses in HTTP and gRPC
 _LOG = logging.getLogger("serving.access")
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.access")
 
@@ -32,6 +33,7 @@ class Front:
         self.intake = Intake(settings.requests_max)
         # The process will end: HTTP answers close their connections, so that no request is sent on one that is about to go.
         self.draining = False
+        self.ranked, self.faults = 0, 0  # answers of rankings since the start, and those among them that failed through a fault of ours
         self._counters: dict[tuple[str, str], Counter] = {}
         self._histograms: dict[str, Histogram] = {}
 
@@ -53,6 +55,7 @@ class Front:
         self._counters[route, status].inc()
         if not ranked:
             return
+        self.ranked, self.faults = self.ranked + 1, self.faults + (status in OWN_FAULTS)
         if route not in self._histograms:
             self._histograms[route] = self.metrics.histogram("request_seconds").labels(route)
         self._histograms[route].observe(seconds)

@@ -21,6 +21,7 @@ from functools import cached_property
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from infra.guarded_thread import GuardedThread
 from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
@@ -59,7 +60,7 @@ class UserDeadLetters:
         self._sent = sent or {topic: SentLetters(bootstrap, prefix, topic) for topic in VIEW_TOPICS}
         self._turn_s = random.uniform(0, _TURN_S_MAX)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="user-dead-letters", daemon=True)
+        self._thread = GuardedThread(self._run, "user-dead-letters", self._stopping)
         self.last_error = ""
 
     def start(self) -> None:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from infra.clock import Clock, SystemClock
+from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import PartitionWatch, check_topic_ids, end_offsets, start_offsets, topic_ids
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.metrics import Metrics
@@ -52,7 +53,7 @@ class UserFollower:
         self._ready = threading.Event()
         self._log_at_start: dict[str, TopicRange] | None = None
         self._sought: set[tuple[str, int, int]] = set()  # gaps that were read a second time
-        self._thread = threading.Thread(target=self._run, name="user-follower", daemon=True)
+        self._thread = GuardedThread(self._run, "user-follower", self._stopping)
         metrics.counter("user_log_holes")  # from the start: the first step of a counter that was not there is no increase
         self._letters = UserDeadLetters(bootstrap, prefix, store, metrics)
         self._error = ""

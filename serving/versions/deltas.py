@@ -13,6 +13,7 @@ Source: protocol C2, FORMAT.md section 8.
 import threading
 from collections.abc import Callable, Mapping
 
+from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import check_topic_id, end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.settings import KafkaSettings
@@ -75,7 +76,7 @@ class DeltaFollower:
         self._sequences: dict[int, int] = {}  # by partition, of its last record that a shard wrote
         self._passed_over: dict[int, int] = {}  # by partition, the offset of one that does not read, since that record
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"deltas-{version}", daemon=True)
+        self._thread = GuardedThread(self._run, f"deltas-{version}", self._stopped)
 
     def start(self) -> None:
         """Begins to follow."""

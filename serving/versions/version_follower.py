@@ -25,6 +25,7 @@ from typing import TypeVar
 import numpy as np
 import structlog
 
+from infra.guarded_thread import GuardedThread
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_checkpoint_copy, read_manifest
 from infra.index.store import open_index_store
@@ -99,7 +100,7 @@ class VersionFollower:
         self._waiting: VersionToken | None = None  # could be loaded, and waits for a slot
         self.before_flip: Callable[[int], None] = lambda version: None  # called with the version that is about to go live; must not raise
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="versions", daemon=True)
+        self._thread = GuardedThread(self._run, "versions", self._stopped)
 
     def prepare(self) -> None:
         """Starts the loader process early, because it takes a second or two until it can load."""

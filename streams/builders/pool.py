@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from infra.closeable import Closeable
+from infra.guarded_thread import GuardedThread
 from infra.processes import Child
 from schemas import errors
 from schemas.errors import AifError, Unavailable
@@ -93,11 +94,11 @@ class BuilderPool(Closeable):
         return [builder.child.pid for builder in self._builders if builder.child is not None]
 
 
-class _Builder(threading.Thread):
+class _Builder(GuardedThread):
     """One builder process, and the thread that gives it jobs."""
 
     def __init__(self, pool: BuilderPool, number: int) -> None:
-        super().__init__(daemon=True, name=f"{pool.name}-{number}")
+        super().__init__(self._take_jobs, f"{pool.name}-{number}", pool._closing)
         self._pool, self._number = pool, number
         self.child: Child | None = None
         if pool._warm:
@@ -117,7 +118,7 @@ class _Builder(threading.Thread):
             self.child.kill()
             self.child = None
 
-    def run(self) -> None:
+    def _take_jobs(self) -> None:
         while not self._pool._closing.is_set():
             try:
                 _, _, ticket = self._pool._queue.get(timeout=None if self.child is None else self._pool._linger_s)
@@ -125,10 +126,10 @@ class _Builder(threading.Thread):
                 self._close()
                 continue
             if ticket is not None and ticket.future.set_running_or_notify_cancel():
-                self._work(ticket)
+                self._do(ticket)
         self._close()
 
-    def _work(self, ticket: Ticket) -> None:
+    def _do(self, ticket: Ticket) -> None:
         ticket.progress_at = time.monotonic()
         try:
             if self.child is None:
@@ -144,6 +145,12 @@ class _Builder(threading.Thread):
         except AifError as error:  # no process could be started
             ticket.future.set_exception(error)
             return
+        except BaseException as error:  # the thread begins again, and the job must not wait for it
+            self._restart()
+            ticket.future.set_exception(
+                Unavailable("builder_failed", f"{describe_job(ticket.job)} could not be given to a builder: {error!r}")
+            )
+            raise
         if isinstance(answer, Done):
             ticket.future.set_result(answer.result)
         else:

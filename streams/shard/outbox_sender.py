@@ -14,6 +14,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from infra.guarded_thread import GuardedThread
 from infra.kafka.producer import open_producer
 from schemas.errors import AifError, Incompatible, Unavailable
 from streams.shard.outbox import OutboxEntry
@@ -26,7 +27,8 @@ class OutboxSender:
     """One producer, and the thread that runs its callbacks. Only the thread of the shard calls `send`.
 
     on_confirmed(sequence)  everything up to it was acknowledged; called from this object's thread
-    on_failure(error)       the broker refused for good (a topic is gone), or is another cluster's: the process must stop
+    on_failure(error)       the broker refused for good (a topic is gone), or is another cluster's, or this object's thread failed, so that nothing would be
+                            confirmed any more: the process must stop, and the next start sends what is in the shard
     on_tick()               about 20 times a second, from this object's thread
     check_topics()          raises Incompatible where the topics are not those of the index, Unavailable where nobody answers soon
     """
@@ -37,7 +39,7 @@ class OutboxSender:
         prefix: str,
         *,
         on_confirmed: Callable[[int], None],
-        on_failure: Callable[[AifError], None],
+        on_failure: Callable[[BaseException], None],
         on_tick: Callable[[], None] = lambda: None,
         check_topics: Callable[[], None] = lambda: None,
     ) -> None:
@@ -51,7 +53,7 @@ class OutboxSender:
         self._waiting: deque[int] = deque()  # sequences in the order of sending, from the oldest without an acknowledgement
         self._acknowledged: set[int] = set()  # of those
         self._closing, self._ended = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="outbox", daemon=True)
+        self._thread = GuardedThread(self._serve, "outbox", self._ended, on_fault=on_failure)
         self._thread.start()
 
     def send(self, entries: Sequence[OutboxEntry]) -> None:

@@ -52,7 +52,8 @@ class ShardTask:
     ) -> None:
         self.number = shard.number
         self._shard, self._clock, self._on_result, self._on_damaged = shard, clock, on_result, on_damaged
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"shard-{shard.number}")
+        self._thread: threading.Thread | None = None  # the executor's only one
+        self._executor = ThreadPoolExecutor(1, f"shard-{shard.number}", self._note_thread)
         self._admission: Future[None] = Future()
         self._closing = threading.Event()
         self._sent = -1  # highest outbox sequence handed to the sender
@@ -175,12 +176,18 @@ class ShardTask:
         self._confirmed = sequence
 
     def tick(self) -> None:
-        """Called by the sender about 20 times a second: writes a watermark if one is due, and removes confirmed entries."""
+        """Called by the sender about 20 times a second: writes a watermark if one is due, and removes confirmed entries. Raises AssertionError if the shard's
+        thread has ended, because every later step would wait without end; the sender's thread passes it on, and the process ends."""
+        has_ended = self._thread is not None and not self._thread.is_alive()
+        assert not has_ended or self._closing.is_set(), f"the thread of shard {self.number} has ended"
         if self._ticking or self._closing.is_set():
             return
         self._ticking = True
         with contextlib.suppress(Unavailable):
             self.submit(self._tick).add_done_callback(self._end_tick)
+
+    def _note_thread(self) -> None:
+        self._thread = threading.current_thread()
 
     def _tick(self, shard: Shard) -> None:
         self._remove_confirmed(shard)

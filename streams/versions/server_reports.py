@@ -9,6 +9,7 @@ import logging
 import threading
 
 from infra.clock import Clock
+from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import offsets_at
 from infra.kafka.reader import SourceRecord, TopicFollower
 from schemas.errors import AifError, RejectedInput
@@ -40,7 +41,7 @@ class ServerReports:
         self._history: ReportHistory = {}
         self.passed_over = 0
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="server-reports", daemon=True)
+        self._thread = GuardedThread(self._run, "server-reports", self._stopped)
 
     def start(self) -> None:
         """Starts to follow the topic, from one hour ago."""

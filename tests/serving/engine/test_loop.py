@@ -232,7 +232,7 @@ class Meeting:
     def __init__(self, scorer: CpuScorer) -> None:
         self._scorer, self._met, self._other, self.order = scorer, threading.Barrier(2), threading.Event(), list[str]()
         self.entered, self.begun = threading.Event(), lambda: None
-        self.parameters, self.tiers_by = scorer.parameters, scorer.tiers_by
+        self.parameters, self.tiers_by, self.device_error = scorer.parameters, scorer.tiers_by, ""
 
     def user_state(self, work: UserWork):
         self.entered.set()

@@ -57,3 +57,17 @@ def test_a_topic_that_is_gone_ends_the_process_with_where_to_look_and_not_with_h
     wait_until(lambda: failed, 60, "the refusal")
     assert failed[0].code == "outbox_refused" and "`aif doctor`" in failed[0].message and "aif topics" not in failed[0].message
     sender.close()
+
+
+def test_an_unexpected_error_of_its_thread_ends_the_process_because_nothing_would_be_confirmed_any_more(
+    bootstrap_servers: str, topic_prefix: str
+) -> None:
+    failed = list[BaseException]()
+
+    def tick() -> None:
+        raise AssertionError("the thread of shard 0 has ended")
+
+    sender = OutboxSender(bootstrap_servers, topic_prefix, on_confirmed=lambda _: None, on_failure=failed.append, on_tick=tick)
+    wait_until(lambda: failed, 30, "the failure")
+    assert len(failed) == 1 and "has ended" in str(failed[0])
+    sender.close()

@@ -19,6 +19,7 @@ from streams.shard.outbox import OutboxEntry
 from streams.shard.shard import Shard
 from streams.shard.start import LogRange, start_shard
 from streams.shard.task import ShardTask
+from tests.infra.threads import raise_in
 from tests.streams.shard_world import (
     INIT,
     ITEMS,
@@ -53,6 +54,20 @@ def open_task(directory: Path) -> tuple[ShardTask, TakingSender]:
     task = ShardTask(open_test_shard(directory), SystemClock(), lambda t: senders.append(TakingSender(t)) or senders[0])  # type: ignore[func-returns-value,arg-type,return-value]
     task.admit()
     return task, senders[0]
+
+
+def test_a_shard_whose_thread_has_ended_is_noticed_at_the_next_tick_and_one_that_is_closed_is_not(tmp_path: Path) -> None:
+    task, _ = open_task(tmp_path / "s")
+    task.submit(lambda shard: shard.next_offsets).result()
+    thread = next(thread for thread in threading.enumerate() if thread.name.startswith("shard-"))
+    task.tick()
+    raise_in(thread, SystemExit)
+    task.submit(lambda shard: shard.next_offsets)  # it wakes the thread, and may be lost with it
+    thread.join(20)
+    with pytest.raises(AssertionError, match="has ended"):
+        task.tick()
+    task.begin_close()
+    task.tick()
 
 
 def row_changes(entries: Sequence[OutboxEntry]) -> list[tuple[bytes, bytes]]:

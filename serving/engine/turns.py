@@ -1,0 +1,34 @@
+"""What is known of the engine's thread from outside: when it last turned, and what went wrong in it outside a request.
+
+Here: `Turns`. Not here: what a turn does (loop.py), what readiness concludes (serving/health.py).
+"""
+
+import logging
+import math
+import threading
+import time
+
+_log = logging.getLogger("aif.engine")
+
+
+class Turns:
+    """Written by the engine's thread, read by any. faults: unexpected errors outside a request; last_fault: the last of them, "" = none."""
+
+    def __init__(self) -> None:
+        self.faults, self.last_fault = 0, ""
+        self._turned_s = time.monotonic()
+
+    def note(self) -> None:
+        """A turn begins, or the thread looks for work."""
+        self._turned_s = time.monotonic()
+
+    def note_fault(self, error: BaseException) -> None:
+        """Logs and counts an error that the thread survives."""
+        self.faults, self.last_fault = self.faults + 1, repr(error)
+        _log.error("engine_fault: %r; the requests of this turn failed, the engine continues", error, exc_info=error)
+
+    def age_s(self, thread: threading.Thread, closed: bool) -> float:
+        """Seconds since the last `note`: 0 before the thread's start and after the engine was closed, infinite if the thread has ended by itself."""
+        if thread.ident is None or closed:
+            return 0.0
+        return time.monotonic() - self._turned_s if thread.is_alive() else math.inf

@@ -92,6 +92,7 @@ METRICS = (
     Metric("parity_samples", "counter", "Answers that were to be computed again: checked, moved, busy, failed.", ("outcome",)),
     Metric("parity_difference_max", "gauge", "Greatest difference of a probability from the fp64 reference since the start."),
     Metric("parity_overlap_min", "gauge", "Least share of the reference's top that an answer had since the start."),
+    Metric("grpc_port_open", "gauge", "1 while the gRPC port accepts connections, else 0; looked at every second."),
     Metric("queue_seconds", "gauge", "How long a request that came now would wait for the engine."),
     Metric("user_states", "gauge", "States of call 1 kept."),
     Metric("user_states_bytes", "gauge", "Memory they hold."),

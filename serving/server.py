@@ -208,10 +208,14 @@ class RankingServer:
         self.engine_metrics.show()
         self.health.look()
         self.metrics.gauge("queue_seconds").set(self.paced.queue_ms() / 1000)
+        if self.grpc_listener is not None:
+            self.metrics.gauge("grpc_port_open").set(not self.grpc_listener.lost)
         if self.users is not None:
             self.users.show()
 
     def _ready(self) -> tuple[bool, str]:
+        if self.grpc_listener is not None and self.grpc_listener.lost:
+            return False, f"the gRPC port {self.grpc_address} no longer accepts connections; restart this server"
         return readiness(self.versions, self.user_follower, self.health, self.front.draining)
 
     def _status(self) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ http_api.py              the HTTP routes: http_body.py reads a body, answer_body
                          client_watch.py: a client that has gone
 grpc_api.py              the gRPC methods and their errors; messages.py: their protobuf messages
 open_inference.py        the Open Inference Protocol without a transport; open_inference_http.py over HTTP
-listener.py              Granian in our event loop; grpc_listener.py: grpc.aio beside it; ports.py: their ports; idle_connections.py: room for new clients
+listener.py              Granian in our event loop; grpc_listener.py: grpc.aio next to it, grpc_server.py: its server;
+                         ports.py: their ports; idle_connections.py: room for new clients
 openapi.py               the document of the HTTP routes
 """

@@ -11,7 +11,8 @@ An error is a status, and a message that begins with our code:
 
 RejectedInput   INVALID_ARGUMENT; UNAUTHENTICATED without the token, NOT_FOUND for an unknown model or version, UNIMPLEMENTED for a method
 Incompatible    FAILED_PRECONDITION: the version of the token is gone
-Unavailable     RESOURCE_EXHAUSTED too many requests in work, DEADLINE_EXCEEDED, UNAVAILABLE the rest; with retry-after-ms in the trailers
+Unavailable     RESOURCE_EXHAUSTED too many requests in work, DEADLINE_EXCEEDED, UNAVAILABLE the rest; with retry-after-ms and
+                grpc-retry-pushback-ms in the trailers
 anything else   INTERNAL with an id that is in the log
 """
 
@@ -59,6 +60,7 @@ _SLOW_MAX = BODIES_BYTES_MAX // BODY_BYTES_MAX
 _Handler = Callable[[Any, Any], Awaitable[bytes]]
 Code = grpc.StatusCode
 _REFUSED = Code.RESOURCE_EXHAUSTED.name
+_PUSHBACK = "grpc-retry-pushback-ms"  # stock clients with a retry policy wait for so long
 _MESSAGE_CHARS_MAX = 2_000  # it travels in the trailers, which clients bound at 8 KiB
 _STATUS: Mapping[str, grpc.StatusCode] = {
     "unauthorized": Code.UNAUTHENTICATED,
@@ -234,7 +236,8 @@ def encode_grpc_error(error: Exception) -> tuple[str, tuple[tuple[str, str], ...
     answer, error_id = encode_error(error)
     trailers = [("aif-code", answer.code)]
     if answer.retry_after_s:
-        trailers.append(("retry-after-ms", str(max(1, round(answer.retry_after_s * 1000)))))
+        wait_ms = str(max(1, round(answer.retry_after_s * 1000)))
+        trailers += [("retry-after-ms", wait_ms), (_PUSHBACK, wait_ms)]
     return f"{answer.code}: {answer.message}"[:_MESSAGE_CHARS_MAX], tuple(trailers), error_id
 
 

@@ -1,6 +1,6 @@
-"""The gRPC port: grpc.aio in our event loop, beside the HTTP one. Its health service and its reflection.
+"""The gRPC port: grpc.aio in our event loop, next to the HTTP one. Its health service and its reflection.
 
-Here: address, TLS, token, bounds and life of the server. Not here: the methods (grpc_api.py).
+Here: address, TLS, token, bounds and life of the server. Not here: the methods (grpc_api.py), the library's server (grpc_server.py).
 A refused token ends a call before its message is read. Bounds (I8): a message is dropped by the library beyond BODY_BYTES_MAX, also when it arrives
 packed; headers beyond its own 16 KiB. A connection that does not speak HTTP/2, has no call, or does not read is closed after `idle_s`: silent ones would
 take the files that the process may open, and with them the HTTP port. A client's library connects anew by itself. A client that closes its sending side
@@ -23,17 +23,18 @@ from schemas.errors import Misconfigured, RejectedInput
 from schemas.limits import BODY_BYTES_MAX
 from serving.protocols.front import Front
 from serving.protocols.grpc_api import SERVICE, GrpcApi, report_error
+from serving.protocols.grpc_server import GrpcServer
 from serving.protocols.listener import Tls
 from serving.protocols.messages import POOL
 from serving.protocols.open_inference import NOT_HERE
 from serving.protocols.ports import bind_port, bracketed, connections_max
 from serving.short_turns import new_threads_take_short_turns
 
-_STREAMS_MAX = 64  # requests at once on one connection
 _LOOK_S = 1.0  # between two looks at whether the port is still there
-_LOST_MAX = 1_000  # some 30 KB each
 _KEEPALIVE_MS = 30_000  # between two looks at whether a connection still reads
-_CALLS_MAX = 4_096  # open at once, most of which have sent nothing yet; one more gets the library's answer
+# Open at once, most of which have sent no message yet. The library refuses more: RESOURCE_EXHAUSTED. One connection may hold all of them, because a call
+# beyond a connection's own bound would end without a status, and clients do not retry that.
+_CALLS_MAX = 4_096
 _HEALTH = f"/{health.SERVICE_NAME}/"
 _LIBRARY_LOGGER = "grpc._cython.cygrpc"
 _ANYBODYS_LINES = (
@@ -44,7 +45,7 @@ _ANYBODYS_LINES = (
 _OPTIONS = (
     ("grpc.max_receive_message_length", BODY_BYTES_MAX),
     ("grpc.max_send_message_length", BODY_BYTES_MAX),
-    ("grpc.max_concurrent_streams", _STREAMS_MAX),
+    ("grpc.max_concurrent_streams", _CALLS_MAX),
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.so_reuseport", 0),  # two servers must not share a port in silence
 )
@@ -57,21 +58,23 @@ class GrpcListener:
 
     def __init__(self, api: GrpcApi, front: Front, host: str, port: int, tls: Tls | None = None, idle_s: float = 10.0) -> None:
         """Binds; nothing is answered before `open`. Raises Misconfigured (`port_taken`, `address_unusable`)."""
-        self._api, self._front, self._tls, self._idle_s = api, front, tls, idle_s
+        self._api, self._front, self._idle_s = api, front, idle_s
         self._health = health.aio.HealthServicer()
         self._host = host
-        self._server, self._port = self._bind(port)
+        self._server = self._create()
+        self._port = _bind(self._server, host, port, tls)
         self.address = f"{bracketed(host)}:{self._port}"
         self._ready: bool | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._lost: list[grpc.aio.Server] = []  # what the library gave up
+        self.lost = False  # whether the port stopped accepting connections
 
     async def open(self) -> None:
         """From now on calls are answered."""
         logging.getLogger(_LIBRARY_LOGGER).addFilter(is_worth_a_line)
         await self.show_ready(False)
-        await self._start()
-        self._watch = asyncio.create_task(self._keep_open())
+        with new_threads_take_short_turns():
+            await self._server.start()
+        self._watch = asyncio.create_task(self._watch_port())
 
     async def show_ready(self, ready: bool) -> None:
         """What the health service answers from now on."""
@@ -89,56 +92,34 @@ class GrpcListener:
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
-    async def _start(self) -> None:
-        with new_threads_take_short_turns():
-            await self._server.start()
-
-    async def _keep_open(self) -> None:
-        """Opens the port anew where the library gave it up: a method's name that is no UTF-8 ends grpc.aio's loop, and with it the port and every call.
-
-        The port itself is asked, because `wait_for_termination` does not always end then. What is left of the library's server stays in memory: C code
-        still holds parts of it, and freeing them was seen to end the process. So this is done `_LOST_MAX` times at most; HTTP goes on afterwards.
-        """
-        while len(self._lost) < _LOST_MAX:
+    async def _watch_port(self) -> None:
+        """Notes when the port no longer accepts connections: readiness and the metric `grpc_port_open` show it."""
+        while not self.lost:
             await asyncio.sleep(_LOOK_S)
-            if await self._is_open():
-                continue
-            try:
-                server, _ = self._bind(self._port)
-            except Misconfigured as error:  # still in the hands of the lost server, or of somebody else: the next look tries again
-                logger.error("grpc_port_lost", address=self.address, error=str(error))
-                continue
-            logger.error("grpc_port_reopened", address=self.address, lost=len(self._lost) + 1)
-            self._lost.append(self._server)
-            self._server = server
-            await self._start()
-        logger.error("grpc_port_given_up", address=self.address, lost=len(self._lost))
+            self.lost = not await self._is_open()
+        logger.error("grpc_port_lost", address=self.address)
 
     async def _is_open(self) -> bool:
-        """Whether the port takes connections; one that is only slow does."""
+        """Whether the port accepts connections. A slow one does."""
         try:
             async with asyncio.timeout(_LOOK_S):
                 _, writer = await asyncio.open_connection(self._host, self._port)
-        except TimeoutError:
-            return True
-        except OSError:
+        except ConnectionRefusedError:
             return False
+        except OSError:  # slow, or no file is left for a look
+            return True
         writer.close()
         return True
 
-    def _bind(self, port: int) -> tuple[grpc.aio.Server, int]:
-        """A server that has not started, on `port` or on any free one (0)."""
-        server = grpc.aio.server(
-            interceptors=[] if self._front.access.open else [_TokenCheck(self._front)],
-            options=(*_OPTIONS, *_bounds(int(self._idle_s * 1000))),
-            maximum_concurrent_rpcs=_CALLS_MAX,
-        )
-        handlers = dict(self._api.handlers())
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers | self._api.stream_handler()),))
+    def _create(self) -> GrpcServer:
+        interceptors = [] if self._front.access.open else [_TokenCheck(self._front)]
+        handlers = self._api.handlers()
+        other = RejectedInput("no_such_method", f"there is no such method; {SERVICE} has {', '.join(handlers)}; {NOT_HERE}")
+        server = GrpcServer((*_OPTIONS, *_bounds(int(self._idle_s * 1000))), interceptors, _CALLS_MAX, _refusing(self._front, other))
+        server.add_registered_method_handlers(SERVICE, {**handlers, **self._api.stream_handler()})
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server, POOL)
-        server.add_generic_rpc_handlers((_OtherMethods(self._front, f"{SERVICE} has {', '.join(handlers)}; {NOT_HERE}"),))  # asked last
-        return server, _bind(server, self._host, port, self._tls)
+        return server
 
 
 def is_worth_a_line(record: logging.LogRecord) -> bool:
@@ -159,29 +140,17 @@ class _TokenCheck(grpc.aio.ServerInterceptor):
             try:
                 self._front.access.check(dict(handler_call_details.invocation_metadata).get("authorization"))
             except RejectedInput as error:
-                return _refusing(self._front, error, handler_call_details.method)
+                return _refusing(self._front, error)
         return await continuation(handler_call_details)
 
 
-class _OtherMethods(grpc.GenericRpcHandler):
-    """Refuses whatever method no other handler has."""
-
-    def __init__(self, front: Front, there: str) -> None:
-        self._front, self._there = front, there
-
-    def service(self, handler_call_details: Any) -> grpc.RpcMethodHandler:
-        method = handler_call_details.method
-        error = RejectedInput("no_such_method", f"{method[:80]}: there is no such method; {self._there}")
-        return _refusing(self._front, error, method)
-
-
-def _refusing(front: Front, error: RejectedInput, method: str) -> grpc.RpcMethodHandler:
-    """Answers with the error, counted and logged as every other answer. One label for all methods: a client may name any, and each would be a new one."""
+def _refusing(front: Front, error: RejectedInput) -> grpc.RpcMethodHandler:
+    """Answers with the error, counted and logged as every other answer, under one name: a client may call any, and each would be a new label."""
 
     async def refuse(requests: Any, context: Any) -> None:
-        status = report_error(context, error, method)
+        status = report_error(context, error, "other")
         front.record("grpc other", status, 0.0, ranked=False)
-        front.log("gRPC", method, status, 0.0, 0)
+        front.log("gRPC", "other", status, 0.0, 0)
 
     # A handler of a unary answer sends an empty message before the error, which a stream's client takes for an answer.
     return grpc.stream_stream_rpc_method_handler(refuse)

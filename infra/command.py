@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,13 +51,6 @@ def read_settings() -> "InfraSettings":
     from infra.settings import InfraSettings, load_settings
 
     return load_settings(InfraSettings)
-
-
-def find_setting(name: str) -> Any:
-    """The value of a setting that another process has ("build.checkpoint_roots"), as these commands' environment says it. Raises Misconfigured."""
-    from infra.settings import explain_settings
-
-    return next(row.value for path in SETTINGS_CLASSES for row in explain_settings(resolve_name(path)) if row.name == name)
 
 
 def command_group(app: typer.Typer, name: str, about: str) -> typer.Typer:

@@ -77,7 +77,7 @@ class BenchStage(Stage):
         path = self.directory / "checkpoints" / f"random-{seed}.safetensors"
         write_random_checkpoint(path, catalogue, seed)
         with self.publisher() as publisher:
-            return publisher.publish_checkpoint_file(path).offset
+            return publisher.publish_checkpoint_file(self.control.store, path).offset
 
     def wait_live(self, version: int, worker: Child) -> None:
         """Until `version` is the live one. Raises Unavailable where the worker has ended."""

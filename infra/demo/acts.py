@@ -205,7 +205,7 @@ def show_switches(
     """Publishes checkpoint after checkpoint under load, prices changing all the while; returns how many versions went live."""
     with load:
         for checkpoint in checkpoints:
-            version = publisher.publish_checkpoint_file(checkpoint).offset
+            version = publisher.publish_checkpoint_file(stage.control.store, checkpoint).offset
             for change in itertools.islice(changes, 20):
                 publisher.publish_item(change.item_id, change.version, dict(change.features))
             publisher.flush()

@@ -128,7 +128,7 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
             trainer = trainer or _start_trainer(stage, catalogue, train_s)
             first = acts.wait_first_checkpoint(stage, trainer)
         with steps.step("build the first version, load it"):
-            publisher.publish_checkpoint_file(first)  # the trainer goes on with its warm starts
+            publisher.publish_checkpoint_file(stage.control.store, first)  # the trainer goes on with its warm starts
             stage.wait_for(lambda: stage.control_state().current is not None, "the first version to go live")
             server = RankingServer(stage.url)
             stage.wait_for(server.is_ready, "the server to have loaded it")

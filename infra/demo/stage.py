@@ -65,7 +65,7 @@ class Stage:
 
     @property
     def checkpoint_directory(self) -> Path:
-        """Where the trainer writes, and from where checkpoints may be read."""
+        """Where the trainer writes."""
         return self.directory / "checkpoints"
 
     def checkpoints(self) -> list[Path]:
@@ -95,7 +95,6 @@ class Stage:
             "AIF_INDEX__USER_PARTITIONS": str(USER_PARTITIONS),
             "AIF_INDEX__ID_KIND": str(self.id_kind),
             "AIF_WORKER__DATA_DIR": str(self.directory / "worker"),
-            "AIF_BUILD__CHECKPOINT_ROOTS": json.dumps([str(self.checkpoint_directory)]),
             "AIF_USERS__DATA_DIR": str(self.directory / "users"),
             "AIF_SERVE__DEADLINE_MS": "30000",  # two cores carry broker, worker, trainer and server at once
         }

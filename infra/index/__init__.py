@@ -4,6 +4,7 @@ store.py        the interface of an index store, and the store in a folder: read
 s3_store.py     the store in a bucket; file_cache.py keeps local copies of its files
 store_clock.py  what time it is for a store
 store_path.py   which paths inside a store are allowed
+checkpoint_upload.py  a checkpoint put into the store, and the record that announces it
 control_log.py  the log of decisions about versions
 parts.py        full and incremental parts and manifests, written and read
 sample.py       a few rows of a version

@@ -307,11 +307,6 @@ class S3Store:
                 yield bytes(piece)
                 self._rest()
 
-    def uri(self, path: str) -> str:
-        """See IndexStore."""
-        check_store_path(path)
-        return f"{self.url.partition('?')[0].rstrip('/')}/{path}"
-
     @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:
         """The one place where obstore's errors become ours."""

@@ -83,10 +83,6 @@ class IndexStore(Protocol):
         """
         ...
 
-    def uri(self, path: str) -> str:
-        """The address of a file, as messages name it."""
-        ...
-
     def remove(self, path: str) -> None:
         """Remove a file, if it is there."""
         ...
@@ -238,10 +234,6 @@ class FolderStore:
             raise bad_part_file(path, file, size, sha256)
         with self._errors(path):
             (link_or_copy if link else shutil.copyfile)(self.local_path(path), into)
-
-    def uri(self, path: str) -> str:
-        """See IndexStore."""
-        return self.local_path(path).as_uri()
 
     def local_path(self, path: str) -> Path:
         """Where a file is. Raises Corrupted (`bad_store_path`)."""

@@ -5,7 +5,7 @@ producer.py               the one set-up of everything that sends
 publisher.py              events sent, one or many
 reader.py                 topics read to an end, or followed
 dead_letters.py           what a rejected record becomes; sent_letters.py finds which were sent, redrive.py sends them once more
-json_lines.py             events from a file; checkpoint_pointer.py: the record of a checkpoint file
+json_lines.py             events from a file
 json_schemas.py           generated schemas of records; schema_compatibility.py compares them, asyncapi.py writes the document of all topics
 cli.py, dlq_cli.py        `aif topics`, `aif publish`, `aif dlq`
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.command import AsJson, find_setting, print_data, print_table, read_settings, say
+from infra.command import AsJson, print_data, print_table, read_settings, say
 
 if TYPE_CHECKING:
     from infra.kafka.admin import TopicChange
@@ -121,39 +121,26 @@ def users(file: Events, as_json: AsJson = False) -> None:
 def checkpoint(
     file: Annotated[
         Path,
-        typer.Argument(
-            exists=True, dir_okay=False, help="A safetensors file as `aif train` writes it, in a folder of AIF_BUILD__CHECKPOINT_ROOTS."
-        ),
+        typer.Argument(exists=True, dir_okay=False, help="A safetensors file as `aif train` writes it."),
     ],
     label: Annotated[
         str | None, typer.Option(help="A name for people, shown by `aif index list`: letters, digits and _ . : -, at most 64.")
     ] = None,
-    check: Annotated[bool, typer.Option(help="Make the worker's checks here first.")] = True,
+    check: Annotated[bool, typer.Option(help="Also run the model's network once before it is announced, as a worker does.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Point to a checkpoint. The offset of the record is the number of the version that it becomes."""
+    """Upload a checkpoint to the index store and announce it. The offset of the record is the number of the version that it becomes."""
+    from infra.index.store import open_index_store
     from infra.kafka.publisher import open_publisher
 
     settings = read_settings()
     if check:
-        _check_checkpoint(file, settings.index.id_kind)
+        from schemas.model.checkpoint import read_checkpoint
+
+        read_checkpoint(file)
     with open_publisher(settings, "aif-publish") as publisher:
-        delivered = publisher.publish_checkpoint_file(file, label)
+        delivered = publisher.publish_checkpoint_file(open_index_store(settings.index.store), file, label)
     print_data({"version": delivered.offset, "file": file.resolve()}, as_json)
-
-
-def _check_checkpoint(file: Path, id_kind: str) -> None:
-    """Raises RejectedInput as a worker with these settings would."""
-    from schemas.errors import RejectedInput
-    from schemas.model.checkpoint import read_checkpoint
-
-    found = read_checkpoint(file).spec.schema.id_kind
-    if found != id_kind:
-        raise RejectedInput("checkpoint_id_kind", f"the model's item ids are {found}, AIF_INDEX__ID_KIND says {id_kind}; use the same")
-    roots: list[str] = find_setting("build.checkpoint_roots")
-    if not any(file.resolve().is_relative_to(Path(root).resolve()) for root in roots):
-        message = f"{file.resolve()} is in none of {roots}, and workers with these settings read no others; copy it there, or set "
-        raise RejectedInput("checkpoint_outside_root", f"{message}AIF_BUILD__CHECKPOINT_ROOTS here as it is for the workers")
 
 
 def _publish_lines(kind: str, file: Path, as_json: bool) -> None:

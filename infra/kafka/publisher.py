@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from infra.guarded_thread import GuardedThread
+from infra.index.checkpoint_upload import upload_checkpoint
 from infra.kafka.admin import fetch_topics
-from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
 from infra.kafka.producer import open_producer
 from schemas.errors import RejectedInput, Unavailable
 from schemas.events import (
@@ -52,6 +52,7 @@ from schemas.topics import (
 )
 
 if TYPE_CHECKING:
+    from infra.index.store import IndexStore
     from infra.settings import InfraSettings
 
 _DELIVERY_S_MAX = 30.0
@@ -147,9 +148,12 @@ class Publisher:
         """A pointer to a checkpoint. The offset of its delivery is the version number."""
         return self._send(MODEL_CHECKPOINTS, 0, record.model_id, encode_record(record))
 
-    def publish_checkpoint_file(self, path: Path, label: str | None = None) -> Delivered:
-        """Point to the checkpoint file at `path` and wait until that is delivered; `.offset` is the version number."""
-        return self.publish_checkpoint(read_checkpoint_pointer(path, label)).result(_DELIVERY_S_MAX + 5.0)
+    def publish_checkpoint_file(self, store: "IndexStore", path: Path, label: str | None = None) -> Delivered:
+        """Upload the checkpoint file at `path` to the index store, announce it, and wait until that is delivered; `.offset` is the version number.
+
+        Raises what `upload_checkpoint` raises.
+        """
+        return self.publish_checkpoint(upload_checkpoint(store, path, label)).result(_DELIVERY_S_MAX + 5.0)
 
     # --- many events ---
 

@@ -126,6 +126,11 @@ def checkpoint_path(sha256: str) -> str:
     return f"checkpoints/{sha256}.safetensors"
 
 
+def checkpoint_uri(sha256: str) -> str:
+    """The address in a checkpoint record of a file that is in the index store, wherever a process reaches the store."""
+    return f"index:{checkpoint_path(sha256)}"
+
+
 def encode_document(kind: str, fields: Mapping[str, Any]) -> bytes:
     """The JSON bytes of a file of the index store: its kind, the number of the format, and its fields."""
     return _JSON.encode({"format": FORMAT, "kind": kind, **fields}).encode()

@@ -14,7 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 from schemas.errors import RejectedInput
 
-_HOW_TO = "give file:///path or /path inside a folder of the worker's AIF_BUILD__CHECKPOINT_ROOTS"
+_HOW_TO = (
+    "publish it with `aif publish checkpoint`, or give file:///path or /path inside a folder of the worker's AIF_BUILD__CHECKPOINT_ROOTS"
+)
 
 
 def decode_file_uri(uri: str) -> PurePosixPath:

@@ -21,14 +21,15 @@ from enum import StrEnum
 from pathlib import Path
 
 from infra.clock import Clock
+from infra.index.checkpoint_upload import keep_checkpoint
 from infra.index.control_log import ControlLog, append_entry
-from infra.index.store import IndexStore
+from infra.index.store import IndexStore, read_if_there
 from infra.kafka.reader import SourceRecord
-from schemas.errors import Corrupted, RejectedInput, Unavailable
+from schemas.errors import RejectedInput, Unavailable
 from schemas.events import CheckpointRecord, IndexEvent, Rejection, decode_record
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
-from schemas.index.manifest import checkpoint_path
+from schemas.index.manifest import checkpoint_path, checkpoint_uri
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from streams.agents.checkpoint_files import read_allowed_file
@@ -111,7 +112,7 @@ def handle_checkpoint(record: SourceRecord, gate: CheckpointGate) -> Decision:
         gate.dry_run(data)
     except RejectedInput as error:
         return _reject(record, error, gate)
-    _keep_copy(data, announced.sha256, gate.store)
+    keep_checkpoint(gate.store, announced.sha256, data)
     return _want(record.offset, announced, checkpoint, gate)
 
 
@@ -128,31 +129,16 @@ def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlSta
     return checkpoint
 
 
-def _keep_copy(data: bytes, sha256: str, store: IndexStore) -> None:
-    """Puts the file into the store under its sha256. A copy there of other bytes is not what its name says, so it is damaged, and this one takes its place."""
-    try:
-        store.put_bytes(checkpoint_path(sha256), data)
-    except Corrupted:
-        store.remove(checkpoint_path(sha256))
-        store.put_bytes(checkpoint_path(sha256), data)
-
-
 def _fetch(announced: CheckpointRecord, gate: CheckpointGate) -> bytes | None:
-    """The bytes of the file; None if the worker stops meanwhile. Raises RejectedInput (`unreachable`) after `fetch_s_max`.
-
-    A record may also name the copy in the index store, as that of an adopted replay does; it need not lie in an allowed folder.
-    """
-    own = checkpoint_path(announced.sha256)
-    if announced.uri == gate.store.uri(own) and gate.store.exists(own):
-        return gate.store.get(own, CHECKPOINT_BYTES_MAX)
+    """The bytes of the file; None if the worker stops meanwhile. Raises RejectedInput (`unreachable`) after `fetch_s_max`."""
     began, said = gate.clock.monotonic(), False
     while True:
         try:
-            return read_allowed_file(announced.uri, announced.size_bytes, gate.roots)
+            return _read(announced, gate)
         except OSError as error:
             waited_s = gate.clock.monotonic() - began
             if waited_s >= gate.fetch_s_max:
-                message = f"{announced.uri} could not be read for {waited_s:.1f} s: {error}; make it readable to the worker, then publish it again"
+                message = f"{announced.uri} could not be read for {waited_s:.1f} s: {error}; {_how_to(announced)}, then publish it again"
                 raise RejectedInput("unreachable", message) from error
             if not said:
                 _log.warning(
@@ -162,6 +148,22 @@ def _fetch(announced: CheckpointRecord, gate: CheckpointGate) -> bytes | None:
             said = True
         if gate.stopping.wait(min(_RETRY_S, gate.fetch_s_max)):
             return None
+
+
+def _read(announced: CheckpointRecord, gate: CheckpointGate) -> bytes:
+    """The bytes of the file, from the index store where the publisher uploaded it, else from an allowed folder. Raises OSError where it is not there."""
+    if announced.uri != checkpoint_uri(announced.sha256):
+        return read_allowed_file(announced.uri, announced.size_bytes, gate.roots)
+    data = read_if_there(gate.store, checkpoint_path(announced.sha256), CHECKPOINT_BYTES_MAX)
+    if data is None:
+        raise FileNotFoundError(f"it is not in the index store {gate.store.url}")
+    return data
+
+
+def _how_to(announced: CheckpointRecord) -> str:
+    if announced.uri == checkpoint_uri(announced.sha256):
+        return "set AIF_INDEX__STORE of the publisher as it is for the worker"
+    return "make it readable to the worker"
 
 
 def _want(version: int, announced: CheckpointRecord, checkpoint: CheckpointFile, gate: CheckpointGate) -> Decision:

@@ -104,17 +104,16 @@ class _Run:
 
     def _choose_checkpoint(self, file: Path | None) -> "tuple[CheckpointRecord, RowEncoder]":
         """The checkpoint to encode with, and the record that announces the store's copy of it when the replay is adopted."""
-        from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
-        from schemas.index.manifest import checkpoint_path
+        from infra.index.checkpoint_upload import describe_checkpoint
         from schemas.model.checkpoint import read_checkpoint
         from streams.encoder import EncoderCache, RowEncoder
         from streams.stored.kernels import load_kernels
 
         if file is not None:
             load_kernels()
-            record, self.given = read_checkpoint_pointer(file), file.read_bytes()
-            encoder = RowEncoder(-1, read_checkpoint(self.given, record.sha256))
-            return record.model_copy(update={"uri": self.store.uri(checkpoint_path(record.sha256))}), encoder
+            self.given = file.read_bytes()
+            checkpoint = read_checkpoint(self.given)
+            return describe_checkpoint(checkpoint.info), RowEncoder(-1, checkpoint)
         status = self._status_of_target()
         return _announce(self.store, status), EncoderCache(self.store).get(status.version, status.checkpoint_sha256)
 
@@ -168,11 +167,11 @@ class _Run:
         return outcome, None if adoption is None else self._publish(adoption)
 
     def _publish(self, adoption: "Adoption") -> int:
+        from infra.index.checkpoint_upload import keep_checkpoint
         from infra.kafka.publisher import Publisher
-        from schemas.index.manifest import checkpoint_path
 
-        if self.given:  # a worker may read the store's copy, whatever folders it reads others in
-            self.store.put_bytes(checkpoint_path(self.record.sha256), self.given)
+        if self.given:
+            keep_checkpoint(self.store, self.record.sha256, self.given)
         init = self.source.init
         with Publisher(self.source.bootstrap, self.source.prefix, "replay", init.shards, init.user_partitions, init.id_kind) as publisher:
             return adoption.publish(publisher, self.record)
@@ -181,12 +180,11 @@ class _Run:
 def _announce(store: "IndexStore", status: "VersionStatus") -> "CheckpointRecord":
     """A record for the store's own copy of a version's checkpoint."""
     from schemas.events import CheckpointRecord
-    from schemas.index.manifest import checkpoint_path
+    from schemas.index.manifest import checkpoint_path, checkpoint_uri
 
-    path = checkpoint_path(status.checkpoint_sha256)
     return CheckpointRecord(
-        uri=store.uri(path),
-        size_bytes=store.stat(path).size_bytes,
+        uri=checkpoint_uri(status.checkpoint_sha256),
+        size_bytes=store.stat(checkpoint_path(status.checkpoint_sha256)).size_bytes,
         sha256=status.checkpoint_sha256,
         model_id=status.model_id,
         feature_schema=status.feature_schema,

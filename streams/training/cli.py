@@ -76,7 +76,9 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of weights, hash planes and batches.")] = None,
     choose: _Choose = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch. More than the free cores makes it slower.")] = 1,
-    publish: Annotated[bool, typer.Option("--publish", help="Publish each checkpoint to model-checkpoints.")] = False,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Upload each checkpoint to the index store and announce it on model-checkpoints.")
+    ] = False,
     wait_impressions: _WaitImpressions = 0,
     state: _State = None,
     snapshot: _Snapshot = None,
@@ -108,8 +110,6 @@ def train(
     if dry_run:
         _print_plan(model, warm_start, given, follow, as_json)
         return
-    if publish or follow:
-        _say_where_workers_look(out)
     if follow:
         from streams.training.following.program import FollowPlan, run_follower
 
@@ -124,19 +124,6 @@ def train(
     figures = run_training(settings, plan)
     if as_json:
         figures.print_json()
-
-
-def _say_where_workers_look(out: Path) -> None:
-    """Before hours of training: a worker rejects a checkpoint that is announced from elsewhere."""
-    from infra.settings import load_settings
-    from streams.settings import WorkerSettings
-
-    roots = load_settings(WorkerSettings).build.checkpoint_roots
-    if not any(out.resolve().is_relative_to(root.resolve()) for root in roots):
-        folders = ", ".join(map(str, roots))
-        say(
-            f"warning: workers with the settings of this command read checkpoints in {folders} only (AIF_BUILD__CHECKPOINT_ROOTS), and {out} is not there"
-        )
 
 
 def _print_plan(path: Path | None, warm_start: Path | None, given: Mapping[str, Any], follow: bool, as_json: bool) -> None:

@@ -12,6 +12,8 @@ from rich.progress import Progress
 
 from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
+from infra.index.checkpoint_upload import check_id_kind
+from infra.index.store import open_index_store
 from infra.kafka.publisher import Publisher
 from infra.progress import open_progress
 from infra.settings import ProcessSettings
@@ -85,6 +87,8 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
     torch.set_num_threads(plan.threads)
     torch.manual_seed(plan.train.seed)
     network = _open_network(plan)
+    if plan.publish:
+        check_id_kind(open_index_store(settings.index.store), network.spec.schema.id_kind)
     figures = Figures(TRAIN, plan.train.to_dict() | {"threads": plan.threads})
     with open_progress() as progress:
         reading = progress.add_task("read the topics", total=None)
@@ -229,4 +233,4 @@ def _publish(settings: ProcessSettings, network: AifNetwork, path: Path) -> int:
     index, kafka = settings.index, settings.kafka
     kind = network.spec.schema.id_kind
     with Publisher(settings.bootstrap_servers(), kafka.topic_prefix, "aif-train", index.shards, index.user_partitions, kind) as publisher:
-        return publisher.publish_checkpoint_file(path).offset
+        return publisher.publish_checkpoint_file(open_index_store(index.store), path).offset

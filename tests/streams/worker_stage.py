@@ -22,7 +22,6 @@ from confluent_kafka import Producer
 from infra.clock import SystemClock
 from infra.fork_server import Template, launch_template
 from infra.kafka.admin import apply_topics, end_offsets
-from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import TopicFollower, read_topic
 from infra.processes import Child, stop_all, wait_ready, wait_until
@@ -32,6 +31,7 @@ from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from streams.core.shard_state import Counters, TopicCounts
 from streams.shard.shard import Shard, open_shard
+from tests.checkpoint_records import point_to
 
 SHARDS = 2
 WAIT_S = 120.0
@@ -108,7 +108,7 @@ class WorkerStage:
         path = self.checkpoints / f"{hashlib.sha256(data).hexdigest()}.safetensors"
         path.write_bytes(data)
         with self.publisher() as publisher:
-            publisher.publish_checkpoint(read_checkpoint_pointer(path)).result(WAIT_S)
+            publisher.publish_checkpoint(point_to(path)).result(WAIT_S)
 
     def publish_raw(self, topic: str, records: list[tuple[int, bytes | None, bytes | None]], **config: str | int) -> None:
         """(partition, key, value) as they are, past every check of our own publisher."""

@@ -16,7 +16,6 @@ from confluent_kafka import Producer
 
 from infra.demo.server import RankingServer
 from infra.demo.stage import Stage
-from infra.kafka.checkpoint_pointer import read_checkpoint_pointer
 from infra.kafka.dead_letters import DeadLetterSource, dead_letter_topic, decode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.processes import Child, wait_ready, wait_until
@@ -27,6 +26,7 @@ from schemas.ids import Id, IdKind
 from schemas.index.control import ControlState
 from schemas.model.spec import ModelSpec
 from tests import plain_http
+from tests.checkpoint_records import point_to
 
 ITEMS = 100
 EMBEDDING_WIDTH = 8
@@ -65,8 +65,15 @@ class System(Stage):
         return self._prefix
 
     def environment(self) -> dict[str, str]:
+        roots = {"AIF_BUILD__CHECKPOINT_ROOTS": json.dumps([str(self.checkpoint_directory)])}
         # After a kill -9 the group waits for the dead member's session: the shortest that is allowed.
-        return {**super().environment(), "AIF_WORKER__SESSION_TIMEOUT_S": "6", "AIF_BUILD__CHECKPOINT_FETCH_S_MAX": "1", **self.settings}
+        return {
+            **super().environment(),
+            "AIF_WORKER__SESSION_TIMEOUT_S": "6",
+            "AIF_BUILD__CHECKPOINT_FETCH_S_MAX": "1",
+            **roots,
+            **self.settings,
+        }
 
     def item_id(self, number: int) -> Id:
         return number if self.id_kind is IdKind.INT64 else f"sku-{number}-ü"
@@ -104,7 +111,7 @@ class System(Stage):
 
     def publish_checkpoint(self, path: Path, **changes: Any) -> int:
         """Publishes a pointer to a checkpoint file; `changes` override fields of the record. Returns the version it becomes."""
-        record = CheckpointRecord(**{**read_checkpoint_pointer(path).model_dump(by_alias=True), **changes})
+        record = CheckpointRecord(**{**point_to(path).model_dump(by_alias=True), **changes})
         with self.publisher() as publisher:
             return publisher.publish_checkpoint(record).result(WAIT_S).offset
 

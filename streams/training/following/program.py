@@ -132,7 +132,7 @@ def open_follower(
         FollowedLog(bootstrap, prefix, decoder, begin, refused.settle, ids) as log,
     ):
         view = _open_view(learning, base, place, log)
-        announce: Callable[[Path], int] = lambda path: publisher.publish_checkpoint_file(path).offset  # noqa: E731 - a closure over the publisher
+        announce: Callable[[Path], int] = lambda path: publisher.publish_checkpoint_file(store, path).offset  # noqa: E731 - a closure over the publisher
         publications = Publications(plan.out, plan.name, plan.every_s, announce, control.refresh, clock, learner.steps)
         teller = StatusTeller(say, metrics, clock, settings.train.status_every_s)
         say(json.dumps({"ready": True, "pid": os.getpid(), "base": base.info.model_id, "begins": begins, "round": place.number}))

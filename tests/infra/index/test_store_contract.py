@@ -245,7 +245,6 @@ def test_a_path_that_is_not_plain_is_refused_by_every_method(store: IndexStore, 
             lambda path=path: store.put_file(path, tmp_path / "local"),
             lambda path=path: store.fetch(path, PartFile("x", 0, ""), tmp_path / "x"),
             lambda path=path: store.sha256(path),
-            lambda path=path: store.uri(path),
             lambda path=path: store.remove(path),
             lambda path=path: store.list(path + "/"),
         ):

@@ -1,11 +1,14 @@
 """`aif topics` and `aif publish` against the real broker."""
 
+import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
+from infra.index.store import open_index_store
 from infra.kafka.json_lines import JsonLines
 from infra.kafka.reader import read_topic
 from schemas.errors import AifError
@@ -68,23 +71,6 @@ def test_rejected_lines_carry_their_number_and_reason(tmp_path: Path) -> None:
     assert "bad_id" in lines.reasons[3]
 
 
-def test_a_checkpoint_file_becomes_a_pointer_to_it(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:
-    import hashlib
-
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    run_aif("topics", "apply")
-    path = tmp_path / "model.safetensors"
-    save_file({"w": np.zeros(3)}, path, {"aif": json.dumps({"model_id": "m-1", "schema_fingerprint": "0123456789abcdef"})})
-    assert run_aif("publish", "checkpoint", str(path), "--no-check", "--label", "first")["version"] == 0
-    (record,) = read_topic(bootstrap_servers, "model-checkpoints", prefix=prefix)
-    pointer = decode_record(CheckpointRecord, record.value)
-    assert pointer.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert (pointer.size_bytes, pointer.model_id, pointer.label) == (path.stat().st_size, "m-1", "first")
-    assert pointer.uri == path.as_uri()
-
-
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"\xff" * 8 + b"{}", (2).to_bytes(8, "little") + b"{}"])
 def test_a_file_that_is_no_checkpoint_is_not_announced(prefix: str, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
@@ -100,18 +86,33 @@ def test_publishing_without_topics_says_what_to_do(prefix: str, tmp_path: Path) 
         run_aif("publish", "items", str(tmp_path / "items"))
 
 
-@pytest.mark.parametrize(
-    ("roots", "id_kind", "refusal"), [("other", "int64", "checkpoint_outside_root"), ("", "text", "checkpoint_id_kind"), ("", "int64", "")]
-)
-def test_a_checkpoint_that_a_worker_would_not_read_is_not_announced(
-    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roots: str, id_kind: str, refusal: str
+@pytest.mark.parametrize("id_kind", ["int64", "text"])
+def test_a_published_checkpoint_is_in_the_index_store_or_it_is_not_announced(
+    prefix: str, bootstrap_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, id_kind: str
 ) -> None:
-    (path := tmp_path / "m.safetensors").write_bytes(checkpoint_bytes())
-    monkeypatch.setenv("AIF_BUILD__CHECKPOINT_ROOTS", json.dumps([str(tmp_path / roots)]))
     monkeypatch.setenv("AIF_INDEX__ID_KIND", id_kind)
-    if refusal:
-        with pytest.raises(AifError, match=refusal):
+    run_aif("topics", "apply")
+    (path := tmp_path / "anywhere.safetensors").write_bytes(data := checkpoint_bytes())
+    sha256 = hashlib.sha256(data).hexdigest()
+    if id_kind == "text":
+        with pytest.raises(AifError, match="checkpoint_id_kind"):
             run_aif("publish", "checkpoint", str(path))
-    else:
-        run_aif("topics", "apply")
-        assert run_aif("publish", "checkpoint", str(path))["version"] == 0
+        assert list(read_topic(bootstrap_servers, MODEL_CHECKPOINTS, prefix=prefix)) == []
+        return
+    assert run_aif("publish", "checkpoint", str(path), "--no-check", "--label", "first")["version"] == 0
+    [record] = read_topic(bootstrap_servers, MODEL_CHECKPOINTS, prefix=prefix)
+    announced = decode_record(CheckpointRecord, record.value)
+    assert announced.uri == f"index:checkpoints/{sha256}.safetensors" and announced.sha256 == sha256
+    assert (announced.size_bytes, announced.model_id, announced.label) == (len(data), "model-0", "first")
+    assert open_index_store(os.environ["AIF_INDEX__STORE"]).get(f"checkpoints/{sha256}.safetensors") == data
+
+
+def test_no_checkpoint_is_announced_to_a_store_without_an_index(
+    prefix: str, bootstrap_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_aif("topics", "apply")
+    (path := tmp_path / "m.safetensors").write_bytes(checkpoint_bytes())
+    monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "another"))
+    with pytest.raises(AifError, match="no_index"):
+        run_aif("publish", "checkpoint", str(path))
+    assert list(read_topic(bootstrap_servers, MODEL_CHECKPOINTS, prefix=prefix)) == []

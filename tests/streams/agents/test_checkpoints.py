@@ -7,16 +7,18 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra.index.checkpoint_upload import upload_checkpoint
 from infra.index.control_log import ControlLog
 from infra.kafka.reader import SourceRecord
-from schemas.errors import Unavailable
-from schemas.events import IndexEvent, Rejection
+from schemas.errors import RejectedInput, Unavailable
+from schemas.events import IndexEvent, Rejection, encode_record
 from schemas.index.lifecycle import EntryKind, State
-from schemas.index.manifest import checkpoint_path
+from schemas.index.manifest import checkpoint_path, checkpoint_uri
 from schemas.model.checkpoint import read_checkpoint
 from schemas.topics import MODEL_CHECKPOINTS
 from streams.agents.checkpoints import CheckpointGate, Decision, handle_checkpoint, handle_checkpoints
@@ -90,6 +92,31 @@ def test_a_damaged_copy_is_replaced_by_the_same_checkpoint_published_again(world
     world.store.put_bytes(path, damaged)
     assert handle_checkpoint(announce(gate, 3), gate) is Decision.WANTED
     assert world.store.get(path) == GOOD
+
+
+def test_an_uploaded_checkpoint_is_read_from_the_store_alone(world: World, gate: Gate) -> None:
+    sha256 = hashlib.sha256(GOOD).hexdigest()
+    record = announce(gate, 3, uri=checkpoint_uri(sha256))
+    (gate.allowed / "3.safetensors").unlink()
+    gate.fetch_s_max = 0.0
+    assert handle_checkpoint(record, gate) is Decision.REJECTED
+    assert gate.letters[0][1].code == "unreachable" and "AIF_INDEX__STORE" in gate.letters[0][1].reason
+    (path := world.folder / "anywhere.safetensors").write_bytes(GOOD)
+    uploaded = upload_checkpoint(world.store, path, "monday")
+    assert handle_checkpoint(SourceRecord(MODEL_CHECKPOINTS, 0, 4, None, encode_record(uploaded)), gate) is Decision.WANTED
+    assert world.store.get(checkpoint_path(sha256)) == GOOD
+
+
+def test_an_upload_repairs_a_damaged_copy_and_refuses_a_damaged_file(world: World, tmp_path: Path) -> None:
+    copy = checkpoint_path(hashlib.sha256(GOOD).hexdigest())
+    world.store.put_bytes(copy, GOOD[:-9])
+    (path := tmp_path / "m.safetensors").write_bytes(GOOD)
+    upload_checkpoint(world.store, path)
+    assert world.store.get(copy) == GOOD
+    path.write_bytes(with_nan(GOOD))
+    with pytest.raises(RejectedInput, match="checkpoint_not_finite"):
+        upload_checkpoint(world.store, path)
+    assert world.store.list("checkpoints/") == [copy]
 
 
 def test_a_file_uri_is_decoded_once(gate: Gate) -> None:

@@ -188,11 +188,3 @@ def test_all_settings_are_shown_with_the_choices_of_a_models_file_and_the_origin
     rows = shown("--model", str(path))
     assert rows["train.learning_rate"] == (0.008, f"file {path} [train]") and rows["train.copr"] == (0.3, "default")
     assert rows["train.status_every_s"][1] == "default" and shown()["train.learning_rate"] == (TrainChoices().learning_rate, "default")
-
-
-def test_checkpoints_that_workers_will_not_read_are_told_before_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIF_BUILD__CHECKPOINT_ROOTS", json.dumps([str(tmp_path / "read")]))
-    (tmp_path / "model.json").write_text("{")
-    for out, warned in ((tmp_path / "elsewhere", True), (tmp_path / "read" / "mine", False)):
-        done = CliRunner().invoke(build_app(), ["train", "--model", str(tmp_path / "model.json"), "--out", str(out), "--publish"])
-        assert (f"and {out} is not there" in done.stderr) == warned

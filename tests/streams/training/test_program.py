@@ -11,12 +11,16 @@ import pytest
 import torch
 
 from infra.files import sha256_of_file
+from infra.index.control_log import ControlLog, ensure_init
+from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.kafka.reader import read_topic
 from infra.settings import InfraSettings, load_settings
 from schemas.errors import Incompatible, Misconfigured
 from schemas.events import CheckpointRecord, decode_record
 from schemas.ids import IdKind
+from schemas.index.control import Init
+from schemas.index.manifest import checkpoint_path, checkpoint_uri
 from schemas.model.checkpoint import read_checkpoint
 from streams.training.program import TrainPlan, run_training
 from streams.training.snapshot import write_snapshot
@@ -57,6 +61,7 @@ def test_a_process_trains_publishes_and_goes_on_from_a_checkpoint(
     settings: InfraSettings, bootstrap_servers: str, topic_prefix: str, tmp_path: Path
 ) -> None:
     publish_shop(bootstrap_servers, topic_prefix, IdKind.INT64)
+    ensure_init(ControlLog(open_index_store(settings.index.store)), Init(2, 2, IdKind.INT64, {}), 0, "test")
     options = ["--out", str(tmp_path / "a"), "--steps", "20", "--more", "1", "--wait-impressions", "4", "--publish", "--json"]
     command = [*AIF, "train", "--model", str(write_model(tmp_path, IdKind.INT64)), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
@@ -73,7 +78,11 @@ def test_a_process_trains_publishes_and_goes_on_from_a_checkpoint(
     first, second = (read_checkpoint(f).network.state_dict() for f in files)
     assert any(not torch.equal(first[name], second[name]) for name in first)
     records = [decode_record(CheckpointRecord, r.value) for r in read_topic(bootstrap_servers, "model-checkpoints", prefix=topic_prefix)]
-    assert [(r.uri, r.sha256, r.model_id) for r in records] == [(f.as_uri(), sha256_of_file(f), f.stem) for f in files]
+    assert [(r.uri, r.sha256, r.model_id) for r in records] == [
+        (checkpoint_uri(sha256_of_file(f)), sha256_of_file(f), f.stem) for f in files
+    ]
+    store = open_index_store(settings.index.store)
+    assert [store.get(checkpoint_path(r.sha256)) for r in records] == [f.read_bytes() for f in files]
     warm = dataclasses.replace(plan_of(tmp_path / "b", None, held_out=0.5, given={"steps": 3}), warm_start=files[0], name="next")
     figures = run_training(settings, warm)
     (again,) = (tmp_path / "b").iterdir()

@@ -102,7 +102,7 @@ def diff(
     b: Annotated[str, typer.Argument(help="The same.")],
     as_json: AsJson = False,
 ) -> None:
-    """Which items differ between two versions, in which columns, and whether data or only floats differ. Exit code 1 when something differs."""
+    """Which items differ between two versions, in which columns, and whether data or only floats differ. Exit code 1 if rows or models differ."""
     from infra.index.diff import diff_versions, open_side
 
     log = _open_log()

@@ -1,4 +1,4 @@
-"""Two versions of an index compared item by item: which rows differ, in which columns, and whether data or only floats differ.
+"""Two versions of an index compared item by item: which rows differ, in which columns, whether data or only floats differ, and whether the models do.
 
 Here: what `aif index diff` does. Not here: whether one version is whole (verify.py).
 A side is a version of this store (`4`, `4.1` or a token), or a folder: what `aif replay --directory` left, or another index store.
@@ -59,7 +59,11 @@ class Example:
 
 @dataclass
 class Difference:
-    """What was found. `left_out`: columns that only one side has, or that have another type or width; they are not compared."""
+    """What was found.
+
+    other_model   the checkpoints differ, so users and scores may differ although every row is equal
+    left_out      columns that only one side has, or that have another type or width; they are not compared
+    """
 
     rows_a: int = 0
     rows_b: int = 0
@@ -68,13 +72,14 @@ class Difference:
     data: int = 0
     floats: int = 0
     columns: dict[str, ColumnDifference] = field(default_factory=dict)
+    other_model: bool = False
     left_out: tuple[str, ...] = ()
     examples: list[Example] = field(default_factory=list)
 
     @property
     def is_equal(self) -> bool:
-        """Whether both sides have the same rows."""
-        return not (self.only_a or self.only_b or self.data or self.floats or self.left_out)
+        """Whether both sides have the same rows and the same model."""
+        return not (self.only_a or self.only_b or self.data or self.floats or self.left_out or self.other_model)
 
 
 def open_side(text: str, log: ControlLog) -> Side:
@@ -119,7 +124,7 @@ def _read_version(log: ControlLog, version: int, revision: int | None) -> Manife
 
 
 def diff_versions(a: Side, b: Side) -> Difference:
-    """Compares two versions row by row. Raises Incompatible (`other_catalogue`) for another id kind or number of shards."""
+    """Compares two versions row by row, and their checkpoints. Raises Incompatible (`other_catalogue`) for another id kind or number of shards."""
     layouts, seals = (a.manifest.layout, b.manifest.layout), (a.manifest.seals, b.manifest.seals)
     if layouts[0].id_kind is not layouts[1].id_kind or len(seals[0]) != len(seals[1]):
         raise Incompatible(
@@ -130,6 +135,7 @@ def diff_versions(a: Side, b: Side) -> Difference:
     comparison = _Comparison(layouts[0].columns, layouts[1].columns, layouts[0].id_kind)
     for seal_a, seal_b in zip(*seals, strict=True):
         comparison.compare(_View(_read_rows(a, seal_a)), _View(_read_rows(b, seal_b)))
+    comparison.found.other_model = a.manifest.checkpoint_sha256 != b.manifest.checkpoint_sha256
     return comparison.found
 
 

@@ -58,6 +58,15 @@ def test_a_version_does_not_differ_from_itself_however_it_is_cut_into_parts(stor
     assert (found.data, found.floats) == (0, 30)
 
 
+def test_versions_of_two_models_are_not_equal_although_every_row_is(store: IndexStore) -> None:
+    """As two that differ in their heads alone."""
+    a = side(store)
+    b = dataclasses.replace(a, manifest=dataclasses.replace(a.manifest, checkpoint_sha256="e" * 64))
+    found = diff_versions(a, b)
+    assert (found.only_a, found.only_b, found.data, found.floats) == (0, 0, 0, 0)
+    assert found.other_model and not found.is_equal and not diff_versions(a, a).other_model
+
+
 def test_other_inputs_are_data_and_other_rows_of_the_same_inputs_are_floats(store: IndexStore) -> None:
     plain = side(store)
     data = diff_versions(plain, side(store, changed("bid", 7, 0.5, inputs=True)))

@@ -5,7 +5,7 @@ s3_store.py     the store in a bucket; file_cache.py keeps local copies of its f
 store_clock.py  what time it is for a store
 store_path.py   which paths inside a store are allowed
 checkpoint_upload.py  a checkpoint put into the store, and the record that announces it
-control_log.py  the log of decisions about versions
+control_log.py  the log of decisions about versions; control_folds.py: its folds in the store
 parts.py        full and incremental parts and manifests, written and read
 sample.py       a few rows of a version
 verify.py       whether a version is whole

@@ -1,39 +1,45 @@
 """The control log in the index store: read what is new, append one decision (FORMAT.md section 7, protocol B1 to B5).
 
-Here: `ControlLog` (the folded log, and its two operations) and the identity of the index. Not here: what entries mean (schemas/index/control.py).
-Invariants: an append takes the number after everything that was read, so a decision is always made on the whole log; if another writer has taken that
-number, the log is read on and the decision made again. Every successful append is in the log exactly once, and numbers have no gaps.
+Here: `ControlLog` (the folded log, and its two operations) and the identity of the index. Not here: what entries mean (schemas/index/control.py), folds in
+the store (control_folds.py).
+Invariants:
+- An append takes the number after everything that was read, so a decision is always made on the whole log; if another writer has taken that number, the log
+  is read on and the decision made again. Every successful append is in the log exactly once, and numbers have no gaps.
+- A reader begins at the newest fold and reads the entries after it. From entry 0 it gets the same state.
+- An entry that would break an invariant (schemas/index/control_invariants.py) is never put.
 """
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from infra.failpoints import failpoint
+from infra.index.control_folds import FOLD_EVERY, control_path, entry_number, find_fold, put_fold
 from infra.index.store import IndexStore, check_exclusive_create, read_if_there
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import ControlState, Entry, Init, fold_entry, plan_entry
+from schemas.index.control_invariants import find_broken_step
 from schemas.index.lifecycle import EntryKind
 from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 
 _CONFLICTS_MAX = 10_000  # each means that somebody else made progress
 _LOOK_BACK_EVERY = 25  # refreshes: a worker's five seconds
-
-
-def control_path(number: int) -> str:
-    """Place of entry `number` in the store."""
-    return f"control/{number:09d}"
+_BATCH, _READS_AT_ONCE = 256, 16  # entries after the newest fold; an object store answers one read in 10 to 50 ms
 
 
 class ControlLog:
-    """The log, folded as far as it was read. Threads may share it; other processes append at the same time."""
+    """The log, folded as far as it was read. Threads may share it; other processes append at the same time. `fold_every`: entries from one fold in the store
+    to the next."""
 
-    def __init__(self, store: IndexStore) -> None:
+    def __init__(self, store: IndexStore, fold_every: int = FOLD_EVERY) -> None:
         self.store = store
+        self._fold_every = fold_every
         self._state = ControlState()
         self._lock = threading.RLock()
-        self._gap_checked = False
+        self._begun = False
         self._newest: bytes | None = None  # the last entry that was folded
+        self._fold_due: tuple[ControlState, bytes] | None = None  # a state whose fold may not be in the store, and its last entry
         self._refreshes = 0
 
     @property
@@ -45,21 +51,24 @@ class ControlLog:
         """Read and fold the entries that are new. Raises Corrupted (a damaged entry or a gap), Unavailable (the store does not answer, or is not the
         one that it was: `index_store_gone`)."""
         with self._lock:
-            raw = self._read(self._state.next_number)
-            if raw is not None or self._refreshes % _LOOK_BACK_EVERY == 0:
+            if not self._begun:
                 self._look_back()
+                self._begin()
+                self._begun = True
+            raw = self._read(self._state.next_number)
+            if (raw is not None or self._refreshes % _LOOK_BACK_EVERY == 0) and self._look_back():
+                raw = self._read(self._state.next_number)
             self._refreshes += 1
             while raw is not None:
-                self._state, self._newest = self._fold(raw), raw
+                self._take(raw)
                 raw = self._read(self._state.next_number)
-            if not self._gap_checked:
-                self._check_gap()
             return self._state
 
     def append(self, make: Callable[[ControlState], Entry | None]) -> ControlState:
         """Append what `make` decides on the newest state (None: nothing). Returns the state after it.
 
-        `make` is called again whenever another writer was faster, so it must have no effects. Raises what `plan_entry` raises.
+        `make` is called again whenever another writer was faster, so it must have no effects. Raises what `plan_entry` raises, and Corrupted
+        (`control_invariant`).
         """
         with self._lock:
             for _ in range(_CONFLICTS_MAX):
@@ -67,52 +76,104 @@ class ControlLog:
                 entry = make(state)
                 if entry is None:
                     return state
-                raw = plan_entry(state, entry)
-                self._look_back()
+                raw = _plan_sound_entry(state, entry)
+                if self._look_back():
+                    continue
                 failpoint("before-control-append")
-                if self.store.put_exclusive(control_path(state.next_number), raw):
+                if self.store.put_exclusive(control_path(state.next_number), raw) and not self._was_taken(state.next_number):
                     failpoint("after-control-append")
-                    self._state, self._newest = fold_entry(state, state.next_number, raw), raw
+                    self._take(raw)
+                    self._put_fold()
                     return self._state
         raise Unavailable(
             "control_log_contended",
             f"{_CONFLICTS_MAX} other entries came first: too many writers on {self.store.url}; try again in a moment",
         )
 
-    def _fold(self, raw: bytes) -> ControlState:
+    def _begin(self) -> None:
+        """Fold what the store has: the newest fold, then the entries after it. An entry that is missing with another one after it was lost, and reading
+        would end there in silence."""
+        self._take_newest_fold()
+        listed = self.store.list("control/", after=control_path(self._state.next_number - 1) if self._state.next_number else "")
+        newest = max((number for path in listed if (number := entry_number(path)) is not None), default=-1)
+        while self._state.next_number <= newest:
+            first = self._state.next_number
+            for number, raw in zip(range(first, newest + 1), self._read_many(range(first, min(first + _BATCH, newest + 1))), strict=False):
+                if raw is None:
+                    raise Corrupted(
+                        "control_log_gap",
+                        f"{control_path(number)} is missing but {control_path(newest)} exists, and no fold after it can be read; restore control/ and "
+                        f"folds/ of {self.store.url} from a copy of the store",
+                    )
+                self._take(raw)
+
+    def _take_newest_fold(self) -> bool:
+        """Go on from the newest fold in the store if it is ahead of what was read. Returns whether it was."""
+        found = find_fold(self.store, self._state.next_number, self._state.index_id)
+        if found is not None:
+            self._state, self._newest = found
+            self._fold_due = None
+        return found is not None
+
+    def _take(self, raw: bytes) -> None:
         number = self._state.next_number
         try:
-            return fold_entry(self._state, number, raw)
+            self._state, self._newest = fold_entry(self._state, number, raw), raw
         except Corrupted as error:
             message = f"{control_path(number)} of {self.store.url}: {error.message}; restore it from a copy of the store"
             raise Corrupted(error.code, message) from error
+        if self._state.next_number % self._fold_every == 0 and self._state.init is not None and not self._state.unknown_entry:
+            self._fold_due = self._state, raw
+
+    def _put_fold(self) -> None:
+        if self._fold_due is not None and put_fold(self.store, *self._fold_due):
+            self._fold_due = None
+
+    def _was_taken(self, number: int) -> bool:
+        """Whether a number that was free when it was put had been taken before, and its entry removed since. That takes a writer that was stopped for longer
+        than the grace period between reading and putting. Entries are removed in ascending order, so the one before was removed then too."""
+        taken = self._read(number - 1) is None if number > 1 else number == 1 and bool(self.store.list("folds/"))
+        if taken:
+            self._take_newest_fold()
+        return taken
 
     def _read(self, number: int) -> bytes | None:
         return read_if_there(self.store, control_path(number), CONTROL_ENTRY_BYTES_MAX)
 
-    def _look_back(self) -> None:
-        """A store that was emptied, or whose disk is not mounted, would look like one where nothing is new, and another one's entries like new ones."""
-        path = control_path(self._state.next_number - 1)
-        if self._newest is not None and self._read(self._state.next_number - 1) != self._newest:
-            self._refreshes = 0  # so that the next refresh looks again
-            raise Unavailable(
-                "index_store_gone",
-                f"{path} of {self.store.url} is gone or not the entry that was read before: mount or restore the index store that was there, or stop every "
-                "process of this index to begin a new one",
-            )
+    def _read_many(self, numbers: Iterable[int]) -> Iterable[bytes | None]:
+        with ThreadPoolExecutor(_READS_AT_ONCE, "control-log") as threads:
+            return list(threads.map(self._read, numbers))
 
-    def _check_gap(self) -> None:
-        """Once for each log: an entry beyond the first missing number means that an entry was lost, at which reading would end in silence."""
-        newest = max(self.store.list("control/"), default="")
-        if newest >= control_path(self._state.next_number):
-            if self._read(self._state.next_number) is not None:  # it was written between the reading and the listing
-                self.refresh()
-                return
-            raise Corrupted(
-                "control_log_gap",
-                f"{control_path(self._state.next_number)} is missing but {newest} exists; restore it from a copy of the store",
-            )
-        self._gap_checked = True
+    def _look_back(self) -> bool:
+        """Compare the last entry that was read with the store's. A store that was emptied, or whose disk is not mounted, would look like one where nothing is
+        new, and another one's entries like new ones. Returns whether the state moved on to a fold, because the entry was removed after it was folded."""
+        if self._newest is None:
+            return False
+        last = self._state.next_number - 1
+        raw = self._read(last)
+        if raw == self._newest:
+            return last == 0 and self._take_newest_fold()  # entry 0 stays when those after it are removed
+        self._begun, self._refreshes = False, 0  # so that the next refresh looks again, and lists
+        if raw is None and self._take_newest_fold():
+            return True
+        raise Unavailable(
+            "index_store_gone",
+            f"{control_path(last)} of {self.store.url} is gone or not the entry that was read before: mount or restore the index store that was there, or stop "
+            "every process of this index to begin a new one",
+        )
+
+
+def _plan_sound_entry(state: ControlState, entry: Entry) -> bytes:
+    """`plan_entry`, and Corrupted (`control_invariant`) if the state after the entry would break an invariant: a defect of this code or of an older entry."""
+    raw = plan_entry(state, entry)
+    broken = find_broken_step(state, fold_entry(state, state.next_number, raw))
+    if broken:
+        raise Corrupted(
+            "control_invariant",
+            f"{entry.kind} of version {entry.version} is not written, because it would break {'; '.join(broken)}; the log is unchanged and versions go on "
+            "as they are: report this as a defect, with a copy of control/",
+        )
+    return raw
 
 
 def append_entry(control_log: ControlLog, make: Callable[[ControlState], Entry | None]) -> Entry | None:

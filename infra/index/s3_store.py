@@ -252,17 +252,21 @@ class S3Store:
             raise
         return True
 
-    def list(self, prefix: str = "") -> list[str]:
+    def list(self, prefix: str = "", after: str = "") -> list[str]:
         """See IndexStore."""
-        return [file.path for file in self.list_files(prefix)]
+        return [file.path for file in self._list(prefix, after)]
 
     def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
-        """See IndexStore. One request for 1,000 files."""
+        """See IndexStore."""
+        return self._list(prefix)
+
+    def _list(self, prefix: str, after: str = "") -> Sequence[StoreFile]:
+        """One request for 1,000 files; none for those up to `after`."""
         folder = prefix.rpartition("/")[0]
         if "/" in prefix:
             check_store_path(folder)
         with self._errors(prefix):
-            found = [meta for page in obstore.list(self._objects, f"{folder}/" if folder else None) for meta in page]
+            found = [meta for page in obstore.list(self._objects, f"{folder}/" if folder else None, offset=after or None) for meta in page]
         return [_store_file(meta) for meta in sorted(found, key=lambda meta: meta["path"]) if meta["path"].startswith(prefix)]
 
     def look(self) -> None:

@@ -59,8 +59,8 @@ class IndexStore(Protocol):
         """Whether the file is there."""
         ...
 
-    def list(self, prefix: str = "") -> list[str]:
-        """Paths of all files that begin with `prefix`, sorted."""
+    def list(self, prefix: str = "", after: str = "") -> list[str]:
+        """Paths of all files that begin with `prefix` and sort after `after`, sorted."""
         ...
 
     def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
@@ -196,7 +196,7 @@ class FolderStore:
         with self._errors(path):
             return self.local_path(path).is_file()
 
-    def list(self, prefix: str = "") -> list[str]:
+    def list(self, prefix: str = "", after: str = "") -> list[str]:
         """See IndexStore."""
         start = self.local_path(prefix.rpartition("/")[0]) if "/" in prefix else self.root
         found: list[str] = []
@@ -205,7 +205,7 @@ class FolderStore:
                 folders[:] = [f for f in folders if not f.startswith(TEMPORARY_PREFIX)]
                 inside = Path(parent).relative_to(self.root)
                 found += [(inside / name).as_posix() for name in names if not name.startswith(TEMPORARY_PREFIX)]
-        return sorted(path for path in found if path.startswith(prefix))
+        return sorted(path for path in found if path.startswith(prefix) and path > after)
 
     def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
         """See IndexStore. Files that somebody removes at the same moment are left out."""

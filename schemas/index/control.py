@@ -26,6 +26,9 @@ from schemas.token import VersionToken
 
 __all__ = ["ControlState", "Entry", "Init", "VersionStatus", "decode_entry", "encode_entry", "fold_entry", "plan_entry"]
 
+FINAL_KEPT = 128  # versions, so that people see what became of the last ones
+REFUSED_KEPT = 100  # entries
+
 
 @dataclass(frozen=True)
 class VersionStatus:
@@ -89,10 +92,10 @@ class ControlState:
     """The fold of a log up to before entry `next_number`.
 
     index_id   which index this is: a digest of its first entry, which says when and by whom it was begun
-    versions   every version that was ever wanted or rejected, by number
+    versions   versions by number: all that are not final, and the newest of the final ones (at least `FINAL_KEPT` of them, or all)
     held       nothing is promoted by itself; `held_why` says who holds and why, and is empty while nobody does
     unknown_entry   number and kind of an entry that this code does not know, empty if there is none
-    refused    number and reason of every entry that was refused
+    refused    number and reason of the newest entries that were refused, at most `REFUSED_KEPT`
     """
 
     next_number: int = 0
@@ -133,6 +136,11 @@ class ControlState:
         """The highest version that was wanted or rejected, -1 before the first. Checkpoint records are read from the offset after it (B3)."""
         return max(self.versions, default=-1)
 
+    def is_over(self, version: int) -> bool:
+        """Whether a version is final. One that the fold has forgotten is final too: versions are decided in their order, and only final ones are forgotten."""
+        status = self.versions.get(version)
+        return version <= self.newest_decided if status is None else status.state in FINAL
+
 
 Effect = Callable[[ControlState, Entry], ControlState]
 
@@ -143,12 +151,12 @@ def fold_entry(state: ControlState, number: int, raw: bytes) -> ControlState:
         raise Corrupted("control_log_gap", f"entry {number} follows {state.next_number - 1}; an entry of the control log is missing")
     after = dataclasses.replace(state, next_number=number + 1)
     try:
-        after = _apply(after, decode_entry(raw))
+        after = _forget_final(_apply(after, decode_entry(raw)))
         return after if after.init is state.init else dataclasses.replace(after, index_id=checksum(raw))
     except Incompatible as error:
         if error.code == "unknown_entry_kind":
             return dataclasses.replace(after, unknown_entry=f"{number}: {error.message}")
-        return dataclasses.replace(after, refused=(*state.refused, f"{number}: {error.message}"))
+        return dataclasses.replace(after, refused=(*state.refused, f"{number}: {error.message}")[-REFUSED_KEPT:])
 
 
 def plan_entry(state: ControlState, entry: Entry) -> bytes:
@@ -177,6 +185,17 @@ def _apply(state: ControlState, entry: Entry) -> ControlState:
     return _EFFECTS[entry.kind](state, entry)
 
 
+def _forget_final(state: ControlState) -> ControlState:
+    """The state without its oldest final versions. They are forgotten many at a time, because that copies the state."""
+    if len(state.versions) < 2 * FINAL_KEPT:
+        return state
+    final = sorted(v for v, status in state.versions.items() if status.state in FINAL)
+    if len(final) < 2 * FINAL_KEPT - 1:
+        return state
+    forgotten = set(final[:-FINAL_KEPT])
+    return dataclasses.replace(state, versions={v: status for v, status in state.versions.items() if v not in forgotten})
+
+
 def _set(state: ControlState, status: VersionStatus, **fields: Any) -> ControlState:
     return dataclasses.replace(state, versions={**state.versions, status.version: status}, **fields)
 
@@ -191,7 +210,7 @@ def _moved(state: ControlState, entry: Entry) -> VersionStatus:
     if entry.version < 0 or (status.state is State.NONE and entry.kind not in (EntryKind.WANT, EntryKind.REJECT)):
         raise Incompatible(
             "unknown_version",
-            f"{entry.kind} names version {entry.version}, which the index does not have; it has {sorted(state.versions)}: `aif index list` shows them",
+            f"{entry.kind} names version {entry.version}, which the index does not have; it has {sorted(state.versions)[-20:]}: `aif index list` shows them",
         )
     after = next_state(status.state, entry.kind, entry.cause)
     return dataclasses.replace(status, state=after, ended_at_ms=entry.at_ms if after in FINAL else 0)
@@ -212,11 +231,8 @@ def _want(state: ControlState, entry: Entry) -> ControlState:
             f"the next to be wanted is {status.next_revision}",
         )
     status = dataclasses.replace(status, last_wanted=entry.revision)
-    if entry.cause not in (Cause.REVISE, Cause.REVIVE) and entry.version < state.newest_decided:
-        raise Incompatible(
-            "late_version",
-            f"want {entry.version}: {state.newest_decided} is decided already, and versions are decided in their order; publish it again",
-        )
+    if entry.cause not in (Cause.REVISE, Cause.REVIVE):
+        _check_in_order(state, entry)
     if entry.cause in (Cause.REVISE, Cause.REVIVE):
         status = dataclasses.replace(status, wanted_revision=entry.revision, wanted_at_ms=entry.at_ms, cause=entry.cause)
         return _wish(_set(state, status), status, entry) if entry.wish else _set(state, status)
@@ -227,6 +243,22 @@ def _want(state: ControlState, entry: Entry) -> ControlState:
         **{f: getattr(entry, f) for f in ("cause", "checkpoint_sha256", "model_id", "feature_schema", "encoder_fingerprint", "label")},
     )
     return _set(_abort_overtaken(state, entry.version, entry.at_ms), status)
+
+
+def _check_in_order(state: ControlState, entry: Entry) -> None:
+    """A version is new only beyond all that are decided: what is below and not in the fold has been forgotten, and its number is never used again."""
+    if entry.version < state.newest_decided:
+        raise Incompatible(
+            "late_version",
+            f"{entry.kind} {entry.version}: {state.newest_decided} is decided already, and versions are decided in their order; publish its "
+            "checkpoint again, which makes a new version",
+        )
+
+
+def _reject(state: ControlState, entry: Entry) -> ControlState:
+    status = _moved(state, entry)
+    _check_in_order(state, entry)
+    return _set(state, _explained(status, entry))
 
 
 def _wish(state: ControlState, status: VersionStatus, entry: Entry) -> ControlState:
@@ -333,7 +365,7 @@ def _hold(state: ControlState, entry: Entry) -> ControlState:
 _EFFECTS: dict[EntryKind, Effect] = {
     EntryKind.INIT: _init,
     EntryKind.WANT: _want,
-    EntryKind.REJECT: _judged(),
+    EntryKind.REJECT: _reject,
     EntryKind.PUBLISH: _publish,
     EntryKind.PROMOTE: _promote,
     EntryKind.ROLLBACK: _rollback,

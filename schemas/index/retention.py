@@ -9,7 +9,8 @@ Invariants (protocol B12):
   grace period after the next revision or the version's end, because a reader may have begun with it.
 - What nothing names (parts of a build that crashed) is kept for the grace period after it was put, by the store's own clock: its writer may still run.
 - The manifest goes before the files that it names: nobody begins to read a version that is being removed.
-- Paths that this code does not know are never removed, nor is anything of a version that the log does not know, nor the control log.
+- Paths that this code does not know are never removed, nor is anything of a version that the log does not know. Old entries of the
+  control log go by a rule of their own (infra/index/control_folds.py).
 """
 
 import dataclasses
@@ -115,8 +116,7 @@ class _Plan:
     def _is_alive(self, directory: str) -> bool:
         """A shard that starts from a snapshot forgets versions that are over before it reads any part."""
         named = _OF_VERSION.fullmatch(directory)
-        status = self._state.versions.get(int(named[1])) if named else None
-        return status is not None and status.state not in FINAL
+        return named is not None and int(named[1]) in self._state.versions and not self._state.is_over(int(named[1]))
 
     def _name(self, directories: Collection[str], expiry: int | None) -> None:
         for directory in directories:
@@ -136,16 +136,19 @@ class _Plan:
 
     def _expire_manifest(self, version: int, revision: int) -> int | None:
         """When a manifest may go; None: not as things stand."""
-        status = self._state.versions.get(version)
-        if status is None:
-            return None
         put_ms, grace_ms = self._put_ms.get(manifest_path(version, revision), 0), self._rules.grace_ms
-        if status.state in FINAL:
-            return max(put_ms, status.ended_at_ms) + grace_ms
-        if revision >= status.revision:  # the published one, and one that is on its way
+        if self._state.is_over(version):
+            return max(put_ms, self._ended_ms(version)) + grace_ms
+        status = self._state.versions.get(version)
+        if status is None or revision >= status.revision:  # the published one, and one that is on its way
             return None
         followers = [r for v, r in self._content.manifests if v == version and revision < r <= status.revision]
         return None if not followers else self._put_ms.get(manifest_path(version, min(followers)), 0) + grace_ms
+
+    def _ended_ms(self, version: int) -> int:
+        """When a version ended; 0 if it did not, or so long ago that the log's fold has forgotten it."""
+        status = self._state.versions.get(version)
+        return 0 if status is None else status.ended_at_ms
 
     def _expire_snapshots(self) -> dict[str, int | None]:
         """By directory. The newest of each shard are kept; an older one goes a grace period after the one that pushed it out."""
@@ -177,19 +180,22 @@ class _Plan:
 
     def _judge_part(self, file: StoreFile, directory: str, version: int, shard: int) -> Removal | None:
         status = self._state.versions.get(version)
-        if status is None or directory in self._kept or _is_open(status):
+        is_known = status is not None or self._state.is_over(version)
+        if not is_known or directory in self._kept or (status is not None and _is_open(status)):
             return None
         named_until = self._expiry.get(directory)
-        unnamed_at = max(self._newest_put[directory], status.ended_at_ms) + self._rules.grace_ms
+        unnamed_at = max(self._newest_put[directory], self._ended_ms(version)) + self._rules.grace_ms
         why = "an unfinished build" if named_until is None else "a revision that was replaced or dropped"
         return Removal(file.path, max(unnamed_at, named_until or 0), why, shard, file.size_bytes)
 
     def _judge_seal(self, file: StoreFile, version: int, revision: int, shard: int) -> Removal | None:
         """A seal is in its manifest once there is one; before that it belongs to a build that is open, or it is nobody's."""
         status = self._state.versions.get(version)
-        if status is None or (_is_open(status) and revision > status.revision):
+        if status is None and not self._state.is_over(version):
             return None
-        at_ms = max(file.put_ms, status.ended_at_ms) + self._rules.grace_ms
+        if status is not None and _is_open(status) and revision > status.revision:
+            return None
+        at_ms = max(file.put_ms, self._ended_ms(version)) + self._rules.grace_ms
         return Removal(file.path, at_ms, "a seal that its manifest contains or nobody took", shard, file.size_bytes)
 
     def _judge_snapshot(self, file: StoreFile, directory: str, shard: int) -> Removal | None:

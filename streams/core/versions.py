@@ -114,7 +114,7 @@ def plan_shard(
     if state.init is None or state.unknown_entry:
         return []
     receiving = {status.version: status for status in state.receiving}
-    ended = [Stop(shard.number, v) for v in sorted(shard.versions) if v in state.versions and v not in receiving]
+    ended = [Stop(shard.number, v) for v in sorted(shard.versions) if v <= state.newest_decided and v not in receiving]
     planned = [
         _plan_version(status, shard, status.encoder_fingerprint != encoder_fingerprint or status.version in lost, rewrite_share)
         for status in receiving.values()

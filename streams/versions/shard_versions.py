@@ -124,7 +124,7 @@ class ShardVersions:
         """After a shard was opened. A version of another encoder (this process runs on another machine than the last owner) is marked behind; one whose
         checkpoint the store has lost stays without."""
         for version in on_shard(task, Shard.needs_encoders):
-            if version.version not in state.versions:
+            if version.version > state.newest_decided:
                 self._attempts.complain(
                     ("unknown version", task.number, version.version),
                     f"shard {task.number} has version {version.version}, which the control log does not: another index store?",
@@ -171,8 +171,10 @@ class ShardVersions:
     def _may_be_published(self, state: ControlState, stop: Stop) -> bool:
         """Whether a version that is behind in a shard, and would start again there, has a seal of that shard: servers that follow it from there would never
         have what was applied while the shard was behind, so it stays behind."""
-        status = state.versions[stop.version]
-        wanted = status.wanted_revision if status in state.receiving else None
+        status = state.versions.get(stop.version)
+        if status is None or status not in state.receiving:
+            return False
+        wanted = status.wanted_revision
         return wanted is not None and stop.shard in self._publication.read_seals(status, Revision(stop.version, wanted))
 
     def _start(self, status: VersionStatus, task: OwnedShard, behind: bool) -> None:

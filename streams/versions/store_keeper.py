@@ -8,6 +8,7 @@ which parts the shard itself still uses; what belongs to no shard may be removed
 from collections.abc import Sequence
 
 from infra.clock import Clock
+from infra.index.control_folds import remove_folded
 from infra.index.control_log import ControlLog, append_entry
 from infra.index.retention import read_store_content, remove_due
 from infra.index.store import IndexStore
@@ -43,12 +44,13 @@ class StoreKeeper:
         if self._clock.monotonic() < self._next_at:
             return 0
         self._next_at = self._clock.monotonic() + min(_EVERY_S_MAX, self._rules.grace_ms / 2_000)
+        folded = remove_folded(self._store, self._clock.now_ms(), self._rules.grace_ms)
         # The shards first, then the store: a part that a shard takes in between is younger than the grace period.
         used = {directory for task in tasks for directory in on_shard(task, _used_directories)}
         content = read_store_content(self._store, self._control_log.state, used)
-        now_ms = self._clock.now_ms()
         removals = plan_removals(self._control_log.state, content, self._rules)
-        return len(remove_due(self._store, removals, now_ms, self._rules, {task.number for task in tasks}))
+        removed = remove_due(self._store, removals, self._clock.now_ms(), self._rules, {task.number for task in tasks})
+        return folded + len(removed)
 
 
 def _used_directories(shard: Shard) -> list[str]:

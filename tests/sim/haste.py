@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -30,7 +30,8 @@ import streams.shard.snapshot
 import streams.stored.upserts
 import streams.versions.attempts
 import streams.versions.publication
-from infra.index.control_log import ControlLog, control_path
+from infra.index.control_folds import control_path
+from infra.index.control_log import ControlLog
 from infra.joined import Joined, join_stored
 from infra.journaled_rocks import _COUNTS, JournaledDatabase, Rows, decode_journal_entry
 from infra.kafka.reader import SourceRecord
@@ -123,12 +124,15 @@ class QuickLog(ControlLog):
     """A log in the store in memory, without the error that most looks end with."""
 
     def refresh(self) -> ControlState:
-        if self._gap_checked and _control_path(self._state.next_number) not in self.store.files:  # type: ignore[attr-defined]
+        if self._begun and _control_path(self._state.next_number) not in self.store.files:  # type: ignore[attr-defined]
             return self._state
         return super().refresh()
 
     def _read(self, number: int) -> bytes | None:
         return self.store.files.get(_control_path(number))  # type: ignore[attr-defined, no-any-return]
+
+    def _read_many(self, numbers: Iterable[int]) -> Iterable[bytes | None]:
+        return map(self._read, numbers)
 
 
 # --- records and rows -----------------------------------------------------------------------------------------------------

@@ -68,10 +68,10 @@ class MemoryStore:
     def exists(self, path: str) -> bool:
         return path in self.files
 
-    def list(self, prefix: str = "") -> list[str]:
+    def list(self, prefix: str = "", after: str = "") -> list[str]:
         top, below, _ = prefix.partition("/")
         paths = self._paths.get(top, ()) if below else self.files
-        return sorted([path for path in paths if path.startswith(prefix)])
+        return sorted([path for path in paths if path.startswith(prefix) and path > after])
 
     def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
         return [StoreFile(path, self.modified[path], len(self.files[path])) for path in self.list(prefix)]

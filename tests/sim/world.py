@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from infra.index.control_log import control_path
+from infra.index.control_folds import control_path
 from infra.kafka.dead_letters import Headers, decode_dead_letter
 from infra.kafka.reader import SourceRecord
 from schemas.events import IndexEvent

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.index.control_log import ControlLog, check_identity, control_path, ensure_init
+from infra.index.control_folds import control_path
+from infra.index.control_log import ControlLog, check_identity, ensure_init
 from infra.index.store import FolderStore, IndexStore, open_index_store
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
@@ -105,10 +106,10 @@ def test_an_entry_that_is_written_while_a_reader_begins_is_no_gap(store: IndexSt
     writer = ControlLog(store)
     ensure_init(writer, INIT, 1, "test")
 
-    def list_late(prefix: str) -> list[str]:
+    def list_late(prefix: str, after: str = "") -> list[str]:
         monkeypatch.undo()
         writer.append(_want)
-        return store.list(prefix)
+        return store.list(prefix, after)
 
     monkeypatch.setattr(store, "list", list_late)
     assert ControlLog(store).refresh() == writer.state and writer.state.next_number == 2

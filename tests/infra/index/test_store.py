@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.index.control_log import ControlLog, control_path, ensure_init
+from infra.index.control_folds import control_path
+from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import FolderStore, IndexStore, open_index_store
 from schemas.errors import Corrupted, Misconfigured, Unavailable
 from schemas.ids import IdKind

@@ -11,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from schemas.errors import Incompatible
 from schemas.index.control import ControlState, Entry, encode_entry, fold_entry, plan_entry
+from schemas.index.control_fold import decode_fold, encode_fold
+from schemas.index.control_invariants import find_broken_step
 from schemas.index.lifecycle import (
     FINAL,
     MOVED_BY_PROMOTE,
@@ -50,6 +52,9 @@ class ControlLogMachine(RuleBasedStateMachine):
             planned = False
         self.log.append(raw)
         self.state = fold_entry(before, before.next_number, raw)
+        assert find_broken_step(before, self.state) == []
+        if not self.state.unknown_entry:
+            assert decode_fold(encode_fold(self.state, raw))[0] == self.state
         taken = len(self.state.refused) == len(before.refused)
         assert taken is planned, "what a careful writer is told is what the fold does"
         if not taken:

@@ -80,6 +80,13 @@ def test_frozen_versions_beyond_the_newest_are_dropped_and_no_other() -> None:
     assert plan_drops(log(*lived(1, 2, 3, 4, 5)), RULES) == [1, 2]
 
 
+def test_files_of_a_version_that_the_fold_has_forgotten_go_and_those_of_one_that_is_not_decided_stay() -> None:
+    state = log(*lived(1, 2), act(EntryKind.REJECT, 9))  # 3 and 4: as if they had been wanted, and forgotten since
+    what = content([manifest(3, 0)], others=[seal_path(4, 0, 0, "a"), seal_path(10, 0, 0, "a")])
+    due = removed(state, what)
+    assert set(due) == {*files_of(manifest(3, 0)), seal_path(4, 0, 0, "a")} and set(due.values()) == {what.files[0].put_ms + GRACE}
+
+
 @pytest.mark.parametrize("protect", [act(EntryKind.HOLD), want(1, 1, Cause.REVIVE)])
 def test_while_held_nothing_is_dropped_nor_what_is_being_revived(protect: Entry) -> None:
     assert 1 not in plan_drops(log(*lived(1, 2, 3, 4, 5), protect), RULES)

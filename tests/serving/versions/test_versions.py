@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from infra.index import control_log
-from infra.index.control_log import control_path
+from infra.index.control_folds import control_path
 from infra.index.store import open_index_store
 from infra.processes import wait_until
 from infra.settings import KafkaSettings

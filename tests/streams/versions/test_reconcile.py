@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.clock import SystemClock
-from infra.index.control_log import control_path
+from infra.index.control_folds import control_path
 from infra.index.store import FolderStore
 from schemas.index.control import Entry
 from schemas.index.lifecycle import EntryKind, State

@@ -1,0 +1,93 @@
+"""A fold of the control log as a file, so that a reader need not begin at entry 0 (FORMAT.md section 7).
+
+    encode_fold(state, last) -> bytes        the state up to before entry `state.next_number`; `last` is the entry before that number
+    decode_fold(raw) -> (state, checksum of `last`)
+
+Here: the JSON, pure. Not here: where folds lie, who writes them and which of them a reader trusts (infra/index/control_folds.py).
+Invariants: the same entries give the same bytes, so of several writers it does not matter who is first. A field or kind of entry that this code does not
+know makes the fold unreadable here, because this code would miss what it means; the reader then takes an older one or the entries.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.errors import Corrupted
+from schemas.ids import IdKind
+from schemas.index.control import ControlState, Init, VersionStatus
+from schemas.index.control_invariants import find_broken
+from schemas.index.digest import checksum
+from schemas.index.lifecycle import EntryKind, State
+
+FOLD_FORMAT = 1
+_KINDS = sorted(EntryKind)
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_STATUS = {f.name: f for f in dataclasses.fields(VersionStatus)}
+_STATE_TYPES = {
+    "next_number": (int,),
+    "index_id": (str,),
+    "live": (int, type(None)),
+    "backup": (int, type(None)),
+    "pinned": (int, type(None)),
+    "held": (bool,),
+    "held_why": (str,),
+    "refused": (list,),
+}
+
+
+def encode_fold(state: ControlState, last: bytes) -> bytes:
+    """The bytes of a fold of a log that begins with an identity and has no unknown entry."""
+    assert state.init is not None and not state.unknown_entry
+    fields = {
+        "format": FOLD_FORMAT,
+        "kinds": _KINDS,
+        "last": checksum(last),
+        "init": dataclasses.asdict(state.init),
+        "versions": [_encode_status(status) for _, status in sorted(state.versions.items())],
+        **{name: getattr(state, name) for name in _STATE_TYPES},
+    }
+    return _JSON.encode(fields | {"check": checksum(_JSON.encode(fields).encode())}).encode()
+
+
+def _encode_status(status: VersionStatus) -> dict[str, Any]:
+    """Its fields without those at their defaults."""
+    return {name: getattr(status, name) for name, f in _STATUS.items() if getattr(status, name) != f.default}
+
+
+def decode_fold(raw: bytes) -> tuple[ControlState, str]:
+    """The state, and the checksum of the last entry in it. Raises Corrupted (`bad_control_fold`): other bytes than were written, a fold of a newer release,
+    or a state that no log leads to."""
+    try:
+        fields = json.loads(raw)
+        check = fields.pop("check")
+        if check != checksum(_JSON.encode(fields).encode()):
+            raise ValueError("its checksum is not that of its bytes")
+        if fields.pop("format") != FOLD_FORMAT or not set(fields.pop("kinds")) <= set(_KINDS):
+            raise ValueError("a newer release wrote it")
+        last, init = str(fields.pop("last")), fields.pop("init")
+        versions = {status.version: status for status in map(_decode_status, fields.pop("versions"))}
+        if fields.keys() != _STATE_TYPES.keys():
+            raise ValueError(f"its fields are {sorted(fields)}, expected {sorted(_STATE_TYPES)}")
+        for name, types in _STATE_TYPES.items():
+            _check_type(name, fields[name], types)
+        fields["refused"] = tuple(map(str, fields["refused"]))
+        state = ControlState(init=Init(**{**init, "id_kind": IdKind(init["id_kind"])}), versions=versions, **fields)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupted("bad_control_fold", f"control fold of {len(raw)} bytes cannot be read: {error}") from error
+    if broken := find_broken(state):
+        raise Corrupted("bad_control_fold", f"control fold of {len(raw)} bytes is the state of no log: {'; '.join(broken)}")
+    return state, last
+
+
+def _decode_status(fields: Mapping[str, Any]) -> VersionStatus:
+    for name, value in fields.items():
+        default = _STATUS[name].default
+        types: tuple[type, ...] = (int,) if name in ("version", "wanted_revision") else (type(default),)
+        _check_type(name, value, (str,) if name == "state" else types)
+    return VersionStatus(**{**fields, "state": State(fields["state"])})
+
+
+def _check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
+    if type(value) not in types:
+        raise TypeError(f"{name} is {value!r}")

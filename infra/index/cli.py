@@ -257,13 +257,15 @@ def _check_lag(version: int, force: bool) -> None:
 
 def _decide(kind: str, version: int, reason: str, as_json: bool, **fields: Any) -> None:
     """Append one entry and print what is served and live afterwards."""
-    from infra.clock import SystemClock
     from infra.index.describe import describe_served
+    from infra.index.store_clock import fetch_store_time_ms
     from schemas.index.control import Entry
     from schemas.index.lifecycle import EntryKind
 
-    entry = Entry(EntryKind(kind), SystemClock().now_ms(), _BY, version=version, reason=reason, **fields)
-    state = _open_log().append(lambda _: entry)
+    log = _open_log()
+    # The store's time: how long files of a version stay after its end is counted from its entry, and another machine removes them.
+    entry = Entry(EntryKind(kind), fetch_store_time_ms(log.store), _BY, version=version, reason=reason, **fields)
+    state = log.append(lambda _: entry)
     named = {"version": version} if version >= 0 else {}
     print_data({"entry": f"{state.next_number - 1:09d}", "kind": kind, **named, **describe_served(state)}, as_json)
 

@@ -193,6 +193,12 @@ def offsets_at(bootstrap: str, topic: str, time_ms: int) -> dict[int, int]:
     return {p: offset if offset >= 0 else ends[p] for p, offset in found.items()}
 
 
+def newest_time_ms(bootstrap: str, topic: str) -> int | None:
+    """The time of the newest record of a topic, by its records; None where it has none. `topic` is the whole name. Raises as `end_offsets`."""
+    times = _Broker(bootstrap, _DEADLINE_S).times(topic, OffsetSpec.max_timestamp())
+    return max((time_ms for time_ms in times.values() if time_ms >= 0), default=None)
+
+
 class PartitionWatch:
     """Asks again and again how many partitions topics have, over a connection of its own: on a consumer's, a question waits half a second for its fetch."""
 
@@ -248,6 +254,16 @@ class _Broker:
         """Kafka's id of a topic."""
         found = self._ask(lambda: self._admin.describe_topics(TopicCollection([topic]), request_timeout=self._request_s))
         return str(found[topic].topic_id)
+
+    def times(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
+        """Time of the record that `spec` names in each partition of a topic, -1 where there is none."""
+        partitions = self.offsets(topic, OffsetSpec.latest())
+
+        def times() -> dict[int, int]:
+            answers = self._admin.list_offsets({TopicPartition(topic, p): spec for p in partitions}, request_timeout=self._request_s)
+            return {tp.partition: answer.result().timestamp for tp, answer in answers.items()}
+
+        return self._retry(times)
 
     def offsets(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
         """Offset of every partition of a topic."""

@@ -65,7 +65,7 @@ class Reconciler:
     by        who writes the entries of the control log
     announce  gets an event for all that happened
     slices    where finished slices of builds are kept, None = nowhere
-    reports   what servers have reported
+    reports   what servers have reported; reports_now_ms: the time by the clock that dates reports (server_reports.py), None = `clock`
     judge     processes for canaries, None = the builders
     lag       by shard, how many records that other versions have a version lacks (infra/index/version_lag.py)
     """
@@ -87,12 +87,13 @@ class Reconciler:
         reports: Callable[[], ReportHistory] = dict,
         judge: Builders | None = None,
         lag: Callable[[VersionStatus], Mapping[int, int]] = lambda _: {},
+        reports_now_ms: Callable[[], int | None] | None = None,
     ) -> None:
         self._control_log, self._settings, self._owned, self._encoders = control_log, settings, owned, encoders
         self._attempts = Attempts(clock, settings.retry_s, announce)
         self._publication = Publication(control_log, store, clock, by)
         self._promotion = Promotion(control_log, clock, judge or builders, settings.canary, by)
-        self._watch = RollbackWatch(control_log, clock, settings.reports, reports, by, lag)
+        self._watch = RollbackWatch(control_log, clock, settings.reports, reports, by, lag, reports_now_ms or clock.now_ms)
         self._keeper = StoreKeeper(control_log, store, clock, settings.keep, by)
         self._shards = ShardVersions(
             self._attempts,

@@ -22,7 +22,8 @@ from streams.core.misbehaviour import Misbehaviour, ReportHistory, ReportRules, 
 
 @dataclass
 class RollbackWatch:
-    """One per reconciler, called by its thread. `reports`: what servers have reported so far. `lag`: by shard, how many records a version lacks; asked only
+    """One per reconciler, called by its thread. `reports`: what servers have reported so far; `reports_now_ms`: the time by the clock that dates them, None
+    while that is not known. `clock`: for the entry. `lag`: by shard, how many records a version lacks; asked only
     before it is gone back to, because that takes a second or more."""
 
     control_log: ControlLog
@@ -31,6 +32,7 @@ class RollbackWatch:
     reports: Callable[[], ReportHistory]
     by: str
     lag: Callable[[VersionStatus], Mapping[int, int]]
+    reports_now_ms: Callable[[], int | None]
 
     def step(self) -> Misbehaviour | None:
         """What was rolled back; None if this call wrote no entry."""
@@ -38,7 +40,8 @@ class RollbackWatch:
 
         def make(state: ControlState) -> Entry | None:
             nonlocal found
-            found = plan_rollback(state, self.reports(), self.clock.now_ms(), self.rules)
+            now_ms = self.reports_now_ms()
+            found = None if now_ms is None else plan_rollback(state, self.reports(), now_ms, self.rules)
             if found is None:
                 return None
             found = replace(found, reason=found.reason + self._describe_lag(state.versions[found.back_to]))

@@ -1,8 +1,10 @@
 """What servers report about themselves: a thread that follows the topic server-reports and keeps the last hour in memory.
 
-Here: following, decoding, forgetting. Not here: what is concluded from the reports (core/misbehaviour.py).
-Invariants: nothing waits for this thread. If the topic is missing or unreachable, nothing is known, and so nothing is rolled back. A record that cannot
-be decoded is skipped, counted and logged: it holds nobody's data.
+Here: following, decoding, forgetting, and the broker's time. Not here: what is concluded from the reports (core/misbehaviour.py).
+Invariants:
+- Nothing waits for this thread. If the topic is missing or unreachable, nothing is known, and so nothing is rolled back. A record that cannot be decoded is
+  skipped, counted and logged: it holds nobody's data.
+- Ages of reports are by the broker's clock alone: reports have its times, and the clocks of this machine, of servers and of the store may be hours off.
 """
 
 import logging
@@ -10,7 +12,7 @@ import threading
 
 from infra.clock import Clock
 from infra.guarded_thread import GuardedThread
-from infra.kafka.admin import offsets_at
+from infra.kafka.admin import end_offsets, newest_time_ms, offsets_at
 from infra.kafka.reader import SourceRecord, TopicFollower
 from schemas.errors import AifError, RejectedInput
 from schemas.events import ServerReport, decode_record
@@ -39,17 +41,27 @@ class ServerReports:
     def __init__(self, bootstrap: str, prefix: str, clock: Clock) -> None:
         self._bootstrap, self._prefix, self._clock = bootstrap, prefix, clock
         self._history: ReportHistory = {}
+        self._live_from: dict[int, int] = {}  # by partition: records from this offset on were written while this process listened
+        self._heard: tuple[int, float] | None = None  # the broker's time of the newest of those, and the monotonic time when it came
         self.passed_over = 0
         self._stopped = threading.Event()
         self._thread = GuardedThread(self._run, "server-reports", self._stopped)
 
     def start(self) -> None:
-        """Starts to follow the topic, from one hour ago."""
+        """Starts to follow the topic, from one hour before its newest report."""
         self._thread.start()
 
     def history(self) -> ReportHistory:
         """Every server's reports of the last hour."""
         return self._history
+
+    def now_ms(self) -> int | None:
+        """The time by the broker's clock: that of the newest report that came while this process listens, and what has passed since. None before the first:
+        then it is not known how old the others are."""
+        if self._heard is None:
+            return None
+        at_ms, heard_at = self._heard
+        return at_ms + int((self._clock.monotonic() - heard_at) * 1000)
 
     def close(self) -> None:
         """Ends the thread."""
@@ -60,7 +72,10 @@ class ServerReports:
     def take(self, record: SourceRecord) -> None:
         """Adds one record to the history."""
         try:
-            self._history = fold_report(self._history, decode_report(record), self._clock.now_ms() - KEPT_MS)
+            report = decode_report(record)
+            self._history = fold_report(self._history, report, report.at_ms - KEPT_MS)
+            if record.offset >= self._live_from.get(record.partition, 0):
+                self._heard = report.at_ms, self._clock.monotonic()
         except RejectedInput as error:
             self.passed_over += 1
             _log.warning("server report at offset %d is passed over: %s", record.offset, error)
@@ -77,7 +92,10 @@ class ServerReports:
                 self._stopped.wait(_RETRY_S)
 
     def _follow(self) -> None:
-        begin = offsets_at(self._bootstrap, self._prefix + SERVER_REPORTS, self._clock.now_ms() - KEPT_MS)
+        topic = self._prefix + SERVER_REPORTS
+        ends, newest_ms = end_offsets(self._bootstrap, topic), newest_time_ms(self._bootstrap, topic)
+        begin = ends if newest_ms is None else offsets_at(self._bootstrap, topic, newest_ms - KEPT_MS)
+        self._live_from = ends
         with TopicFollower(self._bootstrap, SERVER_REPORTS, begin, prefix=self._prefix) as follower:
             while not self._stopped.is_set():
                 for record in follower.poll(timeout_s=_POLL_S):

@@ -73,11 +73,12 @@ class VersionSide:
         self.encoders = EncoderCache(store)
         if build.warm:  # so that the first version does not wait for them
             threading.Thread(target=load_kernels, name="load-kernels", daemon=True).start()
-        self.gate = self._make_gate(build, control_log, clock, by, stopping)
+        store_clock = StoreClock(store, clock)  # what the log and the store's files are dated by
+        self.gate = self._make_gate(build, control_log, store_clock, by, stopping)
         self.reconciler = Reconciler(
             control_log,
             store,
-            StoreClock(store, clock),
+            store_clock,
             _reconcile_settings(settings),
             owned,
             self.builders,
@@ -90,6 +91,7 @@ class VersionSide:
             reports=self.reports.history,
             judge=self._judge,
             lag=functools.partial(fetch_lag, bootstrap, prefix, store),
+            reports_now_ms=self.reports.now_ms,
         )
         self._alarms: frozenset[str] = frozenset()
 

@@ -1,6 +1,7 @@
 """`aif index`: what it prints is the fold, what it decides is one entry."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from infra.index.control_log import ControlLog
 from infra.index.store import IndexStore, open_index_store
 from infra.processes import free_ports
 from schemas.errors import AifError
-from schemas.index.control import Entry
+from schemas.index.control import Entry, decode_entry
 from schemas.index.lifecycle import FINAL, Cause, EntryKind, State, next_state
 from schemas.index.manifest import manifest_path
 from tests.infra.aif_command import run_aif
@@ -172,3 +173,15 @@ def test_people_see_what_has_parts_as_tables_and_no_python(store: IndexStore, ar
     publish_version(store)
     shown = CliRunner().invoke(build_app(), ["index", *arguments]).stdout
     assert "0.0" in shown and "{'" not in shown and "[{" not in shown
+
+
+@pytest.mark.parametrize("off_h", [-1.1, 1.1])
+def test_a_decision_is_dated_by_the_stores_clock_and_not_by_the_operators(
+    store: IndexStore, monkeypatch: pytest.MonkeyPatch, off_h: float
+) -> None:
+    """Another machine counts from it how long the files of a version stay after its end."""
+    publish_version(store)
+    real_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + int(off_h * 3.6e12))
+    entry = run_aif("index", "hold")["entry"]
+    assert abs(decode_entry(store.get(f"control/{entry}")).at_ms - real_ns() // 1_000_000) < 360_000

@@ -71,7 +71,12 @@ CASES = {
     "a frozen version is stopped": (FROZEN, {v: Facts(full=FULL, sealed_revision=0) for v in (5, 6, 7)}, DONE, [Stop(1, 5)]),
     "an aborted version is stopped": (log(want(5), act(EntryKind.ABORT, 5)), {5: Facts()}, DONE, [Stop(1, 5)]),
     "a version the log does not know yet is kept": (WANTED, {5: Facts(), 6: Facts()}, {}, [Build(1, 5)]),
-    "a version that ended so long ago that the log's fold has forgotten it is stopped": (WANTED, {4: Facts()}, {}, [Stop(1, 4), Start(1, 5)]),
+    "a version that ended so long ago that the log's fold has forgotten it is stopped": (
+        WANTED,
+        {4: Facts()},
+        {},
+        [Stop(1, 4), Start(1, 5)],
+    ),
     "an unknown entry stops planning": (dataclasses.replace(WANTED, unknown_entry="3: x"), {}, {}, []),
 }
 

@@ -52,7 +52,10 @@ def test_of_several_workers_one_writes_the_entry(world: World) -> None:
         worker.settle()
     worker.close()
     bad = {("s1", 2): [report(world, 2, failed=400)]}
-    watches = [RollbackWatch(ControlLog(world.store), world.clock, ReportRules(), lambda: bad, name, lambda _: {}) for name in "abc"]
+    watches = [
+        RollbackWatch(ControlLog(world.store), world.clock, ReportRules(), lambda: bad, name, lambda _: {}, world.clock.now_ms)
+        for name in "abc"
+    ]
     assert [watch.step() is not None for watch in watches] == [True, False, False]
     assert world.state.versions[1].state is State.LIVE and world.entries(EntryKind.ROLLBACK) == 1
 
@@ -114,6 +117,54 @@ def test_a_server_whose_clock_is_wrong_or_is_set_is_judged_by_the_brokers(off_ms
     state = log(*lived(1, 2))
     found = [plan_rollback(state, reports.history(), now_ms + later_s * 1_000, ReportRules()) for later_s in (11, 120)]
     assert found[0] is not None and found[0].back_to == 1 and found[1] is None
+
+
+@pytest.mark.parametrize("off_s", [-3_960.0, -3_240.0, 3_240.0, 3_960.0])  # 0.9 and 1.1 hours
+@pytest.mark.parametrize("store_off_s", [-3_960.0, 0.0, 3_960.0])
+def test_one_faulty_server_of_two_rolls_nothing_back_whatever_the_clocks_of_worker_and_store(
+    world: World, off_s: float, store_off_s: float
+) -> None:
+    """Reports of the healthy one were older than the horizon of a worker that is an hour ahead, and the faulty one was one of one."""
+    worker = Worker(world)
+    for version, seed in ((1, 0), (2, 1)):
+        world.want(version, seed)
+        worker.settle()
+    broker_ms, clock = world.clock.now_ms() + 10**9, ManualClock()
+    clock.seconds = broker_ms / 1000 + off_s
+    world.clock.seconds = broker_ms / 1000 + store_off_s
+    reports = ServerReports("nowhere:1", "", clock)
+    watch = RollbackWatch(ControlLog(world.store), world.clock, ReportRules(), reports.history, "w", lambda _: {}, reports.now_ms)
+    sent = ServerReport(schema=1, server_id="s1", at_ms=0, version=2, version_token="2.0-abc", seconds=10, answers=600)
+    watch.control_log.refresh()
+    for turn in range(3):
+        reports.take(record(encode_record(sent), broker_ms + turn * 10_000))
+        reports.take(record(encode_record(sent.model_copy(update={"server_id": "s2", "failed": 400})), broker_ms + turn * 10_000 + 1))
+        clock.seconds += 10
+        assert watch.step() is None
+    for place in reports.history():
+        assert len(reports.history()[place]) == 3
+    reports.take(record(encode_record(sent.model_copy(update={"failed": 400})), broker_ms + 30_000))  # now both are faulty
+    found = watch.step()
+    assert found is not None and found.reason.startswith("2 of 2 servers")
+
+
+def test_faults_of_an_hour_before_the_start_are_no_reason_to_roll_back(bootstrap_servers: str, topic_prefix: str) -> None:
+    """No server has spoken since: how long ago that was, only the broker's clock says."""
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    reporter = Reporter(Metrics(), bootstrap_servers, topic_prefix, "host:1", 0.05, lambda: VersionToken(4, 0, "aaaaaaaa"))
+    first = ServerReports(bootstrap_servers, topic_prefix, SystemClock())
+    first.start()
+    reporter.start()
+    wait_until(lambda: first.now_ms() is not None, 120, "a report to arrive", poll_s=0.02)
+    reporter.close()
+    first.close()
+    ahead = ManualClock()
+    ahead.seconds = SystemClock().now_ms() / 1000 + 3_960
+    second = ServerReports(bootstrap_servers, topic_prefix, ahead)
+    second.start()
+    wait_until(lambda: ("host:1", 4) in second.history(), 120, "the reports of before", poll_s=0.02)
+    second.close()
+    assert second.now_ms() is None
 
 
 def test_what_a_server_sends_is_what_a_worker_hears(bootstrap_servers: str, topic_prefix: str) -> None:

@@ -1,6 +1,6 @@
 """The index: its bytes (FORMAT.md), and what is decided about its versions.
 
-layout.py                 rows, orders, blocks, increments and delta records as bytes
+layout.py                 rows, orders, blocks, increments and delta records as bytes; keys.py: index keys of many ids
 manifest.py               what a version consists of; digest.py: its digest; snapshot.py: snapshots of shards
 lifecycle.py              the states of a version and the entries that change them: read it first
 control.py                the control log folded; control_entry.py: its entries as bytes; control_fold.py: a fold as bytes

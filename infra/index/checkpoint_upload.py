@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from infra.index.control_log import control_path
+from infra.index.control_folds import control_path
 from infra.index.store import IndexStore, read_if_there
 from schemas.errors import Corrupted, Incompatible, RejectedInput
 from schemas.events import CheckpointRecord, describe_errors

@@ -7,8 +7,10 @@ Invariants, each from a measured trap of rocksdict:
 - raw mode always: bytes in, bytes out. The default mode pickles, and an unpickled value can run code (I10).
 - LOCK is freed by `close()` only when no handle and no iterator is alive, so the `Database` owns them all and ends its scans when it closes.
 - After a full disk every write fails until the directory is closed and opened again: `reopen()`.
-- RocksDB opens a MANIFEST that was cut at the end of a record, without the tables that the lost records named: rows are missing and nothing says so. So
-  its size is noted beside it whenever rows went to tables, and a shorter one is Corrupted.
+- RocksDB opens a MANIFEST that lost its last records, without the table files that these named: rows are missing without an error. So each family has a
+  mark (infra/rocks_marks.py), written before every flush, at every open and close. RocksDB never flushes by itself: `write` does so by size.
+- RocksDB moves table files whose keys do not overlap down unmerged, also those with nothing but deletions. Every table file has the mark's key, so all
+  overlap and are merged: their number is bounded.
 - A read-only open writes into the directory (its `rocksdict-config.json`) and is no consistent view of a directory that somebody writes:
   open a checkpoint or a private copy (protocol B14).
 Source: RocksDB 9.8 through rocksdict 0.3.29.
@@ -17,41 +19,35 @@ Source: RocksDB 9.8 through rocksdict 0.3.29.
 import contextlib
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from rocksdict import (
     AccessType,
-    BlockBasedOptions,
-    Cache,
     Checkpoint,
     ColumnFamily,
     DBCompressionType,
     IngestExternalFileOptions,
-    Options,
     Rdict,
     ReadOptions,
     SstFileWriter,
     WriteBatch,
-    WriteOptions,
 )
 
 from infra.closeable import Closeable
 from infra.failpoints import failing_disk
 from infra.rocks_errors import MappedErrors
+from infra.rocks_marks import FIRST_KEY, MARK_KEY, check_current, check_marks, decode_mark, encode_mark, read_note, write_note
+from infra.rocks_options import make_options, new_block_cache, write_options
 from infra.rocks_scan import FrozenScan, Scan
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 
 DEFAULT_FAMILY = "default"
 V = TypeVar("V")
 _CONFIG_NAME = "rocksdict-config.json"
-_MEMTABLES_BYTES = 64 << 20  # of one database, all column families together
-_BLOCKS_BYTES = 64 << 20  # of one database, all column families together: unpacked blocks of table files
-_BLOOM_BITS = 10  # a key: one that a table file lacks is known to be, without a look, 99 times of 100
-_INFO_LOGS_KEPT = 2
-_NOTE_NAME = "manifest-size"  # name and size of the MANIFEST as it was
+_MEMTABLES_BYTES = 64 << 20  # of one database, all column families together: more are flushed
 _RUN_NAME = "run.ingest"  # a table file until RocksDB takes it over; one that a crash left is written over
 
 
@@ -77,7 +73,7 @@ class Batch:
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove every key from `start` to before `end`."""
-        self.raw.delete_range(start, end, self._handles[family])
+        self.raw.delete_range(max(start, FIRST_KEY), end, self._handles[family])
 
 
 class _ByFamily(dict[str, V]):
@@ -98,6 +94,7 @@ class DiskFacts:
     compaction_debt_bytes: int
 
 
+_MEMTABLE = "rocksdb.cur-size-active-mem-table"
 _FLUSHING = ("rocksdb.mem-table-flush-pending", "rocksdb.num-running-flushes")
 _FACTS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.estimate-pending-compaction-bytes")
 _ROWS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.estimate-live-data-size")
@@ -106,9 +103,13 @@ _ROWS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.e
 class Database(Closeable):
     """One open RocksDB directory and every handle of it. One owner; see `open_database` and `open_read_only`."""
 
-    def __init__(self, path: Path, families: Sequence[str], read_only: bool) -> None:
+    def __init__(self, path: Path, families: Sequence[str], read_only: bool, marked: bool = True) -> None:
+        """`marked`: with marks against lost table files; not in a directory that is made once, and holds exactly what it was given."""
         self.path = path
         self.read_only = read_only
+        self._marked = marked
+        self._marks: dict[str, int] = {}
+        self._is_changed = False  # since the last mark
         self._names = tuple(families)
         self._passing: tuple[str, ...] = ()  # families whose blocks stay out of memory
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
@@ -117,20 +118,31 @@ class Database(Closeable):
     def _open(self) -> None:
         access = AccessType.read_only(False) if self.read_only else AccessType.read_write()
         self._failed = ""
-        blocks = Cache(_BLOCKS_BYTES)
+        blocks = new_block_cache()
         with MappedErrors(self.path, "open"):
             if not self.read_only:
                 self._fail_as_told()
-                _check_manifest(self.path)
-            found = Rdict.list_cf(str(self.path), _options(False)) if (self.path / "CURRENT").exists() else []
+            noted = read_note(self.path)
+            check_current(self.path, noted)
+            has_log = any(log.stat().st_size for log in self.path.glob("*.log"))
+            found = Rdict.list_cf(str(self.path), make_options(False)) if (self.path / "CURRENT").exists() else []
             names = {*found, *(() if self.read_only else self._names)} - {DEFAULT_FAMILY}
-            families = {name: _options(False, blocks) for name in sorted(names)}
-            self._database = Rdict(str(self.path), _options(not self.read_only, blocks), families, access)
+            families = {name: make_options(False, blocks) for name in sorted(names)}
+            self._database = Rdict(str(self.path), make_options(not self.read_only, blocks), families, access)
             self._families = _ByFamily({name: self._database.get_column_family(name) for name in (DEFAULT_FAMILY, *families)})
             self._handles = _ByFamily({name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)})
-        self.keep_no_blocks(self._passing)
         self.is_open = True
-        self._note_manifest()
+        try:
+            self.keep_no_blocks(self._passing)
+            self._marks = {name: decode_mark(self.get(name, MARK_KEY)) for name in self._families}
+            check_marks(self.path, noted, self._marks)
+            if self._marked and not self.read_only and (has_log or noted is None):
+                self._is_changed = True  # RocksDB made table files of the log, and they may lack a mark
+                self.flush()
+        except BaseException:
+            with contextlib.suppress(AifError):
+                self._end()
+            raise
 
     def keep_no_blocks(self, families: Sequence[str]) -> None:
         """From now on, what is read by key in these families leaves no blocks in memory: for an owner that holds rows itself. To put a block there and
@@ -163,10 +175,10 @@ class Database(Closeable):
         """Rows from `start` to before `end` (None = to the last), in key order, as of now."""
         with MappedErrors(self.path, f"scan of {family}"):
             if self.read_only:
-                scan: Scan = FrozenScan(self.path, family, self._families[family], start, end)
+                scan: Scan = FrozenScan(self.path, family, self._families[family], max(start, FIRST_KEY), end)
             else:
                 iterator = self._families[family].iter()
-                iterator.seek(start)
+                iterator.seek(max(start, FIRST_KEY))
                 scan = Scan(self.path, family, iterator, end)
         self._scans.add(scan)
         return scan
@@ -187,9 +199,19 @@ class Database(Closeable):
 
     def write(self, batch: Batch, sync: bool = False) -> None:
         """Apply a batch, all or nothing. `sync`: also safe from a power cut (a kill never loses a write)."""
+        self._write(batch, sync)
+        self._is_changed = True
+        if self._memtables_bytes() > _MEMTABLES_BYTES:
+            self.begin_flush()
+
+    def _write(self, batch: Batch, sync: bool) -> None:
         with MappedErrors(self.path, f"write of {len(batch)} changes"):
             self._fail_as_told()
-            self._database.write(batch.raw, _write_options(sync))
+            self._database.write(batch.raw, write_options(sync))
+
+    def _memtables_bytes(self) -> int:
+        with MappedErrors(self.path, "read of properties"):
+            return sum(family.property_int_value(_MEMTABLE) or 0 for family in self._families.values())
 
     def _fail_as_told(self) -> None:
         """A disk that is told to fail (infra/failpoints.py): as RocksDB, the handle goes on failing until it is opened again."""
@@ -198,18 +220,36 @@ class Database(Closeable):
         if self._failed:
             raise Exception(self._failed)  # what rocksdict raises
 
+    def _mark(self, skipped: str = "") -> None:
+        """Give every family but `skipped` its next mark, and note it. REQUIRES: no other write comes before the memtables are flushed, if they are."""
+        if not self._marked or not self._is_changed:
+            return
+        following, batch = max(self._marks.values(), default=0) + 1, self.new_batch()
+        marks = {family: following for family in self._families if family != skipped}
+        for family in marks:
+            batch.put(family, MARK_KEY, encode_mark(following))
+        self._write(batch, sync=True)
+        self._note(marks)
+        self._is_changed = bool(skipped)
+
+    def _note(self, marks: Mapping[str, int]) -> None:
+        with MappedErrors(self.path, "note of marks"):
+            write_note(self.path, {**self._marks, **marks})
+        self._marks.update(marks)
+
     def flush(self) -> None:
         """Write the memtables of every column family to table files."""
-        with MappedErrors(self.path, "flush"):
-            for family in self._families.values():
-                family.flush(True)
-        self._note_manifest()
+        self._flush(wait=True)
 
     def begin_flush(self) -> None:
         """The same in the background: returns at once, and `is_flushing` says when it is over. A checkpoint writes memtables too, in the caller's time."""
+        self._flush(wait=False)
+
+    def _flush(self, wait: bool) -> None:
+        self._mark()
         with MappedErrors(self.path, "flush"):
             for family in self._families.values():
-                family.flush(False)
+                family.flush(wait)
 
     def is_flushing(self) -> bool:
         """Whether memtables are on their way to table files."""
@@ -226,36 +266,30 @@ class Database(Closeable):
     def ingest_rows(self, family: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Puts rows, keys strictly ascending, at least one, straight into a table file: durable, and after everything that was written before."""
         path = self.path / _RUN_NAME
+        self._mark(skipped=family)  # neither a power cut nor a damaged log may lose what was written before these rows
         with MappedErrors(self.path, f"ingest of {len(rows)} rows"):
             self._fail_as_told()
-            self._database.flush_wal(True)  # a power cut must not lose what was written before these rows
-            packed_later = _options(False)  # by the first compaction: here it would hold the interpreter, a third of the time of a row
+            packed_later = make_options(False)  # by the first compaction: here it would hold the interpreter, a third of the time of a row
             packed_later.set_compression_type(DBCompressionType.none())
             writer = SstFileWriter(packed_later)
             writer.open(str(path))
+            mark = max(self._marks.values(), default=0) + 1
+            writer[MARK_KEY] = encode_mark(mark)
             for key, value in rows:
                 writer[key] = value
             writer.finish()
             options = IngestExternalFileOptions()
             options.set_move_files(True)
             self._families[family].ingest_external_file([str(path)], options)
-        self._note_manifest()
+        self._note({family: mark})
 
     def create_checkpoint(self, directory: Path) -> None:
         """A consistent copy of all column families in the new folder `directory`: hard links, milliseconds."""
         directory.parent.mkdir(parents=True, exist_ok=True)
+        self._mark()
         with MappedErrors(self.path, f"checkpoint to {directory}"):
             Checkpoint(self._database).create_checkpoint(str(directory))
-        self._note_manifest()
-
-    def _note_manifest(self) -> None:
-        """Without a sync: after a power cut an older note holds as well. Where the disk takes none, the one before stays."""
-        if not self.read_only:
-            with contextlib.suppress(OSError):
-                name = (self.path / "CURRENT").read_text().strip()
-                note = self.path / f"{_NOTE_NAME}.new"
-                note.write_text(f"{name} {(self.path / name).stat().st_size}")
-                note.replace(self.path / _NOTE_NAME)
+            write_note(directory, self._marks)
 
     def facts(self) -> DiskFacts:
         """How large the directory is, over all column families, by RocksDB's own estimates."""
@@ -279,9 +313,14 @@ class Database(Closeable):
             raise
 
     def close(self) -> None:
-        """End all scans, drop every handle and free LOCK, also when it raises. Closing twice does nothing."""
+        """Mark what was written, end all scans, drop every handle and free LOCK, also when it raises. Closing twice does nothing."""
         if not self.is_open:
             return
+        with contextlib.suppress(AifError):  # a disk that takes no mark: the earlier note holds as well
+            self._mark()
+        self._end()
+
+    def _end(self) -> None:
         self.is_open = False
         for scan in list(self._scans):
             scan.close()
@@ -324,41 +363,3 @@ def _check_raw_mode(path: Path) -> None:
         raise Corrupted("database_corrupted", f"{path / _CONFIG_NAME} does not read: {error}; rebuild the directory") from error
     if raw_mode is not True:
         raise Incompatible("not_raw_mode", f"{path} was written with raw_mode = {raw_mode}, expected true; it is not a directory of ours")
-
-
-def _check_manifest(path: Path) -> None:
-    """Raises Corrupted (`database_corrupted`) where the MANIFEST is shorter than it was."""
-    try:
-        name, size = (path / _NOTE_NAME).read_text().split()
-        found, noted = (path / name).stat().st_size, int(size)
-    except (OSError, ValueError):  # no note yet, half of one after a power cut, or that of a MANIFEST which another has replaced
-        return
-    if found < noted:
-        raise Corrupted(
-            "database_corrupted",
-            f"{path / name} has {found} bytes and had {noted}: tables that it named are lost; set the directory aside and rebuild it from its source",
-        )
-
-
-def _options(create: bool, blocks: Cache | None = None) -> Options:
-    tables = BlockBasedOptions()
-    tables.set_bloom_filter(_BLOOM_BITS, False)
-    if blocks is not None:
-        tables.set_block_cache(blocks)
-    options = Options(raw_mode=True)
-    options.set_block_based_table_factory(tables)
-    options.create_if_missing(create)
-    options.create_missing_column_families(create)
-    options.set_db_write_buffer_size(_MEMTABLES_BYTES)
-    options.set_compression_type(DBCompressionType.lz4())
-    options.set_keep_log_file_num(_INFO_LOGS_KEPT)
-    options.set_max_log_file_size(1 << 20)
-    options.set_stats_dump_period_sec(0)
-    options.set_stats_persist_period_sec(0)
-    return options
-
-
-def _write_options(sync: bool) -> WriteOptions:
-    options = WriteOptions()
-    options.sync = sync
-    return options

@@ -30,7 +30,8 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         if iterator is None:
             raise StopIteration
         if not iterator.valid():
-            self._end(iterator)
+            del iterator
+            self._end()
             raise StopIteration
         key = iterator.key()
         # Not the iterator's own upper bound: rocksdict frees that key with its ReadOptions, under the running iterator.
@@ -43,25 +44,35 @@ class Scan(Iterator[tuple[bytes, bytes]]):
 
     def take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
         """The next rows, at most `rows_max`; fewer only at the end. Half the cost of asking for one after the other."""
-        iterator, rows = self._iterator, []
-        if iterator is None:
-            return []
-        valid, key, value, step = iterator.valid, iterator.key, iterator.value, iterator.next
-        for _ in range(rows_max):
-            if not valid():
-                self._end(iterator)
-                break
-            rows.append((key(), value()))
-            step()
+        rows = self._take(rows_max)
+        if len(rows) < rows_max and self._iterator is not None:
+            self._end()
         if self._end_key is not None and rows and rows[-1][0] >= self._end_key:
             self._iterator = None
             rows = [row for row in rows if row[0] < self._end_key]
         return rows
 
-    def _end(self, iterator: RdictIter) -> None:
-        self._iterator = None
-        with MappedErrors(self._path, f"scan of {self._family}"):
-            iterator.status()
+    def _take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
+        iterator, rows = self._iterator, list[tuple[bytes, bytes]]()
+        if iterator is None:
+            return rows
+        valid, key, value, step = iterator.valid, iterator.key, iterator.value, iterator.next
+        for _ in range(rows_max):
+            if not valid():
+                break
+            rows.append((key(), value()))
+            step()
+        return rows
+
+    def _end(self) -> None:
+        """Raises Corrupted if a damaged block ended it. No frame may keep the iterator: an error that is held would hold the directory's LOCK."""
+        iterator, self._iterator = self._iterator, None
+        try:
+            with MappedErrors(self._path, f"scan of {self._family}"):
+                if iterator is not None:
+                    iterator.status()
+        finally:
+            del iterator
 
     def close(self) -> None:
         """Give the iterator back; the scan is at its end."""

@@ -69,7 +69,7 @@ def _assemble(path: Path, files: Sequence[Path]) -> list[str]:
         return []
     try:
         path.mkdir()
-        with contextlib.closing(Database(path, (), read_only=False)) as database:
+        with contextlib.closing(Database(path, (), read_only=False, marked=False)) as database:
             database.ingest(files)
         names = _keep_reader_files(path)
         fsync_tree(path)

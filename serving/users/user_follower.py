@@ -2,8 +2,8 @@
 
 Here: the decision whether the stored view can go on or must be built again, gaps in the log, readiness, a broker that is away. Not here: what a record
 changes in the view (user_store.py), sending dead letters (user_dead_letters.py, which is started and closed here).
-Ready = the view has reached the end offsets that were read at the start. It stays ready afterwards: an older view may answer, because a user's history is
-not part of a version.
+Ready = the view has reached the end offsets that were read at the start, or at its last rebuild. It stays ready afterwards: an older view may answer,
+because a user's history is not part of a version.
 A topic with more partitions than the index has user partitions is followed in all of them: what clients put into the wrong one is refused by name, with a
 dead letter, and nothing of it vanishes. Partitions that are added later are found within seconds.
 Gaps: user-features is compacted, so gaps are normal there. A gap in user-behaviours is read once more; if it is still there, the records are lost for
@@ -112,6 +112,7 @@ class UserFollower:
                 self._store.reopen()
             elif error.code == "database_corrupted":
                 self._rebuild(str(error))
+                self._log_at_start = None  # ready again once it has what the log holds now
 
     def _follow(self) -> None:
         if not self._store.is_open:  # it could not be opened again: with no record to fold, nobody would try, and nobody would say why
@@ -186,6 +187,7 @@ class UserFollower:
     def _rebuild(self, reason: str) -> None:
         _log.warning("the view of users is made again from the log: %s", reason)
         self._metrics.counter("user_view_rebuilds").labels(reason.partition(":")[0]).inc()
+        self._ready.clear()  # until it has reached the log's end again, most users lack their history
         self._store.rebuild()
         self.rebuilt_because = reason
 

@@ -16,6 +16,7 @@ from infra.failpoints import failpoint
 from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, is_disk_full, sha256_of_file
 from infra.index.parts import new_unique
 from infra.index.store import IndexStore
+from infra.rocks_marks import NOTE_NAME
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.manifest import PartFile
 from schemas.index.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
@@ -23,7 +24,7 @@ from streams.shard.reader import open_shard_reader
 
 ORIGIN_NAME = "snapshot"  # a file in a restored directory: which snapshot it began as
 _MANIFEST_NAME = snapshot_manifest_path(0, "x").rpartition("/")[2]
-_OWN_NAMES = ("MANIFEST-", "CURRENT", "OPTIONS-")  # beside *.sst and *.log: what RocksDB needs to open the directory
+_OWN_NAMES = ("MANIFEST-", "CURRENT", "OPTIONS-", NOTE_NAME)  # beside *.sst and *.log: what it takes to open the directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The follower of the users' topics: a server's view of users is kept up with the log, whatever becomes of log, disk and server."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -197,27 +198,33 @@ def test_how_many_users_are_known_is_told_though_nothing_new_came_since_the_star
     store.close()
 
 
-def damage_tables(store: UserStore) -> None:
-    """The first block of every table file, and nothing of it in memory."""
+def damage_tables(store: UserStore, begin: float) -> None:
+    """Bytes of every table file from a share of its length on, beyond what an open reads where that is not the first block."""
     store._database.flush()
     for table in store._database.path.glob("*.sst"):
-        table.write_bytes(bytes(50) + table.read_bytes()[50:])
+        content = bytearray(table.read_bytes())
+        if begin == 0 or len(content) > 4_000:
+            at = int(begin * len(content))
+            content[at : at + 50] = bytes(50)
+            table.write_bytes(content)
     store._decoded.clear()
-    store.reopen()
 
 
-def test_a_user_whom_a_damaged_disk_hides_is_cold_until_the_view_is_made_again(
+def test_users_whom_a_damaged_disk_hides_are_cold_until_the_view_is_made_again(
     tmp_path: Path, bootstrap_servers: str, topic_prefix: str
 ) -> None:
     """Every request of such users was an error, for as long as nothing new came of them."""
+    users = range(500)
     apply_topics(bootstrap_servers, topic_prefix, 1, M)
     with Publisher(bootstrap_servers, topic_prefix, "test", 1, M, IdKind.INT64) as publisher:
-        publisher.publish_behaviours([Behaviour(user_id=1, item_id=1, time_ms=1)])
+        publisher.publish_behaviours([Behaviour(user_id=user, item_id=1, time_ms=1) for user in users])
     store = open_view(tmp_path, IdKind.INT64, M)
     follower = follow(store, bootstrap_servers, topic_prefix)
-    damage_tables(store)
-    assert len(store.find(1).behaviours) == 0
-    wait_until(lambda: len(store.find(1).behaviours) == 1, 30, "the view to be made again")
+    damage_tables(store, 0.3)
+    store.reopen()
+    assert any(len(store.find(user).behaviours) == 0 for user in users)
+    wait_until(lambda: follower.rebuilt_because != "" and follower.ready, 30, "the view to be made again")
+    assert all(len(store.find(user).behaviours) == 1 for user in users)
     assert follower.rebuilt_because.startswith("database_corrupted") and store.damage is None
     follower.close()
 
@@ -225,10 +232,25 @@ def test_a_user_whom_a_damaged_disk_hides_is_cold_until_the_view_is_made_again(
 def test_a_view_whose_state_does_not_read_is_made_again_at_the_start(tmp_path: Path) -> None:
     store = open_view(tmp_path, IdKind.INT64, M)
     store.note_seen(1, {})
-    damage_tables(store)
+    damage_tables(store, 0)
     store.close()
     store = open_view(tmp_path, IdKind.INT64, M)
     assert store.state.seen_ms == 0
+    store.close()
+
+
+def test_a_view_that_lost_table_files_is_made_again_at_the_start(tmp_path: Path) -> None:
+    """It was ready with the wrong histories: of the families whose files were lost."""
+    store = open_view(tmp_path, IdKind.INT64, M)
+    (manifest,) = store._database.path.glob("MANIFEST-*")
+    opened_bytes = manifest.stat().st_size
+    store.fold_record(behaviours(0, Behaviour(user_id=1, item_id=1, time_ms=1), partition=home(1)))
+    store._database.flush()
+    store.fold_record(behaviours(1, Behaviour(user_id=1, item_id=1, time_ms=2), partition=home(1)))
+    store.close()
+    os.truncate(manifest, opened_bytes)
+    store = open_view(tmp_path, IdKind.INT64, M)
+    assert store.state.next_offsets == {} and len(store) == 0
     store.close()
 
 

@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints, ValidationError, WithJsonSchema
 from pydantic_core import CoreSchema, core_schema, from_json
 
 from schemas.errors import RejectedInput
-from schemas.ids import INT64_MAX, INT64_MIN, Id, IdKind, decode_id, partition_of
+from schemas.ids import INT64_MAX, INT64_MIN, Id, IdKind, decode_id, encode_kafka_key, partition_of
 from schemas.limits import (
     BAG_VALUES_MAX,
     CHECKPOINT_BYTES_MAX,
@@ -30,6 +30,7 @@ from schemas.limits import (
     EVENT_VERSION_MAX,
     FEATURE_TEXT_BYTES_MAX,
     FEATURES_PER_SCHEMA_MAX,
+    FLOAT32_END,
     ITEMS_PER_IMPRESSION_MAX,
     NAME_CHARS_MAX,
     RECORD_BYTES_MAX,
@@ -71,6 +72,12 @@ TimeMs = Annotated[int, Field(ge=0, le=EVENT_VERSION_MAX)]
 SchemaNumber = Annotated[int, Field(ge=1, le=1), WithJsonSchema({"const": 1, "type": "integer"})]
 
 
+def _check_float32(values: list[float]) -> list[float]:
+    if (largest := max(map(abs, values))) >= FLOAT32_END:
+        raise ValueError(f"embeddings are stored as float32, and {largest:g} is outside it")
+    return values
+
+
 class _Strict(BaseModel):
     """Values are of their types, numbers finite, names known; nothing changes afterwards."""
 
@@ -93,10 +100,10 @@ class ItemFeaturesUpdate(_Strict):
 
 
 class NewItem(_Strict):
-    """The multimodal embedding of an item: as-is numbers, at most 1,024. Sent once; the latest offset wins."""
+    """The multimodal embedding of an item: as-is numbers, at most 1,024, inside float32. Sent once; the latest offset wins."""
 
     item_id: WireId
-    embedding: Annotated[list[float], Field(min_length=1, max_length=EMBEDDING_WIDTH_MAX, fail_fast=True)]
+    embedding: Annotated[list[float], Field(min_length=1, max_length=EMBEDDING_WIDTH_MAX, fail_fast=True), AfterValidator(_check_float32)]
 
 
 class Behaviour(_Strict):
@@ -128,8 +135,8 @@ class BehavioursRecord(Record):
 
 
 class UserFeaturesRecord(Record):
-    """Record of user-features, keyed by user: the latest offset wins, a record without a value forgets the profile. `time_ms`: since when it holds; training
-    joins it to no request before. None: it has always held."""
+    """Record of user-features, whose key is the user's id as text: the latest offset wins, a record without a value forgets the profile. `time_ms`: since when
+    it holds; training joins it to no request before. None: it has always held."""
 
     user_id: WireId
     features: RawFeatures = {}
@@ -263,6 +270,34 @@ def decode_record(record_type: type[R], value: bytes | None) -> R:
         raise RejectedInput("not_json", f"the record is not JSON: {error}", "malformed") from error
 
 
+def decode_user_features(key: bytes | None, value: bytes | None, kind: IdKind, partition: int, partitions: int) -> UserFeaturesRecord:
+    """A record of user-features, its user id in the catalogue's kind; without a value it forgets the profile, so it is one without features.
+
+    Raises RejectedInput: as `decode_record`, and `bad_id`, `wrong_partition`, `wrong_key` (compaction would drop or keep it in place of another user's).
+    """
+    try:
+        record = UserFeaturesRecord(user_id=(key or b"").decode()) if value is None else decode_record(UserFeaturesRecord, value)
+    except ValueError as error:
+        raise RejectedInput("bad_id", f"the key {key!r} of a record without a value is not a user id") from error
+    user = decode_id(record.user_id, kind)
+    check_partition(user, partition, partitions)
+    if key != (expected := encode_kafka_key(user)):
+        raise RejectedInput(
+            "wrong_key", f"the record of user {user!r} has the key {key and key[:80]!r}, expected the id as text: {expected!r}"
+        )
+    return record.model_copy(update={"user_id": user})
+
+
+def check_partition(owner: Id, partition: int, partitions: int) -> None:
+    """Raise RejectedInput (`wrong_partition`) unless records of this id belong to the partition."""
+    expected = partition_of(owner, partitions)
+    if expected != partition:
+        raise RejectedInput(
+            "wrong_partition",
+            f"id {owner!r} belongs to partition {expected} of {partitions}, the record came in {partition}; partition by murmur2 of the id as text",
+        )
+
+
 def decode_updates(
     record_type: type[Record],
     update_type: type[U],
@@ -321,12 +356,7 @@ def _check_ids(update: U, names: Sequence[str], kind: IdKind, partition: int, pa
         given = getattr(update, name)
         if (checked := decode_id(given, kind)) is not given:
             update = update.model_copy(update={name: checked})
-    expected = partition_of(owner(update), partitions)
-    if expected != partition:
-        raise RejectedInput(
-            "wrong_partition",
-            f"id {owner(update)!r} belongs to partition {expected} of {partitions}, the record came in {partition}; partition by murmur2 of the id as text",
-        )
+    check_partition(owner(update), partition, partitions)
     return update
 
 
@@ -345,7 +375,7 @@ def describe_errors(error: ValidationError) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as text, of a list or dict only its beginning: the text of a large one would take as long as reading it."""
+    """A value as text. Of a list or dict only its beginning: a large one takes as long as reading it."""
     return reprlib.repr(value) if isinstance(value, list | dict) else str(value)
 
 
@@ -357,17 +387,3 @@ def encode_record(record: Record) -> bytes:
 def json_schema(topic: str) -> dict[str, Any]:
     """The JSON Schema of a topic's records."""
     return RECORDS[topic].model_json_schema(by_alias=True) | {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": topic}
-
-
-def encode_headers(event_type: str, event_id: str, source: str, time_rfc3339: str) -> Sequence[tuple[str, bytes]]:
-    """CloudEvents 1.0, Kafka binding, binary mode, plus the schema number of the payload."""
-    pairs = {
-        "ce_specversion": "1.0",
-        "ce_type": event_type,
-        "ce_id": event_id,
-        "ce_source": source,
-        "ce_time": time_rfc3339,
-        "content-type": "application/json",
-        "schema": "1",
-    }
-    return [(name, value.encode()) for name, value in pairs.items()]

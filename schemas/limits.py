@@ -18,6 +18,7 @@ FEATURES_PER_SCHEMA_MAX = 256
 BAG_VALUES_MAX = 64  # values of one bag feature
 FEATURE_TEXT_BYTES_MAX = 1 * KIB  # one categorical value
 EMBEDDING_WIDTH_MAX = 1024
+FLOAT32_END = float(2**128 - 2**103)  # from here on a number rounds to infinity as float32
 ITEMS_PER_IMPRESSION_MAX = 1_000
 NAME_CHARS_MAX = 64  # a feature, kind, model id or label
 

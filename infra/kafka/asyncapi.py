@@ -6,7 +6,8 @@ Source: AsyncAPI 3.0.0; Kafka bindings 0.5.0.
 
 from typing import Any
 
-from schemas.events import RECORDS, encode_headers, json_schema
+from schemas.events import RECORDS, json_schema
+from schemas.headers import encode_headers
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, MODEL_CHECKPOINTS, SERVER_REPORTS, TOPICS, Topic
 
 _KAFKA_BINDING = "0.5.0"
@@ -19,6 +20,7 @@ _ABOUT = (
     "and a value of another kind (a text for a number) counts as missing; `aif doctor` names both. Of model-checkpoints, size_bytes and sha256 are the file's, "
     "feature_schema is the schema_fingerprint that `aif model show FILE` prints, and uri is index:checkpoints/<sha256>.safetensors for a file that was "
     "uploaded there in the index store, as `aif publish checkpoint` does; or a path or file:// below a folder of the worker's AIF_BUILD__CHECKPOINT_ROOTS. "
+    "On user-features the key is the user's id as text; a record under another key is rejected: `wrong_key`. "
     "On item-features a key without a value deletes the item. Headers may be left out. What is rejected goes to dlq.<address> with the reason (`aif dlq list`)."
 )
 _KEYS = {MODEL_CHECKPOINTS: "the model_id, or any", INDEX_EVENTS: "the version as text", SERVER_REPORTS: "the server's name"}

@@ -37,9 +37,9 @@ from schemas.events import (
     NewItem,
     NewItemsRecord,
     UserFeaturesRecord,
-    encode_headers,
     encode_record,
 )
+from schemas.headers import encode_headers
 from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
 from schemas.limits import RECORD_BYTES_MAX, UPDATES_PER_RECORD_MAX
 from schemas.topics import (

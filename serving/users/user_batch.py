@@ -14,8 +14,8 @@ from typing import Any
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database
 from schemas.errors import RejectedInput
-from schemas.events import Behaviour, BehavioursRecord, Rejection, UserFeaturesRecord, decode_record, decode_updates
-from schemas.ids import Id, IdKind, decode_id, encode_index_key, partition_of
+from schemas.events import Behaviour, BehavioursRecord, Rejection, decode_updates, decode_user_features
+from schemas.ids import Id, IdKind, encode_index_key
 from schemas.topics import USER_FEATURES
 from schemas.users import BehaviourEvent
 from serving.core.user_view import BLOCK, Head, append_events, decode_head, encode_block_key, encode_head
@@ -25,12 +25,12 @@ HEADS, PROFILES, BEHAVIOURS = "heads", "profiles", "behaviours"
 
 @dataclass
 class UserChange:
-    """What one record says of one user: a new profile (None = forget it), or more behaviours."""
+    """What one record says of one user: a new profile (without features: forget it), or more behaviours."""
 
     user: Id
     offset: int
     is_profile: bool
-    features: Mapping[str, Any] | None = None
+    features: Mapping[str, Any] = field(default_factory=dict)
     events: list[BehaviourEvent] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -60,15 +60,8 @@ def decode_user_record(record: SourceRecord, kind: IdKind, partitions: int) -> D
 
 
 def _decode_profile(record: SourceRecord, kind: IdKind, partitions: int) -> UserChange:
-    if record.value is None:
-        user, features = decode_id(_text_key(record), kind), None
-    else:
-        body = decode_record(UserFeaturesRecord, record.value)
-        user, features = decode_id(body.user_id, kind), body.features
-    expected = partition_of(user, partitions)
-    if expected != record.partition:
-        raise RejectedInput("wrong_partition", f"user {user!r} belongs to partition {expected}, the record came in {record.partition}")
-    return UserChange(user, record.offset, True, features)
+    profile = decode_user_features(record.key, record.value, kind, record.partition, partitions)
+    return UserChange(profile.user_id, record.offset, True, profile.features)
 
 
 def _decode_behaviours(record: SourceRecord, kind: IdKind, partitions: int) -> DecodedUserRecord:
@@ -78,13 +71,6 @@ def _decode_behaviours(record: SourceRecord, kind: IdKind, partitions: int) -> D
         change = changes.setdefault(b.user_id, UserChange(b.user_id, record.offset, False))
         change.events.append(BehaviourEvent(b.item_id, b.kind, b.time_ms, b.features))
     return DecodedUserRecord(record, list(changes.values()), decoded.rejected)
-
-
-def _text_key(record: SourceRecord) -> str:
-    try:
-        return (record.key or b"").decode()
-    except UnicodeDecodeError as error:
-        raise RejectedInput("bad_id", f"the key {record.key!r} of a record without a value is not UTF-8") from error
 
 
 class UserBatch:
@@ -117,7 +103,7 @@ class UserBatch:
         self._touched[user] = None
         if change.is_profile:
             if change.offset > head.profile_offset:
-                self._profiles[user] = json.dumps(dict(change.features or {}), separators=(",", ":")).encode()
+                self._profiles[user] = json.dumps(dict(change.features), separators=(",", ":")).encode()
                 self._heads[user] = dataclasses.replace(head, profile_offset=change.offset)
         elif change.offset > head.behaviours_offset:
             self._append(user, head, change)

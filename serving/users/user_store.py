@@ -214,7 +214,7 @@ class UserStore:
             return
         profile_offset, behaviours_offset = history.offsets
         if change.is_profile:
-            self._decoded[change.user] = KnownUser(dict(change.features or {}), history.behaviours, (change.offset, behaviours_offset))
+            self._decoded[change.user] = KnownUser(dict(change.features), history.behaviours, (change.offset, behaviours_offset))
             return
         rows = [(event.item_id, event.kind, event.time_ms, event.features) for event in change.events]
         behaviours = history.behaviours.append(rows, BEHAVIOURS_PER_USER_MAX)

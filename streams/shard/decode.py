@@ -14,8 +14,8 @@ import numpy as np
 from infra.joined import Joined
 from infra.kafka.reader import SourceRecord
 from schemas.errors import RejectedInput
-from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord, Rejection, decode_updates
-from schemas.ids import Id, IdKind, decode_id, encode_index_key, partition_of
+from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord, Rejection, check_partition, decode_updates
+from schemas.ids import Id, IdKind, decode_id, encode_index_key
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, encode_raw_features
@@ -24,8 +24,6 @@ from streams.stored.record_texts import OP, UPSERT, UPSERT_BY_PYTHON
 from streams.stored.upserts import Upserts
 
 Update = FeaturesUpdate | EmbeddingUpdate
-
-_FLOAT32_MAX = float(np.finfo(np.float32).max)  # numbers a little above it are still rounded down to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +112,7 @@ def _decode_removal(record: SourceRecord, record_key: bytes, kind: IdKind, shard
     """A key without a value deletes its item at the version stored so far (A4)."""
     try:
         item = decode_id(record_key.decode(), kind)
-        if partition_of(item, shards) != record.partition:
-            raise RejectedInput(
-                "wrong_partition",
-                f"id {item!r} belongs to partition {partition_of(item, shards)} of {shards}, the record came in {record.partition}; "
-                "partition by murmur2 of the id as text",
-            )
+        check_partition(item, record.partition, shards)
     except UnicodeDecodeError as error:
         return DecodedRecord(record, [], [Rejection(0, "bad_id", f"the record's key is not UTF-8: {error}", "malformed")])
     except RejectedInput as error:
@@ -129,25 +122,14 @@ def _decode_removal(record: SourceRecord, record_key: bytes, kind: IdKind, shard
 
 def _decode_new_items(record: SourceRecord, kind: IdKind, shards: int) -> DecodedRecord:
     decoded = decode_updates(NewItemsRecord, NewItem, record.value, kind, record.partition, shards, _item_of)
-    updates: list[Update] = []
-    rejected = list(decoded.rejected)
-    embeddings = _to_float32([update.embedding for _, update in decoded.accepted])
-    for (index, update), values in zip(decoded.accepted, embeddings, strict=True):
-        if values is not None:
-            updates.append(EmbeddingUpdate(encode_index_key(update.item_id), record.offset, index, values))
-        else:
-            reason = f"embedding of item {update.item_id!r} has numbers outside float32 (largest {max(map(abs, update.embedding)):g})"
-            rejected.append(Rejection(index, "embedding_not_float32", reason, "semantic"))
-    return DecodedRecord(record, updates, rejected)
+    values = _to_float32([update.embedding for _, update in decoded.accepted])
+    keys = [encode_index_key(update.item_id) for _, update in decoded.accepted]
+    updates = [EmbeddingUpdate(key, record.offset, i, raw) for key, (i, _), raw in zip(keys, decoded.accepted, values, strict=True)]
+    return DecodedRecord(record, updates, decoded.rejected)
 
 
-def _to_float32(embeddings: Sequence[Sequence[float]]) -> list[bytes | None]:
-    """Each embedding as float32 bytes; None if one of its numbers is outside float32. All of a record are converted together."""
+def _to_float32(embeddings: Sequence[Sequence[float]]) -> list[bytes]:
+    """Each embedding as float32 bytes. All of a record are converted together."""
     ends = list(accumulate(map(len, embeddings)))
-    wide = np.fromiter(chain.from_iterable(embeddings), np.float64, ends[-1] if ends else 0)
-    with np.errstate(over="ignore"):
-        narrow = wide.astype(np.float32)
-    whole, spans = narrow.tobytes(), list(zip([0, *ends], ends, strict=False))
-    if not (np.abs(wide) > _FLOAT32_MAX).any():
-        return [whole[4 * begin : 4 * end] for begin, end in spans]
-    return [whole[4 * begin : 4 * end] if np.isfinite(narrow[begin:end]).all() else None for begin, end in spans]
+    whole = np.fromiter(chain.from_iterable(embeddings), np.float32, ends[-1] if ends else 0).tobytes()
+    return [whole[4 * begin : 4 * end] for begin, end in zip([0, *ends], ends, strict=False)]

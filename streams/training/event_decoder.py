@@ -22,6 +22,7 @@ from schemas.events import (
     UserFeaturesRecord,
     decode_record,
     decode_updates,
+    decode_user_features,
 )
 from schemas.ids import Id, IdKind, decode_id
 from schemas.topics import IMPRESSIONS, ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES
@@ -38,7 +39,8 @@ class EventDecoder:
 
     def __init__(self, shards: int, user_partitions: int, kind: IdKind, refuse: Refuse | None = None) -> None:
         self._counts, self._kind, self._refuse = (shards, user_partitions), kind, refuse
-        self._partitions = {ITEM_FEATURES: shards, NEW_ITEMS: shards, USER_BEHAVIOURS: user_partitions}
+        users = (USER_FEATURES, USER_BEHAVIOURS)
+        self._partitions = dict.fromkeys((ITEM_FEATURES, NEW_ITEMS), shards) | dict.fromkeys(users, user_partitions)
         self._of_topic: Mapping[str, Callable[[SourceRecord], list[Any]]] = {
             ITEM_FEATURES: lambda r: self._updates(r, ItemFeaturesRecord, ItemFeaturesUpdate, lambda u: u.item_id),
             NEW_ITEMS: lambda r: self._updates(r, NewItemsRecord, NewItem, lambda u: u.item_id),
@@ -92,12 +94,7 @@ class EventDecoder:
         return [update for _, update in decoded.accepted]
 
     def _user(self, record: SourceRecord) -> UserFeaturesRecord:
-        """A record without a value forgets the profile, so it is one without features."""
-        if record.value is None:
-            key = (record.key or b"").decode(errors="replace")
-            return UserFeaturesRecord(user_id=decode_id(key, self._kind), features={})
-        user = decode_record(UserFeaturesRecord, record.value)
-        return user.model_copy(update={"user_id": decode_id(user.user_id, self._kind)})
+        return decode_user_features(record.key, record.value, self._kind, record.partition, self._partitions[USER_FEATURES])
 
     def _impression(self, record: SourceRecord) -> ImpressionRecord:
         impression = decode_record(ImpressionRecord, record.value)

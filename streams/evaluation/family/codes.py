@@ -44,7 +44,7 @@ def with_codes(data: TrainingSet, moments: bool = False) -> TrainingSet:
     principal directions (what lies outside them is noise to a similarity) and the number of its cluster: [R, K + M + P + 1]."""
     items = data.items
     signs_RK = decode_signs(items.signatures_RW, items.has_signature_R)
-    norm_R1 = np.linalg.norm(items.multimodal_RM, axis=1, keepdims=True)
+    norm_R1 = np.linalg.norm(items.multimodal_RM.astype(np.float64), axis=1, keepdims=True)  # squares of float32 may overflow it
     unit_RM = (items.multimodal_RM / np.maximum(norm_R1, 1e-12)).astype(np.float32)
     parts = [signs_RK / math.sqrt(max(1, signs_RK.shape[1])), torch.from_numpy(unit_RM)]
     if moments:

@@ -20,6 +20,7 @@ from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
 from serving.core.user_view import BLOCK
+from serving.users.refused_records import decode_refused
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import StoreBounds, UserStore
 from tests.serving.front import open_view
@@ -86,6 +87,18 @@ def test_a_record_that_cannot_be_read_is_skipped_and_counted(open_store: Open, v
     assert store.fold_record(SourceRecord(USER_BEHAVIOURS, 0, 0, b"1", value)) == 1
     assert store.fold_record(SourceRecord(USER_FEATURES, 0, 0, b"\xff", value)) == 1
     assert len(store) == 0
+
+
+@pytest.mark.parametrize("key", [b"8", b"", b"07", b"7 ", b"\xff", None])
+def test_a_profile_whose_key_is_not_its_users_id_is_skipped_and_its_dead_letter_says_so(open_store: Open, key: bytes | None) -> None:
+    """Compaction keeps the last record of each key: under the key of user 8, user 7's profile would take the place of user 8's."""
+    store = open_store()
+    profile = encode_record(UserFeaturesRecord(user_id=7, features={"country": "nl"}))
+    assert store.fold_record(SourceRecord(USER_FEATURES, home(7), 0, key, profile)) == 1
+    assert (len(store), store.find(7).profile) == (0, {})
+    [(_, raw)] = store.read_refused(1)
+    assert [one.code for one in decode_refused(raw).rejections] == ["wrong_key"]
+    assert store.fold_record(SourceRecord(USER_FEATURES, home(7), 1, b"7", profile)) == 0 and store.find(7).profile == {"country": "nl"}
 
 
 def test_users_beyond_the_bound_are_not_kept_and_counted(open_store: Open) -> None:
@@ -170,7 +183,13 @@ def test_the_view_is_the_fold_of_the_log_whatever_the_batches_restarts_and_memor
             user = users[place]
             if count is None:
                 pending.append(
-                    SourceRecord(USER_FEATURES, 0, offset, b"", encode_record(UserFeaturesRecord(user_id=user, features={"at": offset})))
+                    SourceRecord(
+                        USER_FEATURES,
+                        0,
+                        offset,
+                        encode_kafka_key(user),
+                        encode_record(UserFeaturesRecord(user_id=user, features={"at": offset})),
+                    )
                 )
                 fold_profile(expected[user], offset, {"at": offset})
             else:

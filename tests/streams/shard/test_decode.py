@@ -9,16 +9,20 @@ from hypothesis import strategies as st
 from infra.kafka.reader import SourceRecord
 from schemas.ids import IdKind
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.shard.decode import _to_float32, decode_source_records
+from streams.core.item_state import EmbeddingUpdate
+from streams.shard.decode import decode_source_records
 
 
 def test_a_number_is_refused_exactly_where_rounding_to_float32_gives_an_infinity() -> None:
     largest = (2 - 2**-23) * 2.0**127
-    for value, fits in ((largest, True), (largest * (1 + 2**-26), True), (largest * (1 + 2**-24), False), (-3.5e38, False), (0.1, True)):
-        one, both, neighbour = _to_float32([[value], [1.0, value], [2.0]])
-        assert (one is not None) == (both is not None) == fits, value
-        assert neighbour == np.array([2.0], np.float32).tobytes(), "each is judged alone"
-        assert not fits or both == np.array([1.0, value], np.float32).tobytes()
+    for value, fits in ((largest, True), (largest * (1 + 2**-26), True), (largest * (1 + 2**-24), False), (-1e300, False), (0.1, True)):
+        updates = [{"item_id": 1, "embedding": embedding} for embedding in ([value], [1.0, value], [2.0])]
+        raw = json.dumps({"schema": 1, "updates": updates}).encode()
+        [decoded] = decode_source_records([SourceRecord(NEW_ITEMS, 0, 0, None, raw)], IdKind.INT64, 1)
+        stored = {u.index: u.values for u in decoded.updates if isinstance(u, EmbeddingUpdate)}
+        expected = {0: [value], 1: [1.0, value], 2: [2.0]} if fits else {2: [2.0]}
+        assert stored == {i: np.array(numbers, np.float32).tobytes() for i, numbers in expected.items()}, "each is judged alone"
+        assert {r.code for r in decoded.rejected} == (set() if fits else {"bad_update"})
 
 
 @given(st.integers(0, 10_000), st.integers(0, 7), st.sampled_from([ITEM_FEATURES, NEW_ITEMS]))

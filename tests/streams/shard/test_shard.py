@@ -77,7 +77,7 @@ def test_bad_updates_become_dead_letters_and_their_neighbours_are_applied(shard:
         (ITEM_FEATURES, 3, 0, "wrong_partition"),
         (ITEM_FEATURES, 4, 0, "bad_id"),
         (ITEM_FEATURES, 5, 0, "bad_id"),
-        (NEW_ITEMS, 0, 0, "embedding_not_float32"),
+        (NEW_ITEMS, 0, 0, "bad_update"),
         (NEW_ITEMS, 1, 0, "empty_record"),
     }
     whole = next(e for e in letters if e.key == b"k" and e.topic.endswith(ITEM_FEATURES))

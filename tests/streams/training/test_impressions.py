@@ -1,6 +1,7 @@
 """The join of impressions, histories and items: as of the impression's time, and never later."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -8,11 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.kafka.reader import SourceRecord
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.model.lsh import encode_signatures, make_w_hash
+from streams.training.event_decoder import EventDecoder
 from streams.training.impressions import Events, TrainingSet, join_events
 from streams.training.item_table import NOT_AN_ITEM
+from tests.schemas.catalogue import small_spec
 from tests.streams.training.shop import item, shop, shown
 
 
@@ -116,3 +120,29 @@ def test_outcomes_stand_by_the_models_tasks_and_padded_places_have_none() -> Non
     assert data.batch(np.array([0]), 8).outcomes_BCT.tolist()[0][0] == [0.0, 1.0]
     one = join_events(spec, make_w_hash(1, spec.hash_bits, 16), told)
     assert one.outcomes_QCT.shape[-1] == 0
+
+
+def test_the_largest_accepted_numbers_reach_no_batch_as_a_warning_or_an_infinity() -> None:
+    """A decoder that took an embedding of 1e300 gave training infinities that the index never had."""
+    far, late = 1e300, (1 << 63) - 1
+    odd = {"category": 1, "price": far, "stock": -far, "age": late, "tags": [far, late], "hour": far}
+    updates = [{"item_id": n, "version": late, "features": odd} for n in (1, 2)]
+    embeddings = [{"item_id": 1, "embedding": [far] * 16}, {"item_id": 2, "embedding": [3.4e38] * 16}]
+    behaviours = [{"user_id": 1, "item_id": n, "time_ms": late - 1, "features": odd} for n in (1, 2)]
+    items = [{"item_id": n, "position": n, "bid": far, "teacher_ecpm": far, "clicked": True} for n in (1, 2)]
+    impression = {"request_id": "r", "user_id": 1, "time_ms": late, "context": odd, "items": items}
+    values = {
+        "item-features": {"updates": updates},
+        "new-items": {"updates": embeddings},
+        "user-features": {"user_id": 1, "features": odd},
+        "user-behaviours": {"updates": behaviours},
+        "impressions": impression,
+    }
+    decoder, spec = EventDecoder(1, 1, IdKind.INT64), small_spec()
+    records = {topic: [SourceRecord(topic, 0, 0, b"1", json.dumps(value).encode())] for topic, value in values.items()}
+    joined = join_events(spec, make_w_hash(1, spec.hash_bits, spec.schema.mm_width), decoder.decode_all(records))
+    assert +decoder.skipped == {"new-items": 1} and len(joined) == 1  # + leaves out zeros
+    batch = joined.batch(np.array([0]), 8)
+    for numbers in (joined.items.realtime_RQ, joined.items.bid_R, joined.items.inputs.numeric, batch.bid_BC, batch.context.numeric):
+        assert torch.isfinite(numbers).all()
+    assert np.isfinite(joined.items.multimodal_RM).all() and batch.users.behaviours.has_signature_BL.tolist() == [[False, True]]

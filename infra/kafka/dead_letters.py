@@ -2,11 +2,13 @@
 
 Here: encoding a dead letter, and reading where it came from. Not here: who sends it (a shard's outbox, a server's view of users, training), which were sent
 already (sent_letters.py), sending it once more (redrive.py).
-Invariants: key, value and headers are kept byte for byte; the reason is in further headers, with the names that existing consoles show. One dead letter is one
-rejected update, and its identity is (topic, partition, offset, `aif.index`), so a redrive sends that update alone, and a checker counts distinct
-identities (A5).
+Invariants: key, value and headers are kept byte for byte; the reason is in further headers, with the names that existing consoles show. An oversized record,
+larger than input topics take by their settings, is truncated: the letter has the beginning of its key and value, and a header with the size of the value. The
+record itself is at its source position. One dead letter is one rejected update, and its identity is (topic, partition, offset, `aif.index`), so a redrive
+sends that update alone, and a checker counts distinct identities (A5).
 """
 
+import dataclasses
 import functools
 import importlib.metadata
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schemas.errors import Corrupted
+from schemas.limits import KIB, RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX
 
 if TYPE_CHECKING:
@@ -26,9 +29,12 @@ _ERRORS = "__connect.errors."
 INDEX_HEADER = "aif.index"
 ATTEMPT_HEADER = "aif.attempt"  # of a record that is sent again
 FROM_HEADER = "aif.redriven_from"
+TRUNCATED_HEADER = "aif.truncated"  # bytes of the whole value
 _ADDED = 11  # headers of `encode_dead_letter`, after those of the record
 _ATTEMPT_DIGITS_MAX = 6
 _REASON_CHARS_MAX = 1_000
+_KEPT_BYTES_MAX = RECORD_BYTES_MAX + 64 * KIB  # as much as an input topic takes; the dead-letter topics take 64 KiB more
+_TRUNCATED_KEY_BYTES, _TRUNCATED_VALUE_BYTES = 1 * KIB, 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,9 @@ def encode_dead_letter(
 ) -> tuple[bytes | None, bytes | None, Headers]:
     """(key, value, headers) of the dead letter of one rejected update. The same input gives the same bytes.
 
-    A record that was sent again says which attempt it is, and is dead-lettered as that one.
+    A record that was sent again says which attempt it is, and is dead-lettered as that one. An oversized record is truncated.
     """
+    kept = truncate_oversized(record)
     added = {
         f"{_ERRORS}topic": record.topic,
         f"{_ERRORS}partition": str(record.partition),
@@ -76,7 +83,25 @@ def encode_dead_letter(
         INDEX_HEADER: str(rejection.index),
     }
     assert len(added) == _ADDED
-    return record.key, record.value, [*record.headers, *((name, value.encode(errors="replace")) for name, value in added.items())]
+    return kept.key, kept.value, [*kept.headers, *((name, value.encode(errors="replace")) for name, value in added.items())]
+
+
+def truncate_oversized(record: "SourceRecord") -> "SourceRecord":
+    """The record as its dead letters keep it. A truncated one stays as it is."""
+    key, value = record.key or b"", record.value or b""
+    if len(key) + len(value) + sum(len(name) + len(content or b"") for name, content in record.headers) <= _KEPT_BYTES_MAX:
+        return record
+    return dataclasses.replace(
+        record,
+        key=record.key and key[:_TRUNCATED_KEY_BYTES],
+        value=record.value and value[:_TRUNCATED_VALUE_BYTES],
+        headers=((TRUNCATED_HEADER, str(len(value)).encode()),),
+    )
+
+
+def is_truncated(headers: Sequence[tuple[str, bytes | None]]) -> bool:
+    """Whether a dead letter with these headers holds only the beginning of its record."""
+    return len(headers) == 1 + _ADDED and headers[0][0] == TRUNCATED_HEADER
 
 
 def decode_dead_letter(headers: Headers) -> DeadLetterSource:

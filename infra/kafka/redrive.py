@@ -43,6 +43,7 @@ from infra.kafka.dead_letters import (
     attempt_of,
     dead_letter_topic,
     decode_dead_letter,
+    is_truncated,
     source_headers,
 )
 from infra.kafka.producer import open_producer
@@ -139,9 +140,14 @@ def _foreign(topic: str, record: SourceRecord, error: Corrupted) -> DeadLetter:
 def plan_redrive(
     letters: Iterable[DeadLetter], topic: str, chosen: Filter, sent: AbstractSet[Identity], records_max: int
 ) -> list[DeadLetter]:
-    """The letters of `topic` that pass the filter and were not sent before, the oldest first, at most `records_max`."""
-    fitting = (letter for letter in letters if letter.source.topic == topic and not letter.was_sent(sent) and chosen.takes(letter))
-    return list(itertools.islice(fitting, records_max))
+    """The letters of `topic` that pass the filter and were not sent before, the oldest first, at most `records_max`. A truncated letter is left out: its
+    publisher has to send the update again, in smaller records."""
+
+    def is_fitting(letter: DeadLetter) -> bool:
+        whole = letter.source.topic == topic and not is_truncated(letter.record.headers)
+        return whole and not letter.was_sent(sent) and chosen.takes(letter)
+
+    return list(itertools.islice(filter(is_fitting, letters), records_max))
 
 
 def encode_redriven(letter: DeadLetter, partitions: int, id_kind: IdKind, owner: str) -> Redriven:

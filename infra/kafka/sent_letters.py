@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from infra.kafka.admin import end_offsets
-from infra.kafka.dead_letters import dead_letter_topic, decode_dead_letter
+from infra.kafka.dead_letters import dead_letter_topic, decode_dead_letter, truncate_oversized
 from infra.kafka.reader import SourceRecord, read_topic
 from schemas.errors import Corrupted
 
@@ -39,7 +39,7 @@ class SentLetters:
 
     def has(self, record: SourceRecord, index: int) -> bool:
         """Whether update `index` of a record has a dead letter, as far as is known."""
-        return (record.partition, record.offset, index, zlib.crc32(record.value or b"")) in self._known
+        return (record.partition, record.offset, index, zlib.crc32(truncate_oversized(record).value or b"")) in self._known
 
     def _note(self, known: OrderedDict[Letter, None], record: SourceRecord) -> None:
         try:

@@ -5,20 +5,18 @@
 
 Here: these bytes. Not here: when they are written and deleted (user_store.py), dead letters (infra/kafka/dead_letters.py), sending (user_dead_letters.py).
 A record is stored once, however many of its updates were refused: its dead letters (up to 256 of 4 MiB each) are made one after the other when sent.
-A compressed record may be larger than a dead letter may be. Then its place and the reasons are stored, but not its bytes.
+An oversized record is stored as its dead letters keep it: truncated.
 """
 
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
+from infra.kafka.dead_letters import truncate_oversized
 from infra.kafka.reader import SourceRecord
 from schemas.events import Rejection
-from schemas.limits import KIB, RECORD_BYTES_MAX
 
-# The largest record that the user topics take as it is; their dead-letter topics take it with the reasons.
-_BYTES_MAX = RECORD_BYTES_MAX + 64 * KIB
 _LENGTH = struct.Struct(">I")
 
 
@@ -37,15 +35,10 @@ def refused_key(record: SourceRecord) -> bytes:
 
 def encode_refused(refused: RefusedRecord) -> bytes:
     """The bytes to store."""
-    record, rejections = refused.record, refused.rejections
-    size = sum(map(len, _parts(record)))
-    if size > _BYTES_MAX:
-        why = f"; its {size} bytes are more than a dead letter may have and are only in the log"
-        record = replace(record, key=None, value=b"", headers=())
-        rejections = [replace(one, reason=one.reason[:500] + why) for one in rejections]
+    record = truncate_oversized(refused.record)
     head = {
         "at": [record.topic, record.partition, record.offset, record.timestamp_ms],
-        "rejections": [astuple(one) for one in rejections],
+        "rejections": [astuple(one) for one in refused.rejections],
         "names": [name for name, _ in record.headers],
         "lengths": [None if part is None else len(part) for part in (record.key, record.value, *(value for _, value in record.headers))],
     }

@@ -4,10 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.kafka.dead_letters import INDEX_HEADER, dead_letter_topic, decode_dead_letter, encode_dead_letter
+from infra.kafka.dead_letters import (
+    INDEX_HEADER,
+    TRUNCATED_HEADER,
+    dead_letter_topic,
+    decode_dead_letter,
+    encode_dead_letter,
+    is_truncated,
+    truncate_oversized,
+)
 from infra.kafka.reader import SourceRecord
+from infra.kafka.redrive import DeadLetter, Filter, plan_redrive
 from schemas.errors import Corrupted
 from schemas.events import Rejection
+from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import TOPICS
 
 HEADERS = st.lists(st.tuples(st.text(max_size=10), st.none() | st.binary(max_size=10)), max_size=4).map(tuple)
@@ -25,6 +35,22 @@ def test_key_value_and_headers_are_kept_byte_for_byte_and_the_source_is_readable
     assert (source.topic, source.partition, source.offset, source.index) == ("item-features", 3, 42, index)
     assert (source.code, source.disposition) == ("bad_update", "schema")
     assert encode_dead_letter(record, rejection) == (dead_key, dead_value, dead_headers)
+
+
+@pytest.mark.parametrize("headers", [(), (("name", b"x" * (1 << 20)),)])
+def test_an_oversized_record_is_truncated_and_keeps_its_source_and_the_size_of_its_value(headers: tuple[tuple[str, bytes], ...]) -> None:
+    value = b"v" * (10 << 20)
+    record = SourceRecord("item-features", 3, 42, b"k" * 100_000, value, headers, 1_700_000_000_000)
+    key, kept, found = encode_dead_letter(record, Rejection(0, "record_too_large", "why", "malformed"))
+    assert key == b"k" * 1024 and kept is not None and value.startswith(kept) and 1024 <= len(kept) <= 64 * 1024
+    assert dict(found)[TRUNCATED_HEADER] == b"%d" % len(value) and is_truncated(found)
+    assert decode_dead_letter(found).offset == 42 and "name" not in dict(found)
+    again = truncate_oversized(record)
+    assert truncate_oversized(again) == again, "a server stores it so, and sends it so"
+    whole = SourceRecord("item-features", 3, 42, b"", b"v" * RECORD_BYTES_MAX)
+    assert encode_dead_letter(whole, Rejection(0, "x", "y", "malformed"))[1] == whole.value
+    letter = DeadLetter(decode_dead_letter(found), SourceRecord("dlq.item-features", 0, 0, key, kept, tuple(found)))
+    assert plan_redrive([letter], "item-features", Filter(), set(), 10) == []
 
 
 def test_the_headers_have_the_names_that_consoles_show() -> None:

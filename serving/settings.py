@@ -44,7 +44,9 @@ class EngineSection(Section):
     """The engine: its device, the memory of versions, the checks of its answers."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    slot_bytes: int = Field(0, ge=0)  # of each of the two slots; 0 = 1.5 times the first version
+    slot_bytes: int = Field(
+        0, ge=0
+    )  # of each of the two slots at the start; 0 = 1.5 times the first version. A version that needs more gets a larger one
     poll_s: float = Field(0.2, gt=0, le=60)  # between two reads of the control log
     parity_share: float = Field(0.001, ge=0, le=1)  # share of answers that the reference recomputes beside the engine; 0 = none
     parity_every_s: float = Field(10.0, ge=0)  # at least this long between two: the reference is slow and uses a whole core

@@ -10,7 +10,10 @@ from serving.versions.version_follower import VersionFollower
 
 
 def readiness(versions: VersionFollower, users: UserFollower | None, health: Health, draining: bool) -> tuple[bool, str]:
-    """(is ready, why not). Ready = a version is live, the users' logs were read up to their end at the start, and the process is able to answer."""
+    """(is ready, why not). Ready = a version is live, the users' logs were read up to their end at the start, and the process is able to answer.
+
+    A server that is ready and leaves items out of its answers says so in the second.
+    """
     if draining:
         return False, "the server is stopping"
     if not versions.ready:
@@ -18,7 +21,7 @@ def readiness(versions: VersionFollower, users: UserFollower | None, health: Hea
     if users is None or not users.ready:
         return False, f"the users' logs are not read yet; {(users and users.last_error) or 'reading'}"
     why = health.why_not()
-    return not why, why
+    return not why, why or versions.why_incomplete()
 
 
 def server_status(
@@ -27,7 +30,7 @@ def server_status(
     """The whole state of a server as plain values."""
     return {
         "ready": ready[0],
-        "not_ready_because": ready[1],
+        "not_ready_because": "" if ready[0] else ready[1],
         "version_token": None if status.current is None else str(status.current),
         "device": status.device,
         "residents": [_resident(report) for report in status.residents],

@@ -61,7 +61,7 @@ class Engine:
         self._queue_max = queue_max
         self._wake = threading.Condition()
         self._messages: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._portions: deque[Portion] = deque()
+        self._portions: deque[tuple[Portion, Resident]] = deque()
         self._work: deque[Piece] = deque()
         self._residents: dict[int, Resident] = {}
         self._current: Resident | None = None
@@ -121,6 +121,8 @@ class Engine:
     def status(self) -> EngineStatus:
         """A snapshot from any thread."""
         current, residents = self._current, self._residents
+        if current is not None and current.version in residents:  # a copy of it that is being loaded does not answer yet
+            residents = {**residents, current.version: current}
         return EngineStatus(
             device=self.device,
             current=None if current is None else current.token,
@@ -181,19 +183,30 @@ class Engine:
 
     def take_arrivals(self) -> list[tuple[str, float]]:
         """(topic, age in seconds) of each record that became visible in the current version since the last call. Ages of other versions are dropped."""
-        taken = {resident.token: resident.arrivals.take() for resident in self._residents.values()}
-        return [] if self._current is None else taken.get(self._current.token, [])
+        current = self._current
+        taken = [] if current is None else current.arrivals.take()
+        for resident in self._residents.values():
+            if resident is not current:
+                resident.arrivals.take()
+        return taken
 
-    def offer_changes(self, portion: Portion) -> bool:
-        """Queues a portion of changes; blocks while the queue is full. False if the version is not resident any more."""
+    def offer_changes(self, portion: Portion, copy: Resident | None = None) -> bool:
+        """Queues a portion of changes; blocks while the queue is full. False if the version is not resident any more.
+
+        `copy`: which copy of the version it is for, while there are two because the version is being loaded again. Each has a position of its own.
+        """
         with self._wake:
             while len(self._portions) >= PORTIONS_QUEUED_MAX and not self._closed:
                 self._wake.wait(IDLE_WAIT_S)
-            if self._closed or portion.version not in self._residents:
+            resident = copy or self._residents.get(portion.version)
+            if self._closed or resident is None or not self._is_resident(resident):
                 return False
-            self._portions.append(portion)
+            self._portions.append((portion, resident))
             self._wake.notify_all()
             return True
+
+    def _is_resident(self, resident: Resident) -> bool:
+        return resident is self._current or self._residents.get(resident.version) is resident
 
     def _admit(self, resident: Resident) -> None:
         resident.state_made_s = time.monotonic()
@@ -309,11 +322,10 @@ class Engine:
     def _apply_changes(self) -> None:
         """Applies about DELTA_ROWS_PER_APPLY_MAX rows, but at least one portion. Portions are whole records, of which no answer may see a half."""
         rows = 0
-        while self._portions and (rows == 0 or rows + len(self._portions[0]) <= DELTA_ROWS_PER_APPLY_MAX):
-            portion = self._portions.popleft()
+        while self._portions and (rows == 0 or rows + len(self._portions[0][0]) <= DELTA_ROWS_PER_APPLY_MAX):
+            portion, resident = self._portions.popleft()
             rows += max(1, len(portion))
-            resident = self._residents.get(portion.version)
-            if resident is None or resident.error:
+            if not self._is_resident(resident) or resident.error:
                 continue
             try:
                 apply_portion(resident, portion)

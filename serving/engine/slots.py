@@ -1,10 +1,10 @@
-"""The two slots: fixed shared memory that holds one version each, and the layout of a version in it.
+"""The two slots: shared memory that holds one version each, and the layout of a version in it.
 
 Here: `SlotMemory` (the bytes), `plan_slot` (pure: where each array lies), `open_arrays` (the arrays as views). Not here: using them (tables.py), filling
 them (serving/versions/index_reader.py).
 A slot is anonymous memory (memfd), mapped by the serving process and by the loader process, which is sent the file descriptor. It has no name, so it is
-freed with the last of the two, however they end. It is mapped and touched once; a new version is written into it and never needs a new mapping, whose page
-faults the first requests would pay for.
+freed with the last of the two, however they end. A new version is written into the same memory, so that no request pays for page faults. Only a version that
+would fill more than GROW_AT of it gets a larger one, which the loader process touches first (serving/versions/loader.py).
 Invariant: the arrays of the same layout, slot size, rows and id bytes lie at the same places in both processes.
 
 Arrays: R slots (capacity), T look-up entries, M bytes of text ids.
@@ -13,6 +13,7 @@ Arrays: R slots (capacity), T look-up entries, M bytes of text ids.
 import bisect
 import contextlib
 import errno
+import math
 import mmap
 import os
 from collections.abc import Mapping
@@ -25,13 +26,14 @@ from schemas.errors import Incompatible
 from schemas.ids import IdKind
 from schemas.index.layout import RowLayout
 
-GROWTH = 1.5  # default size: this many times the first version ...
+GROWTH = 1.5  # size of a slot: this many times the version for which it is made ...
 NEW_ROWS_MIN = 4096  # ... and at least this many new ids
+GROW_AT = 0.9  # share of a slot's room in use beyond which its version is loaded again into a larger one
 TEXT_ID_BYTES_ASSUMED = 16  # room per new text id when a version has none to measure
 HEADER_FIELDS = 16
 _ALIGN = 64
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
-_POPULATE_CHUNK = 64 << 20
+_POPULATE_CHUNK = 16 << 20
 ArraySpec = tuple[str, str, tuple[int, ...]]  # name, dtype code, shape
 
 
@@ -77,22 +79,22 @@ def _room_for(rows: int, id_bytes: int, capacity: int) -> int:
 
 
 def plan_slot_bytes(layout: RowLayout, rows: int, id_bytes: int) -> int:
-    """The default size of a slot in bytes: 1.5 times this version, and room for new ids."""
+    """Size in bytes of a slot for this version and those that follow it: 1.5 times the version, and room for new ids."""
     capacity = max(int(rows * GROWTH), rows + NEW_ROWS_MIN)
     return plan_arrays(layout, capacity, _room_for(rows, id_bytes, capacity)).size_bytes
 
 
 def plan_slot(layout: RowLayout, slot_bytes: int, rows: int, id_bytes: int) -> SlotPlan:
-    """The plan with the most room for new ids that fits into the slot. Raises Incompatible (`slot_too_small`)."""
+    """The plan with the most room for new ids that fits into the slot. Raises Incompatible (`slot_too_small`) if the version fills more than GROW_AT of it."""
 
     def plan(capacity: int) -> SlotPlan:
         return plan_arrays(layout, capacity, _room_for(rows, id_bytes, capacity))
 
-    least = max(rows, 1)
+    least = max(math.ceil(rows / GROW_AT), 1)
     if plan(least).size_bytes > slot_bytes:
         raise Incompatible(
             "slot_too_small",
-            f"the version has {rows} rows and needs {plan(least).size_bytes} bytes, a slot has {slot_bytes}; restart with a larger slot_bytes",
+            f"the version has {rows} rows and needs {plan(least).size_bytes} bytes, the slot has {slot_bytes}; load it into a larger slot",
         )
     capacities = range(least, slot_bytes)  # a row has more than one byte
     return plan(capacities[bisect.bisect_right(capacities, slot_bytes, key=lambda capacity: plan(capacity).size_bytes) - 1])
@@ -132,7 +134,10 @@ class SlotMemory:
             raise
 
     def populate(self) -> None:
-        """Touches every page once, so that no request pays for a page fault. Raises OSError if there is not so much memory."""
+        """Touches every page once, so that no request pays for a page fault. Raises OSError if there is not so much memory.
+
+        A page that another process has touched takes 50 ns here instead of 250, so the serving process lets the loader go first.
+        """
         for at in range(0, self.size_bytes, _POPULATE_CHUNK):
             size = min(_POPULATE_CHUNK, self.size_bytes - at)
             try:
@@ -143,7 +148,7 @@ class SlotMemory:
                 np.frombuffer(self.buffer, np.uint8, size, at)[:: mmap.PAGESIZE] = 0
 
     def close(self) -> None:
-        """Closes the descriptor, and the mapping unless arrays still refer to it; then it ends with the process."""
+        """Closes the descriptor, and the mapping unless arrays still refer to it; then it ends with them."""
         with contextlib.suppress(BufferError):
             self.buffer.close()
         os.close(self.fd)

@@ -35,7 +35,7 @@ from serving.engine.lookup import (
     place_int64,
     place_text,
 )
-from serving.engine.slots import SlotPlan, open_arrays, plan_arrays, reset_arrays
+from serving.engine.slots import GROW_AT, SlotPlan, open_arrays, plan_arrays, reset_arrays
 
 UNPLACED_MAX = 100_000  # ids that found no room and are counted
 
@@ -49,6 +49,16 @@ class Applied:
     superseded: int
     refused: int
     slots: np.ndarray
+
+
+class Room(NamedTuple):
+    """What a version takes of a slot: rows, bytes of text ids (0 for other ids)."""
+
+    rows: int
+    id_bytes: int
+
+
+NO_ROOM = Room(0, 0)
 
 
 @kernel
@@ -109,15 +119,19 @@ class Tables:
         return int(self._header[HEADER_ROWS] - self._header[HEADER_FREE_COUNT])
 
     @property
-    def id_bytes(self) -> int:
-        """Bytes of text ids in use, those of forgotten ids included; 0 for other ids."""
-        return int(self._header[HEADER_ID_BYTES])
+    def needs_growth(self) -> bool:
+        """Whether more than GROW_AT of the slot is in use, or items have found no room. Text ids count with the bytes of forgotten ones."""
+        id_bytes = int(self._header[HEADER_ID_BYTES]) / max(1, self.plan.id_bytes)
+        return self.not_servable > 0 or max(self.used / self.capacity, id_bytes) > GROW_AT
 
-    @property
-    def fill(self) -> float:
-        """The share of the slot's room for ids that is in use, 0 to 1."""
-        bytes_of_ids = self.id_bytes / self.plan.id_bytes if self.layout.id_kind is IdKind.TEXT and self.plan.id_bytes else 0.0
-        return max(self.used / self.capacity, bytes_of_ids)
+    def measure_room(self) -> Room:
+        """The room that live items and those without room take. From any thread: an estimate while changes come."""
+        rows, is_text = self.rows + self.not_servable, self.layout.id_kind is IdKind.TEXT
+        if not is_text:
+            return Room(rows, 0)
+        live_R = self._dead_R[: int(self._header[HEADER_ROWS])] == 0
+        id_bytes = int(np.diff(self._arrays["id_spans"][: len(live_R)][live_R]).sum())
+        return Room(rows, id_bytes + sum(len(one) for one in list(self._unplaced) if isinstance(one, bytes)))
 
     @property
     def rows(self) -> int:

@@ -92,4 +92,4 @@ class OpenInferenceHttp:
 
 
 def _show_ready(head: Mapping[str, str], ready: bool, reason: str) -> Reply:
-    return json_reply(200 if ready else 503, {**head, "ready": ready} | ({} if ready else {"reason": reason}))
+    return json_reply(200 if ready else 503, {**head, "ready": ready} | ({"reason": reason} if reason else {}))

@@ -22,7 +22,7 @@ from schemas.index.layout import DeltaRecord, RowLayout, find_delta
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from serving.engine.changes import decode_changes
 from serving.engine.loop import Engine
-from serving.engine.resident import Portion
+from serving.engine.resident import Portion, Resident
 
 POLL_S = 0.1
 RETRY_S = 0.5
@@ -56,27 +56,26 @@ def decode_portion(record: SourceRecord, delta: DeltaRecord | None, version: int
 
 
 class DeltaFollower:
-    """The thread of one version. `error`: why it stopped by itself; None while it runs or after `close`. `on_stranger` gets each record that no shard
-    wrote."""
+    """The thread of one version in memory, from its own positions on. `error`: why it stopped by itself; None while it runs or after `close`. `on_stranger`
+    gets each record that no shard wrote."""
 
     def __init__(
         self,
         engine: Engine,
         kafka: KafkaSettings,
-        version: int,
-        layout: RowLayout,
-        positions: Mapping[int, int],
+        resident: Resident,
         topic_id: str,
         on_stranger: Callable[[SourceRecord], None],
     ) -> None:
-        self.version, self.layout, self._topic_id = version, layout, topic_id
+        self.version, self.layout, self._topic_id = resident.version, resident.tables.layout, topic_id
+        self._resident = resident
         self._on_stranger = on_stranger
         self.error: AifError | None = None
-        self._engine, self._kafka, self._positions = engine, kafka, dict(positions)
+        self._engine, self._kafka, self._positions = engine, kafka, dict(resident.positions)
         self._sequences: dict[int, int] = {}  # by partition, of its last record that a shard wrote
         self._passed_over: dict[int, int] = {}  # by partition, the offset of one that does not read, since that record
         self._stopped = threading.Event()
-        self._thread = GuardedThread(self._run, f"deltas-{version}", self._stopped)
+        self._thread = GuardedThread(self._run, f"deltas-{resident.version}", self._stopped)
 
     def start(self) -> None:
         """Begins to follow."""
@@ -116,7 +115,7 @@ class DeltaFollower:
         else:
             self._check_sequence(record.partition, delta.header.sequence)
         portion = decode_portion(record, delta, self.version, self.layout)
-        if self._stopped.is_set() or not self._engine.offer_changes(portion):
+        if self._stopped.is_set() or not self._engine.offer_changes(portion, self._resident):
             self._stopped.set()
             return
         self._positions[record.partition] = record.offset + 1

@@ -11,7 +11,9 @@ shard, and both digests of the merged view were verified. Until then nobody read
 
 Protocol: a Unix socket, given by its number; each message is one line of JSON; the file descriptor of a slot comes with its `open` message.
 
-    {"op": "open", "slot": 0, "bytes": n} + fd     {"op": "measure", store, manifest, sha256}     {"op": "load", "slot": 0, store, manifest, sha256}
+    {"op": "open", "slot": 0, "bytes": n} + fd
+    {"op": "measure", store, manifest, sha256, rows, id_bytes}
+    {"op": "load", "slot": 0, store, manifest, sha256, rows, id_bytes}     rows, id_bytes: room that is needed at least
     -> {"ok": true, ...} | {"ok": false, "error": class, "code": ..., "message": ...}
 """
 
@@ -43,16 +45,16 @@ SHARE = 0.25  # of a core, for a load beside requests
 _REST_S_MIN = 0.0005  # a shorter rest is not worth the system call
 
 
-def _measure(store: IndexStore, manifest: Manifest) -> tuple[int, int]:
-    """(live rows of a version, bytes of its text ids). The bytes are an upper bound: an id that is in both parts counts twice."""
-    slots = sum(seal.rows for seal in manifest.seals)
+def _measure(store: IndexStore, manifest: Manifest, request: dict[str, Any]) -> tuple[int, int]:
+    """(live rows of a version, bytes of its text ids), at least those of the request. The bytes are an upper bound: an id in both parts counts twice."""
+    rows = max(request["rows"], sum(seal.rows for seal in manifest.seals))
     if manifest.layout.id_kind is IdKind.INT64:
-        return slots, 0
+        return rows, 0
     key_bytes = 0
     for seal in manifest.seals:
         key_bytes += sum(len(k) for block in read_full_part(store, seal.full, manifest.layout, verify=False) for k in block.keys)
         key_bytes += sum(len(k) for k, _ in read_incremental_part(store, seal.incremental, verify=False))
-    return slots, key_bytes
+    return rows, max(request["id_bytes"], key_bytes)
 
 
 def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables, rest: Callable[[], None] = lambda: None) -> None:
@@ -122,26 +124,33 @@ class IndexReader:
         self.share = share
 
     def open(self, request: dict[str, Any], fd: int | None) -> dict[str, Any]:
-        """Maps a slot. Raises Unavailable (`slot_not_received`): a process without a free descriptor gets the message and loses what came with it."""
+        """Maps a slot in place of the former one of this number, and touches its pages. Raises Unavailable: `slot_not_received` (a process without a free
+        descriptor gets the message and loses what came with it), `no_slot_memory`."""
         if fd is None:
             raise Unavailable(
                 "slot_not_received", f"slot {request['slot']} came without its file descriptor; allow more open files (ulimit -n)"
             )
-        self._slots[request["slot"]] = SlotMemory(request["bytes"], fd)
+        former = self._slots.pop(request["slot"], None)
+        if former is not None:
+            former.close()
+        try:
+            memory = self._slots[request["slot"]] = SlotMemory(request["bytes"], fd)
+            memory.populate()
+        except OSError as error:
+            raise Unavailable("no_slot_memory", f"{error}") from error
         return {}
 
     def measure(self, request: dict[str, Any], _: int | None) -> dict[str, Any]:
         """{"rows", "id_bytes"} that a version needs."""
-        store, manifest = _open(request)
-        rows, id_bytes = _measure(store, manifest)
+        rows, id_bytes = _measure(*_open(request), request)
         return {"rows": rows, "id_bytes": id_bytes}
 
     def load(self, request: dict[str, Any], _: int | None) -> dict[str, Any]:
-        """Fills a slot. Returns {"rows", "id_bytes"}, from which the other side plans the same arrays."""
+        """Fills a slot. Returns {"rows", "id_bytes"}, from which the other side plans the same arrays. Raises Incompatible (`slot_too_small`)."""
         pace = Pace(self.share)
         store, manifest = _open(request, pace.rest)
         memory = self._slots[request["slot"]]
-        rows, id_bytes = _measure(store, manifest)
+        rows, id_bytes = _measure(store, manifest, request)
         plan = plan_slot(manifest.layout, memory.size_bytes, rows, id_bytes)
         arrays = open_arrays(plan, memory.buffer)
         reset_arrays(arrays)

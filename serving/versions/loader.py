@@ -1,11 +1,14 @@
 """The serving process's handle on the loader process: starts it, sends it slots, asks it to load. One caller at a time.
 
 Here: the process and the memory of the two slots. Not here: the loading (index_reader.py), when to load (version_follower.py).
-The slots are created once, for the first version, and sent to the loader as file descriptors. A loader that died is started again and gets them again;
+The slots are created for the first version, and sent to the loader as file descriptors. A loader that died is started again and gets them again;
 as a version is served by then, it gives way to requests from its first instruction on.
+A slot that is too small for a version is replaced by a larger one before the load. The loader process touches its pages, so that the requests on the version
+in the other slot do not wait for them.
 """
 
 import json
+import mmap
 import os
 import socket
 import sys
@@ -15,10 +18,10 @@ from typing import Any
 
 import schemas.errors
 from infra.processes import Child, start_child, stop_all
-from schemas.errors import AifError, Corrupted, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.manifest import Manifest, manifest_path
 from serving.engine.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes
-from serving.engine.tables import Tables
+from serving.engine.tables import NO_ROOM, Room, Tables
 
 LOAD_S_MAX = 3600.0  # 10^7 items from a slow disk
 SLOTS = 2
@@ -27,20 +30,21 @@ _LINE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A version's manifest: where it is stored and its expected sha256."""
+    """A version's manifest: where it is stored and its expected sha256. `room`: what the version needs at least, because it has grown since."""
 
     store_url: str
     manifest: Manifest
     sha256: str
+    room: Room = NO_ROOM
 
     def message(self) -> dict[str, Any]:
         """The fields of a message to the loader."""
         path = manifest_path(self.manifest.version, self.manifest.revision)
-        return {"store": self.store_url, "manifest": path, "sha256": self.sha256}
+        return {"store": self.store_url, "manifest": path, "sha256": self.sha256, **self.room._asdict()}
 
 
 class Loader:
-    """The loader process and the two slots that it fills."""
+    """The loader process and the two slots that it fills. `slot_bytes`: of each slot at the start; 0 = 1.5 times the first version."""
 
     def __init__(self, slot_bytes: int = 0) -> None:
         self._slot_bytes = slot_bytes
@@ -71,7 +75,7 @@ class Loader:
         self._slots = []
 
     def load(self, source: Source, slot: int) -> Tables:
-        """Loads and verifies a version into slot 0 or 1. Raises Corrupted, Incompatible (`slot_too_small`), Unavailable; then the slot holds nothing.
+        """Loads and verifies a version into slot 0 or 1, which grows if it has to. Raises Corrupted, Incompatible, Unavailable; then the slot holds nothing.
 
         A process that ended while nothing was asked of it (somebody killed it) is noticed by the first message to it, and costs a new process, not a load.
         """
@@ -81,7 +85,13 @@ class Loader:
             if error.code != "loader_died":
                 raise
             self._prepare(source)
-        measured = self._ask({"op": "load", "slot": slot, **source.message()})
+        try:
+            measured = self._ask({"op": "load", "slot": slot, **source.message()})
+        except Incompatible as error:
+            if error.code != "slot_too_small":
+                raise
+            self._replace_slot(slot, self._measure_slot(source))
+            measured = self._ask({"op": "load", "slot": slot, **source.message()})
         layout, memory = source.manifest.layout, self._slots[slot]
         self._has_loaded = True
         plan = plan_slot(layout, memory.size_bytes, measured["rows"], measured["id_bytes"])
@@ -93,11 +103,13 @@ class Loader:
             self._open_slots(source)
         self._send_slots()
 
+    def _measure_slot(self, source: Source) -> int:
+        """Bytes of a slot for this version."""
+        measured = self._ask({"op": "measure", **source.message()})
+        return plan_slot_bytes(source.manifest.layout, measured["rows"], measured["id_bytes"])
+
     def _open_slots(self, source: Source) -> None:
-        size = self._slot_bytes
-        if not size:
-            measured = self._ask({"op": "measure", **source.message()})
-            size = plan_slot_bytes(source.manifest.layout, measured["rows"], measured["id_bytes"])
+        size = self._slot_bytes or self._measure_slot(source)
         opened = list[SlotMemory]()
         try:
             for _ in range(SLOTS):
@@ -106,9 +118,34 @@ class Loader:
         except (OSError, OverflowError) as error:
             for memory in opened:
                 memory.close()
-            message = f"{SLOTS} slots of {size} bytes are not to be had: {error}; give the server more memory, or a smaller AIF_ENGINE__SLOT_BYTES"
-            raise Unavailable("no_slot_memory", message) from error
+            hint = ", or a smaller AIF_ENGINE__SLOT_BYTES" if self._slot_bytes else ""
+            raise Unavailable(
+                "no_slot_memory", f"no memory for {SLOTS} slots of {size} bytes: {error}; give the server more memory{hint}"
+            ) from error
         self._slots = opened
+
+    def _replace_slot(self, slot: int, size: int) -> None:
+        """Larger memory for a slot that is not in use. The former memory goes first, so that there is never more than one slot too many."""
+        former_bytes = self._slots[slot].size_bytes
+        self._slots[slot].close()
+        self._slots[slot] = SlotMemory(mmap.PAGESIZE)
+        memory: SlotMemory | None = None
+        try:
+            memory = SlotMemory(size)
+            self._ask({"op": "open", "slot": slot, "bytes": size}, memory.fd)
+            memory.populate()
+        except (OSError, OverflowError, Unavailable) as error:
+            if memory is not None:
+                memory.close()
+            self._sent = 0  # whatever the process has under this number now, it gets what is here
+            if isinstance(error, Unavailable) and error.code != "no_slot_memory":
+                raise
+            raise Unavailable(
+                "no_slot_memory",
+                f"no memory for a slot of {size} bytes instead of {former_bytes}: {error}; give the server more memory, it tries again by itself",
+            ) from error
+        self._slots[slot].close()
+        self._slots[slot] = memory
 
     def _send_slots(self) -> None:
         """Sends the slots that the process does not have yet: all of them to a new one."""

@@ -10,6 +10,7 @@ Invariants:
   that runs nothing yet loads the backup version instead.
 - A new revision of the served version changes nothing (C1). The former version stays resident and follows its deltas, so a flip back needs no load until
   another version needs its slot (C2).
+- A version whose slot is nearly full is loaded again into a larger one. Meanwhile the copy in the full slot answers and takes changes.
 - A version that was frozen never goes on from its slot, because it missed changes (B11).
 """
 
@@ -43,7 +44,7 @@ from schemas.users import BehaviourEvent
 from serving.engine.loop import Engine
 from serving.engine.resident import Resident
 from serving.engine.scorers import open_scorer
-from serving.engine.tables import Tables
+from serving.engine.tables import NO_ROOM, Room, Tables
 from serving.engine.work import UserWork
 from serving.versions.deltas import DeltaFollower, check_positions
 from serving.versions.loader import SLOTS, Loader, Source
@@ -134,6 +135,16 @@ class VersionFollower:
         starting = "the server is starting, or no worker has begun an index in its store"  # the log has not been read, or is empty
         return self.last_error or (waiting if state.next_number else starting)
 
+    def why_incomplete(self) -> str:
+        """Why answers leave live items out; empty if they do not."""
+        status = self._engine.status()
+        left_out = next((report.not_servable for report in status.residents if report.token == status.current), 0)
+        if not left_out:
+            return ""
+        return (
+            f"slot_full: {left_out} items of {status.current} have no room and are left out; the version is being loaded into a larger slot"
+        )
+
     def take_load_seconds(self) -> list[float]:
         """Seconds from manifest to flip, of each version that went live since the last call."""
         return [self._load_seconds.popleft() for _ in range(len(self._load_seconds))]
@@ -173,7 +184,10 @@ class VersionFollower:
         if held is not None and not held.error:
             if current is None or current.version != wanted.version:
                 self._flip(held)
-            self.last_error = ""
+            if not held.resident.tables.needs_growth:
+                self.last_error = ""
+            elif self._may_try(state):
+                self._grow(wanted, held.resident.tables)
         elif self._may_try(state):
             if held is not None:  # it takes no more changes, nor those that the copy which is loaded now has offered and left behind
                 held.resident.error = self.last_error = held.error
@@ -195,6 +209,13 @@ class VersionFollower:
             self._load(state.versions[state.backup], instead=True)
         except AifError as error:
             logger.warning("backup_not_served", version=state.backup, error=str(error))
+
+    def _grow(self, wanted: VersionStatus, tables: Tables) -> None:
+        """Loads the served version again, into a larger slot."""
+        rows, capacity, left_out = tables.rows, tables.capacity, tables.not_servable
+        logger.warning("slot_nearly_full", token=str(wanted.token), rows=rows, capacity=capacity, not_servable=left_out)
+        self.last_error = self.why_incomplete()
+        self._load(wanted, room=tables.measure_room())
 
     def _may_try(self, state: ControlState) -> bool:
         not_before, _, length = self._retry
@@ -235,8 +256,8 @@ class VersionFollower:
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
-    def _load(self, wanted: VersionStatus, instead: bool = False) -> None:
-        """Loads a version and flips to it, if it is still the wanted one or is served `instead` of it."""
+    def _load(self, wanted: VersionStatus, instead: bool = False, room: Room = NO_ROOM) -> None:
+        """Loads a version and flips to it, if it is still the wanted one or is served `instead` of it. `room`: what its slot must hold at least."""
         manifest = read_manifest(self._store, wanted)
         positions = {seal.shard: seal.delta_position for seal in manifest.seals}
         if self._waiting != wanted.token:  # the broker is asked once, and not at every poll until a slot is free
@@ -247,7 +268,7 @@ class VersionFollower:
             return
         started_s = time.monotonic()
         self.counters["loads"] += 1
-        tables = self._loader.load(Source(self._store_url, manifest, wanted.manifest_sha256), slot)
+        tables = self._loader.load(Source(self._store_url, manifest, wanted.manifest_sha256, room), slot)
         checkpoint = self._checkpoint(manifest)
         former = self._held.get(wanted.version)
         held = self._admit(wanted, manifest, checkpoint, tables, slot, positions)
@@ -261,9 +282,11 @@ class VersionFollower:
             raise
         if former is not None:
             former.deltas.close()
-        newest = self._log.refresh().current
-        if instead or (newest is not None and newest.version == wanted.version):
-            self.before_flip(wanted.version)
+        newest, served = self._log.refresh().current, self._engine.current
+        is_another_copy = served is not None and served.version == wanted.version
+        if instead or is_another_copy or (newest is not None and newest.version == wanted.version):
+            if not is_another_copy:  # user halves of the version hold for every copy
+                self.before_flip(wanted.version)
             self._flip(held)
             self._load_seconds.append(time.monotonic() - started_s)
         self._retry = (0.0, PAUSE_S_MIN, -1)
@@ -303,7 +326,7 @@ class VersionFollower:
         watermark = tuple({**seal.source_offsets, INDEX_DELTAS: seal.delta_position} for seal in manifest.seals)
         source_ms = max((seal.source_ms for seal in manifest.seals), default=0)
         resident = Resident(wanted.token, tables, scorer, watermark, dict(positions), source_ms)
-        deltas = DeltaFollower(self._engine, self._kafka, wanted.version, manifest.layout, positions, self._topic_id, self._pass_over)
+        deltas = DeltaFollower(self._engine, self._kafka, resident, self._topic_id, self._pass_over)
         wait_for_engine(self._engine.admit(resident))
         held = self._held[wanted.version] = _Held(slot, wanted.revision, resident, deltas)
         deltas.start()

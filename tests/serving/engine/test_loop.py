@@ -226,6 +226,22 @@ def test_a_state_of_the_former_version_is_ranked_on_it_until_its_slot_is_release
     assert not engine.offer_changes(Portion(1, 0))
 
 
+def test_while_a_version_is_loaded_again_each_copy_takes_its_own_changes_and_the_served_one_answers(engine: Engine) -> None:
+    first, second = make_with_bids(1, 1.0), make_with_bids(1, 1.0)
+    served, loading = first.resident(), second.resident()
+    engine.install(served).result(WAIT_S)
+    engine.admit(loading).result(WAIT_S)
+    assert engine.offer_changes(portion_of(first, 1, [0], first.rows[:1], 2, position=41), served)
+    assert engine.offer_changes(portion_of(first, 1, [0], first.rows[:1], 2, position=7), loading)
+    engine.run(lambda: None).result(WAIT_S)
+    engine.run(lambda: None).result(WAIT_S)
+    (shown,) = engine.status().residents
+    assert shown.positions[0] == 41 == engine.submit_rank(RankWork(first.ids, 1)).result(WAIT_S).watermark[0]["item-features"]
+    assert loading.positions[0] == 7
+    engine.install(loading).result(WAIT_S)
+    assert not engine.offer_changes(Portion(1, 0), served) and engine.offer_changes(Portion(1, 0), loading)
+
+
 class Meeting:
     """A scorer whose user halves and rankings begin only together, and whose user half ends only after a ranking, or a change of rows, is through."""
 

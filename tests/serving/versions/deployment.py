@@ -58,6 +58,12 @@ class Deployment:
         current = self.engine.status().current
         return None if current is None else current.version
 
+    @property
+    def rows(self) -> int:
+        """Live rows of the version that answers."""
+        status = self.engine.status()
+        return next((report.rows for report in status.residents if report.token == status.current), 0)
+
     def rank(self, version: Version, top_k: int = 5) -> RankResult:
         return self.engine.submit_rank(RankWork(version.ids, top_k, user=UserWork(PROFILE, HISTORY(version)), context=CONTEXT)).result(
             WAIT_S

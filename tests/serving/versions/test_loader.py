@@ -17,11 +17,12 @@ import pytest
 from infra.index.control_log import ControlLog
 from infra.index.store import IndexStore, open_index_store
 from infra.processes import wait_until
-from schemas.errors import Corrupted, Incompatible, Unavailable
+from schemas.errors import Corrupted, Unavailable
 from schemas.ids import Id
 from schemas.index.manifest import Manifest, encode_manifest, manifest_path
 from serving.engine.changes import encode_ids
 from serving.engine.slots import SlotMemory
+from serving.engine.tables import Room
 from serving.versions.index_reader import IndexReader, Pace
 from serving.versions.loader import Loader, Source
 from tests.schemas.model.samples import SPECS
@@ -140,12 +141,36 @@ def _with_seal(store: IndexStore, source: Source, **fields: object) -> Source:
     return Source(store.url, manifest, hashlib.sha256(raw).hexdigest())
 
 
-def test_a_version_that_does_not_fit_is_refused_and_the_next_one_still_loads(version: Version, store: IndexStore) -> None:
-    loader = Loader(slot_bytes=60_000)
+@pytest.mark.parametrize("name", ["full", "no_bid_text_ids"])
+def test_a_slot_grows_for_a_version_that_fills_it_and_the_other_slot_stays_as_it_is(name: str, store: IndexStore) -> None:
+    loader, version = Loader(slot_bytes=60_000), make_version(SPECS[name], 100)
     try:
-        with pytest.raises(Incompatible, match="slot_too_small"):
-            loader.load(publish(store, make_version(SPECS["full"], 900), 3), 0)
-        assert loader.load(publish(store, version, 4), 0).rows == 150
+        first = loader.load(publish(store, version, 3), 0)
+        before = slot_files()
+        source = publish(store, make_version(SPECS[name], 900), 4)
+        second = loader.load(source, 1)
+        assert second.rows == 900 and second.capacity >= 900 * 1.5 and not second.needs_growth
+        room = second.measure_room()
+        grown = loader.load(dataclasses.replace(source, room=room._replace(rows=20_000, id_bytes=20_000 * 20)), 1)
+        assert grown.rows == 900 and grown.capacity >= 30_000 and grown.measure_room() == room
+        del second
+        kill(loader)
+        assert loader.load(source, 1).capacity >= 30_000, "a new loader gets the larger slot"
+        assert rows_in(first, version.ids) == [row.tobytes() for row in version.rows] and len(slot_files()) == len(before)
+    finally:
+        loader.close()
+
+
+def test_a_slot_that_cannot_grow_is_named_and_the_next_smaller_version_still_loads(
+    store: IndexStore,
+) -> None:
+    loader, version = Loader(slot_bytes=60_000), make_version(SPECS["full"], 100)
+    try:
+        source = publish(store, version, 3)
+        loader.load(source, 0)
+        with pytest.raises(Unavailable, match=r"no_slot_memory: no memory for a slot of \d+ bytes instead of 60000.*tries again by itself"):
+            loader.load(dataclasses.replace(source, room=Room(1 << 50, 0)), 1)
+        assert loader.load(source, 1).rows == 100
     finally:
         loader.close()
 

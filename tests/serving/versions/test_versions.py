@@ -25,11 +25,12 @@ from schemas.index.layout import row_layout
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.topics import INDEX_DELTAS
+from serving.engine.slots import NEW_ROWS_MIN
 from serving.versions import version_follower
 from serving.versions.version_follower import VersionFollower
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import make_version
+from tests.serving.engine.samples import item_id, make_version, order
 from tests.serving.index_samples import SHARDS, DeltaWriter, decide
 from tests.serving.versions.deployment import ITEMS, WAIT_S, Deployment, changes, with_bids
 
@@ -225,16 +226,40 @@ def test_a_version_whose_rows_have_another_kind_of_ids_than_its_model_is_refused
         follower._checkpoint(SimpleNamespace(checkpoint_sha256="ab", version=3, layout=rows))  # type: ignore[arg-type]
 
 
-def test_a_position_outside_the_retained_deltas_and_a_version_too_large_for_a_slot_are_refused_by_name(deployment: Deployment) -> None:
+def test_a_position_outside_the_retained_deltas_is_refused_by_name_and_a_version_too_large_for_its_slot_gets_a_larger_one(
+    deployment: Deployment,
+) -> None:
     d = deployment
     d.publish(1, d.version)
     d.follower.start()
     d.wait_live(1)
     d.publish(2, make_version(SPECS["full"], ITEMS, seed=2), positions=(0, 99))
     d.wait_error("delta_position_gone")
-    d.publish(3, make_version(SPECS["full"], 9_000, seed=3))
-    d.wait_error("slot_too_small")
     d.assert_serves(d.version, 1)
+    d.publish(3, make_version(SPECS["full"], 9_000, seed=3))
+    d.wait_live(3)
+    assert d.rows == 9_000
+
+
+def test_a_catalogue_that_outgrows_its_slot_is_served_whole_from_a_larger_one(deployment: Deployment) -> None:
+    """The slot of 120 items has room for 4,216. Three times as many come; some are deleted again before they have room."""
+    d, capacity = deployment, len(deployment.version.ids) + NEW_ROWS_MIN
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    assert d.engine.status().residents[0].capacity >= capacity
+    new = [item_id(d.version.spec.schema.id_kind, 1_000 + at) for at in range(3 * capacity)]
+    for at in range(0, len(new), 2_000):
+        d.deltas.write(d.version, 1, [(one, order(1, 10 + at), d.version.rows[0]) for one in new[at : at + 2_000]])
+    d.deltas.write(d.version, 1, [(one, order(2, 10 + len(new), dead=1), None) for one in new[-500:]])
+    wait_until(lambda: d.rows == ITEMS + len(new) - 500, WAIT_S, f"all rows, not {d.rows}")
+    wait_until(lambda: not d.follower.last_error, WAIT_S, "the error to be over")
+    (report,) = d.engine.status().residents
+    assert report.not_servable == 0 and d.follower.counters["load_failures"] == 0
+    assert d.rank(d.version).unknown_count == 0
+    bid = with_bids(d.version, [3], 50.0)
+    d.deltas.write(bid, 1, changes(bid, [3], 3, offset=20 + len(new)))
+    wait_until(lambda: d.rank(d.version, 1).ids == [d.version.ids[3]], WAIT_S, "a change of the copy that is served now")
 
 
 def test_deltas_of_a_topic_that_was_made_again_are_never_taken_nor_is_a_version_loaded_with_them(deployment: Deployment) -> None:

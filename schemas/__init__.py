@@ -1,6 +1,7 @@
 """What two processes must agree on. No I/O.
 
-events.py                 records of the topics, checked; headers.py: their headers; topics.py: the topics; requests.py, token.py: what travels between caller and server
+events.py                 records of the topics, checked; headers.py: their headers; topics.py: the topics
+requests.py, token.py     what travels between caller and server
 features.py               features as data: raw values to the numbers a network reads
 ids.py                    ids, their keys, partitions and hash buckets
 users.py                  what is known of a user; behaviour_columns.py: the same in columns

@@ -33,7 +33,7 @@ from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
 from schemas.limits import RECORD_BYTES_MAX
 from streams.core.batching import Partition, plan_batches
 from streams.faust_consumer import RunConsumer, RunsInTurn
-from streams.fetched_records import accept_any_header_names
+from streams.fetched_records import SkippedOffset, give_every_offset
 
 EXIT_FAULT = 70  # an unknown fault: a supervisor starts the process again
 EXIT_OPERATOR = 78  # a restart would end in the same way: an operator must decide
@@ -172,7 +172,7 @@ def make_app(
 ) -> ShellApp:
     """A Faust app that loses nothing: `group` is the consumer group, `folder` where Faust may write (it makes empty folders), `check_topics` raises
     Incompatible where the topics are not those of the index."""
-    accept_any_header_names()
+    give_every_offset()
     app = ShellApp(
         group,
         broker=[f"kafka://{address}" for address in bootstrap.split(",")],
@@ -278,5 +278,7 @@ async def _handle_safely(handle: HandleBatch, records: Sequence[SourceRecord]) -
 
 
 def _source_record(topic: str, record: Any) -> SourceRecord:
+    if isinstance(record, SkippedOffset):
+        return SourceRecord(topic, record.partition, record.offset, None, None, skipped=True)
     timestamp_ms = -1 if record.timestamp is None else record.timestamp
     return SourceRecord(topic, record.partition, record.offset, record.key, record.value, tuple(record.headers), timestamp_ms)

@@ -302,7 +302,7 @@ class Worker:
     # --- numbers -------------------------------------------------------------------------------------------------------
 
     def _show_lag(self) -> None:
-        ends, held = functools.partial(end_offsets, self.bootstrap), _Held()
+        ends, held = functools.partial(end_offsets, self.bootstrap, open_too=True), _Held()
         while not self._stopping.wait(_LAG_EVERY_S):
             with contextlib.suppress(AifError, CancelledError):  # a shard that is given away, a broker that is away
                 held = read_shards(tasks := self.owned.tasks, held)

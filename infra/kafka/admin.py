@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import OFFSET_END, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -174,10 +174,11 @@ def check_partitions(found: Mapping[str, FoundTopic], prefix: str, shards: int) 
         )
 
 
-def end_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:
-    """The offset after the newest record, by partition. `topic` is the whole name, prefix included. Raises Unavailable (`unknown_topic`,
-    `kafka_unreachable`)."""
-    return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.latest())
+def end_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S, open_too: bool = False) -> dict[int, int]:
+    """The offset up to which readers can read, by partition: after the newest record, but before the first one of an open transaction. `topic` is the whole
+    name, prefix included. `open_too`: count records of open transactions too. Raises Unavailable (`unknown_topic`, `kafka_unreachable`)."""
+    isolation = IsolationLevel.READ_UNCOMMITTED if open_too else IsolationLevel.READ_COMMITTED
+    return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.latest(), isolation)
 
 
 def start_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:
@@ -265,7 +266,7 @@ class _Broker:
 
         return self._retry(times)
 
-    def offsets(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
+    def offsets(self, topic: str, spec: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED) -> dict[int, int]:
         """Offset of every partition of a topic."""
 
         def offsets() -> dict[int, int]:
@@ -273,7 +274,7 @@ class _Broker:
             if found.error is not None:
                 raise KafkaException(found.error)
             asked = {TopicPartition(topic, p): spec for p in found.partitions}
-            answers = self._admin.list_offsets(asked, request_timeout=self._request_s)
+            answers = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=self._request_s)
             offsets = {tp.partition: answer.result().offset for tp, answer in answers.items()}
             # A broker that starts may leave a partition out: the client then has an offset that is none (-1001), and no error.
             if missing := sorted(p for p, offset in offsets.items() if offset < OFFSET_END):

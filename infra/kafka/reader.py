@@ -4,6 +4,7 @@ Here: records with their positions, which the caller holds; nothing is committed
 Invariants:
 - A read begins at the offset that it was given, or says why it cannot: an offset outside the log raises Incompatible (`offset_gone`), and is never silently
   replaced by the earliest or the latest.
+- Only committed records are given: none of an aborted transaction, and none behind the first record of an open one.
 - A bounded read ends exactly at its end offsets, also if the last of them are transaction markers or were compacted away: the end is a position, not a last
   record.
 - A record whose header names are not UTF-8 is read without its headers.
@@ -50,7 +51,10 @@ _TRANSIENT = frozenset(
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
     """One Kafka record as the rest of the system sees it: its topic without the deployment's prefix, its place, key, value and headers, and its time in
-    milliseconds since 1970 (-1 if it has none)."""
+    milliseconds since 1970 (-1 if it has none).
+
+    `skipped`: the offset has no record for readers; it is a transaction's marker, or a record of an aborted transaction.
+    """
 
     topic: str
     partition: int
@@ -59,6 +63,7 @@ class SourceRecord:
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp_ms: int = -1
+    skipped: bool = False
 
 
 class TopicFollower(Closeable):
@@ -234,7 +239,7 @@ def _open_consumer(bootstrap: str, on_error: Callable[[KafkaError], None]) -> Co
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
             "allow.auto.create.topics": False,
-            "isolation.level": "read_uncommitted",  # what the workers read: publishers are idempotent, not transactional
+            "isolation.level": "read_committed",
             "fetch.error.backoff.ms": 50,
             "reconnect.backoff.max.ms": 1_000,
             "queued.max.messages.kbytes": _QUEUE_KIB_MAX,

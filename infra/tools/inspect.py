@@ -90,7 +90,7 @@ class Inspector(Closeable):
 
     def _fetch_shards(self, workers: Mapping[str, Sequence[int]]) -> list[ShardView]:
         told = self._tail.newest()
-        ends = [end_offsets(self._bootstrap, self._prefix + topic, deadline_s=_ASK_S_MAX) for topic in SHARD_TOPICS]
+        ends = [end_offsets(self._bootstrap, self._prefix + topic, deadline_s=_ASK_S_MAX, open_too=True) for topic in SHARD_TOPICS]
         owners = {shard: member for member, shards in workers.items() for shard in shards}
         return [self._view(shard, told.get(shard), tuple(end[shard] for end in ends), owners.get(shard, "")) for shard in sorted(ends[0])]
 

@@ -6,8 +6,8 @@ Ready = the view has reached the end offsets that were read at the start, or at 
 because a user's history is not part of a version.
 A topic with more partitions than the index has user partitions is followed in all of them: what clients put into the wrong one is refused by name, with a
 dead letter, and nothing of it vanishes. Partitions that are added later are found within seconds.
-Gaps: user-features is compacted, so gaps are normal there. A gap in user-behaviours is read once more; if it is still there, the records are lost for
-every reader, and the view goes on after the gap and counts it.
+Gaps: user-features is compacted, so gaps are normal there. In user-behaviours transactions may have taken the offsets, which is normal too. Any other gap is
+read once more; if it is still there, the records are lost for every reader, and the view continues after the gap and counts it.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from infra.clock import Clock, SystemClock
 from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import PartitionWatch, check_topic_ids, end_offsets, start_offsets, topic_ids
+from infra.kafka.log_gaps import LogGaps
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.metrics import Metrics
 from schemas.errors import AifError, Unavailable
@@ -53,6 +54,7 @@ class UserFollower:
         self._ready = threading.Event()
         self._log_at_start: dict[str, TopicRange] | None = None
         self._sought: set[tuple[str, int, int]] = set()  # gaps that were read a second time
+        self._gaps = LogGaps(bootstrap)
         self._thread = GuardedThread(self._run, "user-follower", self._stopping)
         metrics.counter("user_log_holes")  # from the start: the first step of a counter that was not there is no increase
         self._letters = UserDeadLetters(bootstrap, prefix, store, metrics)
@@ -71,6 +73,8 @@ class UserFollower:
         if self._thread.ident is not None:
             self._thread.join(CLOSE_S_MAX)
         self._letters.close()
+        if not self._thread.is_alive():
+            self._gaps.close()
         self._store.close()
 
     @property
@@ -224,7 +228,9 @@ class UserFollower:
         return kept
 
     def _accept_gap(self, partition: int, expected: int, found: int) -> bool:
-        """Whether the gap was seen before, so that it can be passed."""
+        """Whether the gap can be passed: transactions took its offsets, or it was seen before."""
+        if self._gaps.skipped_to(self._prefix + USER_BEHAVIOURS, partition, expected, found) == found:
+            return True
         gap = (USER_BEHAVIOURS, partition, expected)
         if gap not in self._sought:
             self._sought.add(gap)

@@ -77,7 +77,7 @@ class CheckpointGate:
 
 async def handle_checkpoints(gate: CheckpointGate, records: Sequence[SourceRecord]) -> None:
     """Decides the records of a batch one after another, outside the event loop. While something is unavailable, it tries again until the worker stops."""
-    for record in records:
+    for record in [one for one in records if not one.skipped]:
         while (decision := await asyncio.to_thread(_try_checkpoint, record, gate)) is None:
             pass
         if decision is Decision.INTERRUPTED:

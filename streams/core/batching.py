@@ -3,8 +3,8 @@
 Bounds: a micro-batch is one RocksDB WriteBatch of at most WRITE_BATCH_UPDATES_MAX updates, because a larger one would hold the interpreter too long.
 A record is never cut, because its updates share one offset and the next offset is written with them.
 A hole in a partition: its records are fetched again once; if the hole is still there, the worker stops. The library that hands records over may skip some
-after a fault of its own; those come when its consumer seeks back. A hole in the log itself comes again at the same place: a restart would meet it for ever,
-so an operator must look.
+after a fault of its own; those come when its consumer seeks back. A hole in the log itself comes again at the same place, also after a restart, so an
+operator must look. Offsets that a transaction skips are no holes: the consumer gives them as records without content (fetched_records.py).
 """
 
 import enum
@@ -23,7 +23,7 @@ def plan_fresh(partition: int, next_offsets: Mapping[str, int], records: Iterabl
     """Positions of the records that are new, given as (topic, offset). A record below its topic's next offset is a duplicate; the others must follow without
     a gap.
 
-    Raises Incompatible (`offset_gap`), because a topic that is not compacted has no holes.
+    Raises Incompatible (`offset_gap`): a topic that is not compacted has no holes, and an offset that a transaction skips is given as a record too.
     """
     fresh, next_offsets = [], dict(next_offsets)
     for position, (topic, offset) in enumerate(records):
@@ -33,8 +33,8 @@ def plan_fresh(partition: int, next_offsets: Mapping[str, int], records: Iterabl
         if offset > next_offset:
             raise Incompatible(
                 "offset_gap",
-                f"{topic}[{partition}] jumps from offset {next_offset} to {offset}: records are missing (a transactional producer, or a lost "
-                "segment); publish without transactions, or restore the shard from a snapshot",
+                f"{topic}[{partition}] jumps from offset {next_offset} to {offset}: the log has lost records; publish the "
+                "catalogue again into a new index, with another AIF_KAFKA__TOPIC_PREFIX and AIF_INDEX__STORE",
             )
         fresh.append(position)
         next_offsets[topic] += 1

@@ -28,6 +28,7 @@ from infra.bench.declared import Bench, Figure
 from infra.bench.report import Figures
 from infra.clock import Clock
 from infra.files import write_file_durably
+from infra.kafka.log_gaps import with_skipped_offsets
 from infra.kafka.reader import SourceRecord, read_topic
 from schemas.errors import Corrupted, Misconfigured
 from schemas.index.digest import ShardDigest, version_digest
@@ -251,7 +252,9 @@ def _read_shard(source: ReplaySource, shard: int, start: Mapping[str, int], end:
     """The shard's records, one topic after another. To be closed: it holds a consumer."""
     for topic in SHARD_TOPICS:
         if end[topic] > start[topic]:
-            yield from read_topic(source.bootstrap, topic, start={shard: start[topic]}, end={shard: end[topic]}, prefix=source.prefix)
+            begin, until = start[topic], end[topic]
+            records = read_topic(source.bootstrap, topic, start={shard: begin}, end={shard: until}, prefix=source.prefix)
+            yield from with_skipped_offsets(records, source.bootstrap, source.prefix, topic, shard, begin, until)
 
 
 class _Throttle:

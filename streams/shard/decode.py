@@ -28,7 +28,7 @@ Update = FeaturesUpdate | EmbeddingUpdate
 
 @dataclass(frozen=True, slots=True)
 class DecodedRecord:
-    """One record: its accepted updates, in order, and its rejections."""
+    """One record: its accepted updates, in order, and its rejections. A skipped offset has neither."""
 
     record: SourceRecord
     updates: Sequence[Update]
@@ -86,6 +86,8 @@ def _decode_mixed(record: SourceRecord, read: PlainRecords, n: int, keys: Joined
 
 
 def _decode(record: SourceRecord, plain: Sequence[Update] | None, kind: IdKind, shards: int) -> DecodedRecord:
+    if record.skipped:
+        return DecodedRecord(record, [], [])
     if record.topic == NEW_ITEMS:
         return _decode_new_items(record, kind, shards)
     assert record.topic == ITEM_FEATURES, record.topic

@@ -161,7 +161,8 @@ class Shard:
     def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult, watch: StageWatch) -> list[OutboxEntry]:
         folded = self._fold(decoded)
         for one in decoded:
-            result.record_times_ms.setdefault(one.record.topic, []).append(one.record.timestamp_ms)
+            if not one.record.skipped:
+                result.record_times_ms.setdefault(one.record.topic, []).append(one.record.timestamp_ms)
         batch = self.database.new_batch()
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         self._add_dead_letters(decoded, outgoing, result)

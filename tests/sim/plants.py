@@ -228,6 +228,12 @@ def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(Shard, "_commit", commit)]
 
 
+@_plant("offsets that a transaction took are left out, as Kafka's clients do", "records follow without a hole", "progress", "catalogue")
+def _skipped_offsets_left_out(_: World, __: Boundary) -> Sequence[Replacement]:
+    apply = Shard.apply
+    return [(Shard, "apply", lambda shard, records, *others: apply(shard, [r for r in records if not r.skipped], *others))]
+
+
 @_plant(
     "the journal is emptied before its rows are in table files", "components", "rows of a version", "served rows", "applied", "watermark"
 )

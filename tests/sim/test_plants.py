@@ -20,6 +20,7 @@ WANTED = {
     "no_row_order",
     "markers_dropped",
     "seal_without_tombstones",
+    "skipped_offsets_left_out",
     "delta_position_after_export",
     "two_writers",
     "offset_outside_the_batch",

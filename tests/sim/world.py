@@ -111,6 +111,7 @@ class World:
         self.items = 8 if seed // 8 % 2 else 3  # of a shard: few of which each changes often, or more of which some stay as they are
         self.is_upgrading = seed % 9 == 5  # workers start with one of two encoders
         self.is_losing = seed % 9 == 7  # the index store loses checkpoints of versions, and has them again
+        self.has_transactions = seed % 7 == 3  # publishers use them: some offsets have no record
         self.lost: set[str] = set()  # sha256 of those that are lost now
         self.init = _init(shards)
         self.topics: dict[Partition, Topic] = {(t, p): Topic() for t in (*SHARD_TOPICS, INDEX_DELTAS) for p in range(shards)}
@@ -239,6 +240,15 @@ class World:
             record = SourceRecord(ITEM_FEATURES, shard, log.end, b"", text.encode(), (), self.clock.now_ms())
         log.append(record)
         self.say("item-features/%d @%d: %s %s", shard, record.offset, (record.key or b"").decode(), (record.value or b"(none)").decode())
+        if self.has_transactions and log.end % 3:
+            self._end_transaction(shard, log, aborted=log.end % 5)
+
+    def _end_transaction(self, shard: int, log: Topic, aborted: int) -> None:
+        """The offsets of so many aborted records and of a marker, as the consumer gives them."""
+        for _ in range(aborted + 1):
+            self.oracles[shard].publish_features([])
+            log.append(SourceRecord(ITEM_FEATURES, shard, log.end, None, None, skipped=True))
+        self.say("item-features/%d: a transaction ends, its offsets up to %d are skipped", shard, log.end - 1)
 
     def _item_update(self, item: int) -> tuple[tuple[bytes, int | None, Mapping[str, Any] | None] | None, dict[str, Any]]:
         """(as the oracle is told, as it is sent)."""

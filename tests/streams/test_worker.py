@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
+import signal
 import threading
 import time
 import urllib.request
@@ -12,10 +14,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from infra.kafka.admin import GROW, apply_topics
-from infra.kafka.dead_letters import decode_dead_letter
+from infra.kafka.dead_letters import TRUNCATED_HEADER, decode_dead_letter
 from infra.kafka.reader import read_topic
 from infra.processes import free_ports, wait_until
 from schemas.errors import Incompatible
@@ -27,6 +30,7 @@ from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS, SHARD_T
 from streams.shard.start import LogRange
 from streams.worker import Worker
 from tests.infra.kafka.deleted_topics import delete_topics
+from tests.infra.kafka.transactions import open_transactional, send
 from tests.streams.worker_stage import (
     KILLED,
     SHARDS,
@@ -75,6 +79,14 @@ def test_two_workers_share_the_shards_and_one_takes_over_from_offset_0_when_the_
             assert all(is_exact(c) for c in shard.state.counters.values())
 
 
+def raise_record_size(stage: WorkerStage, size: int) -> None:
+    """Item-features takes records of `size` bytes."""
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, stage.prefix + ITEM_FEATURES, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(WAIT_S)
+
+
 def test_every_kind_of_garbage_ends_as_a_dead_letter_with_its_reason_and_the_partition_moves_on(stage: WorkerStage) -> None:
     worker = stage.start_ready()
     huge = b"x" * (RECORD_BYTES_MAX + 64 * 1024 - 200)  # what the broker just takes
@@ -91,38 +103,73 @@ def test_every_kind_of_garbage_ends_as_a_dead_letter_with_its_reason_and_the_par
     for codec in ("gzip", "snappy", "lz4", "zstd"):
         stage.publish_raw(ITEM_FEATURES, [(0, b"", upsert(ITEMS[1], 5))] * 20, **{"compression.type": codec})
     stage.publish_raw(ITEM_FEATURES, [(0, str(ITEMS[0]).encode(), None), (0, b"", upsert(ITEMS[0]))])
+    raise_record_size(stage, 16 << 20)  # as an operator may
+    stage.publish_raw(ITEM_FEATURES, [(0, b"", oversized := b"x" * (10 << 20))], **{"message.max.bytes": 16 << 20})
     stage.wait_applied(worker)
     records = []
 
     def all_there() -> bool:
         records[:] = list(read_topic(stage.bootstrap, DEAD_LETTER_PREFIX + ITEM_FEATURES, prefix=stage.prefix))
-        return len(records) >= len(garbage) + 3
+        return len(records) >= len(garbage) + 4
 
     wait_until(all_there, WAIT_S, "the dead letters")
     letters = {decode_dead_letter(list(r.headers)).offset: r for r in records}
-    assert sorted(letters) == list(range(len(garbage) + 3))
+    oversized_at = stage.ends()[0][0] - 1
+    assert sorted(letters) == [*range(len(garbage) + 3), oversized_at]
     codes = {offset: decode_dead_letter(list(r.headers)).code for offset, r in letters.items()}
     assert [codes[i] for i in range(len(garbage))] == list(garbage)
     assert (letters[len(garbage)].key, letters[len(garbage)].value) == (b"big", huge)
+    truncated = letters[oversized_at]
+    assert oversized.startswith(truncated.value or b"") and dict(truncated.headers)[TRUNCATED_HEADER] == b"%d" % len(oversized)
     assert stop_cleanly(worker) == 0
     with stage.shard("worker", 0) as shard:
         counts = shard.state.counters[ITEM_FEATURES]
-        assert counts.dead_lettered == len(garbage) + 3 and counts.applied == 80 + 2
+        assert counts.dead_lettered == len(garbage) + 4 and counts.applied == 80 + 2
         assert shard.pending_outbox(10) == []
 
 
-def test_a_hole_in_the_log_stops_the_worker_with_a_named_reason_and_nothing_behind_it_is_applied(stage: WorkerStage) -> None:
-    producer = Producer({"bootstrap.servers": stage.bootstrap, "transactional.id": stage.prefix})
-    producer.init_transactions(WAIT_S)
-    producer.begin_transaction()
-    producer.produce(stage.prefix + ITEM_FEATURES, upsert(ITEMS[0]), partition=0)
-    producer.commit_transaction(WAIT_S)  # its marker takes offset 1
+def test_transactions_are_applied_when_committed_and_their_offsets_are_passed(stage: WorkerStage) -> None:
+    """Committed, aborted, mixed with plain records, and one that is open while the worker starts and reads, until its producer's successor aborts it."""
+    topic = stage.prefix + ITEM_FEATURES
+    producer, other = (open_transactional(stage.bootstrap, topic + name) for name in "ab")
+    send(producer, topic, *map(upsert, ITEMS[:2]), commit=True)  # markers at 2, 6, 9 and 12
+    send(producer, topic, *map(upsert, ITEMS[2:5]), commit=False)
+    send(other, topic, upsert(ITEMS[5]), commit=False)
+    assert stage.ends()[0][0] == 9
     worker = stage.start_ready()
-    stage.publish_raw(ITEM_FEATURES, [(0, b"", upsert(ITEMS[1])), (0, b"", upsert(ITEMS[2]))])
-    assert wait_exit(worker) == 78
-    assert "offset_gap" in stage.log() and "jumps from offset 1 to 2" in stage.log()
+    stage.wait_applied(worker)  # the last offset is a marker
+    producer.begin_transaction()
+    producer.produce(topic, upsert(ITEMS[6]), partition=0)
+    producer.flush(WAIT_S)
+    send(other, topic, upsert(ITEMS[7]), commit=True)
+    stage.publish_raw(ITEM_FEATURES, [(0, b"", upsert(ITEMS[8]))])
+    assert stage.ends()[0][0] == 9, "nothing behind the open transaction is readable"
+    stage.wait_applied(worker)
+    open_transactional(stage.bootstrap, topic + "a")  # aborts it
+    wait_until(lambda: stage.ends()[0][0] == 14, WAIT_S, "the end of the transaction")
+    stage.wait_applied(worker)
+    assert stop_cleanly(worker) == 0 and "offset_gap" not in stage.log()
     with stage.shard("worker", 0) as shard:
-        assert shard.next_offsets[ITEM_FEATURES] <= 1
+        counts = shard.state.counters[ITEM_FEATURES]
+        assert (counts.consumed, counts.applied, counts.dead_lettered) == (4, 4, 0)
+        assert shard.next_offsets[ITEM_FEATURES] == 14
+
+
+def test_records_that_the_log_lost_stop_the_worker_with_a_named_reason_and_nothing_behind_them_is_applied(stage: WorkerStage) -> None:
+    worker = stage.start_ready()
+    stage.publish_raw(ITEM_FEATURES, [(0, b"", upsert(ITEMS[0]))])
+    stage.wait_applied(worker)
+    os.kill(worker.pid, signal.SIGSTOP)
+    stage.publish_raw(ITEM_FEATURES, [(0, b"", upsert(ITEMS[1]))])  # the fetch that was waiting has it
+    stage.publish_raw(ITEM_FEATURES, [(0, b"", upsert(item)) for item in ITEMS[2:4]])
+    lost = TopicPartition(stage.prefix + ITEM_FEATURES, 0, 3)
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+    admin.delete_records([lost])[lost].result(WAIT_S)
+    os.kill(worker.pid, signal.SIGCONT)
+    assert wait_exit(worker) == 78
+    assert re.search(r"offset_gap: .* jumps from offset [12] to 3", stage.log())
+    with stage.shard("worker", 0) as shard:
+        assert shard.next_offsets[ITEM_FEATURES] <= 2
 
 
 @pytest.mark.campaign  # in processes; tests/system/test_worker_killed.py and shard/test_start.py hold the same

@@ -145,7 +145,7 @@ def test_an_offset_that_a_starting_broker_leaves_out_is_asked_for_again(monkeypa
         def list_topics(self, topic: str, timeout: float) -> object:
             return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None})})
 
-        def list_offsets(self, asked: dict[object, object], request_timeout: float) -> dict[object, Future[object]]:
+        def list_offsets(self, asked: dict[object, object], **_: object) -> dict[object, Future[object]]:
             found: Future[object] = Future()
             found.set_result(SimpleNamespace(offset=answers.pop(0)))
             return dict.fromkeys(asked, found)

@@ -23,6 +23,7 @@ from serving.users import user_follower
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import UserStore
 from tests.infra.kafka.deleted_topics import delete_topics
+from tests.infra.kafka.transactions import open_transactional, send
 from tests.serving.front import open_view
 from tests.serving.users.test_user_store import M, behaviours, home
 
@@ -264,8 +265,9 @@ def test_a_server_without_the_users_topics_says_what_is_missing(tmp_path: Path, 
 
 @pytest.mark.parametrize(("comes_late", "times", "holes"), [(True, [0, 1, 2], 0), (False, [0, 2], 1)])
 def test_a_gap_in_the_behaviours_is_read_once_more_and_only_then_passed_and_counted(
-    comes_late: bool, times: list[int], holes: int, tmp_path: Path
+    comes_late: bool, times: list[int], holes: int, tmp_path: Path, bootstrap_servers: str, topic_prefix: str
 ) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
     place, store, metrics = home(1), open_view(tmp_path, IdKind.INT64, M), Metrics()
     records = {at: behaviours(at, Behaviour(user_id=1, item_id=1, time_ms=at), partition=place) for at in range(3)}
     late = records.pop(1)
@@ -283,11 +285,30 @@ def test_a_gap_in_the_behaviours_is_read_once_more_and_only_then_passed_and_coun
         def seek(self, partition: int, offset: int) -> None:
             self.positions[partition] = offset
 
-    log, follower = Log(), UserFollower("127.0.0.1:9", "", store, metrics)
+    log, follower = Log(), UserFollower(bootstrap_servers, topic_prefix, store, metrics)
     follower._step(log)  # type: ignore[arg-type]
     assert [b.time_ms for b in store.find(1).behaviours] == [0]
     if comes_late:
         records[1] = late
     follower._step(log)  # type: ignore[arg-type]
     assert [b.time_ms for b in store.find(1).behaviours] == times and metrics.counter("user_log_holes")._value.get() == holes
+    follower.close()
+
+
+def test_transactions_on_the_users_topics_leave_no_hole_and_the_view_reaches_their_end(
+    tmp_path: Path, bootstrap_servers: str, topic_prefix: str
+) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
+    place, topic = home(1), topic_prefix + USER_BEHAVIOURS
+    producer = open_transactional(bootstrap_servers, topic)
+    for at, commit in enumerate([True, False, True, False]):
+        value = behaviours(at, Behaviour(user_id=1, item_id=1, time_ms=at), partition=place).value
+        assert value is not None
+        send(producer, topic, value, partition=place, commit=commit)
+    store = open_view(tmp_path, IdKind.INT64, M)
+    metrics = Metrics()
+    follower = UserFollower(bootstrap_servers, topic_prefix, store, metrics)
+    follower.start()
+    wait_until(lambda: follower.ready, 30, f"the view to be caught up ({follower.last_error})")
+    assert [b.time_ms for b in store.find(1).behaviours] == [0, 2] and metrics.counter("user_log_holes")._value.get() == 0
     follower.close()

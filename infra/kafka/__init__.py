@@ -3,7 +3,7 @@
 admin.py                  topics compared with the table and changed; ids and offsets of topics
 producer.py               the one set-up of everything that sends
 publisher.py              events sent, one or many
-reader.py                 topics read to an end, or followed
+reader.py                 topics read to an end, or followed; log_gaps.py looks why offsets have no record
 dead_letters.py           what a rejected record becomes; sent_letters.py finds which were sent, redrive.py sends them once more
 json_lines.py             events from a file
 json_schemas.py           generated schemas of records; schema_compatibility.py compares them, asyncapi.py writes the document of all topics

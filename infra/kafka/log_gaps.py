@@ -27,7 +27,7 @@ class LogGaps(Closeable):
     def __init__(self, bootstrap: str, deadline_s: float = 5.0) -> None:
         self._bootstrap, self._deadline_s = bootstrap, deadline_s
         self._client: Any = None
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def skipped_to(self, topic: str, partition: int, begin: int, end: int) -> int:
         """The first offset of `begin` to before `end` that no transaction took; `end` if transactions took all. `topic` is the whole name.
@@ -36,10 +36,11 @@ class LogGaps(Closeable):
         """
         from aiokafka.errors import KafkaError
 
+        loop = self._loop = self._loop or asyncio.new_event_loop()
         give_up = time.monotonic() + self._deadline_s
         while True:
             try:
-                return self._loop.run_until_complete(self._find(topic, partition, begin, end))
+                return loop.run_until_complete(self._find(topic, partition, begin, end))
             except (KafkaError, OSError) as error:
                 self._disconnect()
                 if time.monotonic() > give_up:
@@ -50,7 +51,8 @@ class LogGaps(Closeable):
     def close(self) -> None:
         """Close the connection."""
         self._disconnect()
-        self._loop.close()
+        if self._loop is not None:
+            self._loop.close()
 
     async def _find(self, topic: str, partition: int, begin: int, end: int) -> int:
         at = begin
@@ -101,7 +103,7 @@ class LogGaps(Closeable):
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None
-        if client is not None:
+        if client is not None and self._loop is not None:
             self._loop.run_until_complete(client.close())
 
 

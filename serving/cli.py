@@ -122,7 +122,10 @@ def verify_answers(
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute answers with the reference model from the files of the version each names; count those that equal none."""
+    """Recompute answers with the reference model from the files of the version each names; count those that equal none.
+
+    Exit code 1 if an answer equals no version.
+    """
     from infra.settings import load_settings
     from serving.audit.parity import read_answers, recompute
     from serving.settings import ServerSettings
@@ -131,10 +134,12 @@ def verify_answers(
     answers = read_answers(file)
     say(f"recomputing {len(answers) if sample is None else min(sample, len(answers))} of {len(answers)} answers ...")
     report = recompute(answers, settings.index.store, settings.bootstrap_servers(), settings.kafka.topic_prefix, sample=sample)
-    if not as_json:
+    if as_json:
+        report.figures(file.name, sample).print_json()
+    else:
         typer.echo(report.describe())
-        return
-    report.figures(file.name, sample).print_json()
+    if report.mismatched:
+        raise typer.Exit(1)
 
 
 def _print_answer(answer: "RankAnswer") -> None:

@@ -64,7 +64,7 @@ def replay(
 ) -> None:
     """Rebuild a version from the topics, beside live traffic, and print its digest beside that of its manifest.
 
-    Exit code 0 when it ran, whatever the digests say.
+    Exit code 1 if the replayed digest differs from that of the manifest.
     """
     from infra.settings import InfraSettings, load_settings
     from streams.replay.replay import ReplayPace
@@ -85,6 +85,8 @@ def replay(
         began = time.monotonic()
         outcome, version = run.run(plan, folder, adopt, directory is not None)
     _print(outcome, version, batch_size, time.monotonic() - began, as_json)
+    if outcome.manifest is not None and not outcome.digest_equal:
+        raise typer.Exit(1)
 
 
 class _Run:

@@ -71,6 +71,10 @@ def check_by_reference(system: System, requests: list[dict[str, Any]]) -> None:
     answers.write_text("".join(json.dumps({"request": r, "answer": system.post("/v1/prerank", r)[1]}) + "\n" for r in requests))
     figures = json_figures(system.command("verify-answers", str(answers), "--json"))
     assert figures["mixed_versions"] == 0 and figures["answers"] == len(requests)
+    first, *others = map(json.loads, answers.read_text().splitlines())
+    first["answer"]["items"][0]["score"] *= 1.5
+    answers.write_text("".join(json.dumps(line) + "\n" for line in (first, *others)))
+    assert "1 answers equal no single version" in system.command("verify-answers", str(answers), exit_code=1)
 
 
 def behaviours_of(system: System, user: int) -> list[dict[str, Any]]:

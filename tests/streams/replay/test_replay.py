@@ -53,7 +53,9 @@ def test_a_replay_from_the_log_start_has_the_digest_of_the_live_version(nearline
     assert sum(s.rows for s in outcome.shards) == nearline.manifest.rows == ITEMS - 9
 
 
-def test_a_planted_change_of_one_row_is_seen(nearline: Nearline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_change_of_one_row_is_seen_and_makes_the_exit_code_1(
+    nearline: Nearline, command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from streams.encoder import RowEncoder
 
     encode = RowEncoder.encode
@@ -66,6 +68,7 @@ def test_a_planted_change_of_one_row_is_seen(nearline: Nearline, tmp_path: Path,
     monkeypatch.setattr(RowEncoder, "encode", one_wrong)
     outcome = replay(nearline, tmp_path)
     assert not outcome.digest_equal and outcome.data_digest_equal
+    assert command(exit_code=1)["figures"]["digest_equal"]["value"] == 0
 
 
 def test_dead_letters_and_index_events_are_on_the_broker(nearline: Nearline) -> None:
@@ -92,13 +95,13 @@ def command(nearline: Nearline, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     monkeypatch.setenv("AIF_KAFKA__BOOTSTRAP_SERVERS", nearline.bootstrap)
     monkeypatch.setenv("AIF_KAFKA__TOPIC_PREFIX", nearline.prefix)
 
-    def run(*arguments: str) -> Any:
+    def run(*arguments: str, exit_code: int = 0) -> Any:
         words = ["replay", *arguments, "--store", nearline.store.url, "--json"]
         with ThreadPoolExecutor(1) as own_thread:
             result = own_thread.submit(CliRunner().invoke, app, words).result()
         if isinstance(result.exception, AifError):
             raise result.exception
-        assert result.exit_code == 0, (result.output, result.exception)
+        assert result.exit_code == exit_code, (result.output, result.exception)
         return json.loads(result.stdout.splitlines()[-1])
 
     return run

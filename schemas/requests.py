@@ -140,8 +140,9 @@ class RankAnswer(_Body):
     rung      where the user half came from: "carried" (came with call 2), "cached" (from call 1), "waited" (for call 1), "inline" (computed in call 2),
               "last_cached" (an older state), "profile_only", "item_prior" (the empty user's)
     degraded  why this answer is worse than it could be: "unknown_items", "unsigned_items" (candidates without an embedding that this version can read, as
-              those of another width before a switch: no similarity to the history), "cold_user", "version_changed"; and for the last three rungs
-              "older_history", "profile_only", "item_prior"
+              those of another width before a switch: no similarity to the history), "cold_user", "version_changed"; for the last three rungs
+              "older_history", "profile_only", "item_prior"; and "broker_silent" (longer than the server's limit), "rows_behind", "users_behind" (the server
+              started without the broker, or its changes stopped)
     """
 
     request_id: str

@@ -26,7 +26,7 @@ from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
 from infra.metrics import Metrics
 from infra.processes import stop_signals
-from schemas.errors import Incompatible, Misconfigured, Unavailable
+from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from serving.audit.parity_sampler import ParitySampler
@@ -52,13 +52,14 @@ from serving.protocols.listener import Listener, Tls, read_tls
 from serving.reports import Reporter
 from serving.settings import ServerSettings
 from serving.short_turns import share_the_interpreter
-from serving.status_view import readiness, server_status
+from serving.status_view import STALE, find_stale, readiness, server_status
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import StoreBounds
 from serving.users.user_store_start import ViewIdentity, open_user_store
 from serving.versions.version_follower import VersionFollower
 
 _HOUSEKEEPING_S = 0.2
+_STORE_RETRY_S = 1.0
 _NVIDIA = Path("/dev/nvidiactl")  # exists on every machine with a CUDA driver
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving")
@@ -74,7 +75,7 @@ class RankingServer:
         self.metrics = Metrics()
         count_faults(self.metrics)
         self.bootstrap = settings.bootstrap_servers()
-        self.control_log = ControlLog(open_index_store(settings.index.store))
+        self.control_log = ControlLog(open_index_store(settings.index.store, look=False))
         self.engine = Engine(_device(settings.engine.device), settings.serve.requests_max)
         kafka = settings.kafka.model_copy(update={"bootstrap_servers": self.bootstrap})
         self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.slot_bytes)
@@ -91,6 +92,7 @@ class RankingServer:
         self.parity = ParitySampler(self.engine, self.metrics, *parity_settings, tell=self.reports.note_parity)
         self.user_follower: UserFollower | None = None
         self._calmed = False
+        self._stale: dict[str, str] = {}  # what was logged last
         self.front = Front(self._ready, settings.serve, self.metrics)
         self.health = Health(self.engine.status, lambda: (self.front.ranked, self.front.faults))
         self.front.intake.admit = self.paced.check_queue
@@ -172,9 +174,17 @@ class RankingServer:
             await asyncio.sleep(_HOUSEKEEPING_S)
 
     async def _wait_for_identity(self) -> Init:
-        """The index's init entry; waits until a worker has written it."""
+        """The index's init entry; waits until a worker has written it, and until the index store answers."""
         while True:
-            state = await asyncio.to_thread(self.control_log.refresh)
+            try:
+                state = await asyncio.to_thread(self.control_log.refresh)
+            except (Unavailable, Corrupted) as error:
+                if str(error) != self.versions.last_error:  # the same error at every attempt is one line
+                    logger.warning("index_not_read", error=str(error), retry_s=_STORE_RETRY_S)
+                self.versions.last_error = str(error)
+                await asyncio.sleep(_STORE_RETRY_S)
+                continue
+            self.versions.last_error = ""
             if state.init is not None:
                 return state.init
             await asyncio.sleep(self.settings.engine.poll_s)
@@ -194,7 +204,7 @@ class RankingServer:
         self.metrics.gauge("broker_silent_seconds").set_function(self.user_follower.silent_s)
         self.user_follower.start()
         self.versions.before_flip = UserMoves(self.paced, users).move_from_thread
-        rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note)
+        rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note, self._find_stale)
         self.api.open_calls(UserCall(self.paced, users), rank_call)
         self.front.open_calls(self.engine, rank_call, id_kind)
 
@@ -207,11 +217,24 @@ class RankingServer:
         self.pool.drop_other_versions(frozenset(report.token.version for report in self.engine.status().residents))
         self.engine_metrics.show()
         self.health.look()
+        self._look_how_old()
         self.metrics.gauge("queue_seconds").set(self.paced.queue_ms() / 1000)
         if self.grpc_listener is not None:
             self.metrics.gauge("grpc_port_open").set(not self.grpc_listener.lost)
         if self.users is not None:
             self.users.show()
+
+    def _find_stale(self) -> dict[str, str]:
+        return find_stale(self.versions, self.user_follower, self.settings.serve.broker_silent_s_max)
+
+    def _look_how_old(self) -> None:
+        before, self._stale = self._stale, self._find_stale()
+        for reason in self._stale.keys() - before.keys():
+            logger.warning("degraded", reason=reason, why=self._stale[reason])
+        for reason in before.keys() - self._stale.keys():
+            logger.info("no_longer_degraded", reason=reason)
+        for reason in STALE:
+            self.metrics.gauge("degraded").labels(reason).set(reason in self._stale)
 
     def _ready(self) -> tuple[bool, str]:
         if self.grpc_listener is not None and self.grpc_listener.lost:
@@ -219,7 +242,9 @@ class RankingServer:
         return readiness(self.versions, self.user_follower, self.health, self.front.draining)
 
     def _status(self) -> Mapping[str, Any]:
-        return server_status(self.engine.status(), self.versions, self.user_follower, self.health, len(self.pool), self._ready())
+        return server_status(
+            self.engine.status(), self.versions, self.user_follower, self.health, self._find_stale(), len(self.pool), self._ready()
+        )
 
     async def _close(self) -> None:
         """Closes everything in reverse order of the start: the ports first, so that no new request comes."""

@@ -33,6 +33,9 @@ class ServeSection(Section):
     # sent on one that is being closed.
     idle_s: float = Field(10.0, ge=0.1, le=3600)
     access_log: bool = False  # log a line per request of both ports at level info instead of debug
+    broker_silent_s_max: float = Field(
+        30.0, ge=6, le=86400
+    )  # without an answer of the broker (asked every 5 s) before answers name `broker_silent`
     report_every_s: float = Field(10.0, ge=0, le=60)  # between two records of server-reports; 0 = no reports, so no automatic rollback
     # After SIGTERM: how long to answer while not ready, so that load balancers can send requests elsewhere. Each answer closes its connection meanwhile:
     # without it, a server that ends cuts the request of every second busy connection, which its client had just sent.

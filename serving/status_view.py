@@ -8,6 +8,8 @@ from serving.health import Health
 from serving.users.user_follower import UserFollower
 from serving.versions.version_follower import VersionFollower
 
+STALE = ("rows_behind", "users_behind", "broker_silent")
+
 
 def readiness(versions: VersionFollower, users: UserFollower | None, health: Health, draining: bool) -> tuple[bool, str]:
     """(is ready, why not). Ready = a version is live, the users' logs were read up to their end at the start, and the process is able to answer.
@@ -24,13 +26,35 @@ def readiness(versions: VersionFollower, users: UserFollower | None, health: Hea
     return not why, why or versions.why_incomplete()
 
 
+def find_stale(versions: VersionFollower, users: UserFollower | None, silent_s_max: float) -> dict[str, str]:
+    """Why answers of this server may be out of date, by the reason that each of them names in `degraded`: those of STALE. Every answer asks."""
+    stale = {"rows_behind": why} if (why := versions.behind) else {}
+    if users is None:
+        return stale
+    if users.ready and (why := users.behind):
+        stale["users_behind"] = why
+    if (silent_s := users.silent_s()) > silent_s_max:
+        stale["broker_silent"] = (
+            f"the broker has not answered for {silent_s:.0f} s, expected at most {silent_s_max:g} s; is it up, and can this server reach it?"
+        )
+    return stale
+
+
 def server_status(
-    status: EngineStatus, versions: VersionFollower, users: UserFollower | None, health: Health, states: int, ready: tuple[bool, str]
+    status: EngineStatus,
+    versions: VersionFollower,
+    users: UserFollower | None,
+    health: Health,
+    stale: Mapping[str, str],
+    states: int,
+    ready: tuple[bool, str],
 ) -> Mapping[str, Any]:
     """The whole state of a server as plain values."""
     return {
         "ready": ready[0],
         "not_ready_because": "" if ready[0] else ready[1],
+        "degraded": dict(stale),
+        "broker_silent_s": None if users is None else round(users.silent_s(), 1),
         "version_token": None if status.current is None else str(status.current),
         "device": status.device,
         "residents": [_resident(report) for report in status.residents],

@@ -101,8 +101,8 @@ def _bad_url(url: str, why: str) -> Misconfigured:
     return Misconfigured("index_store_url", f"index store {url!r}: {why}; give {_HOW_TO}")
 
 
-def open_s3_store(url: str, rest: Callable[[], None] = lambda: None) -> "S3Store":
-    """The store at `url`, whose bucket exists. Raises Misconfigured (`index_store_url`), Unavailable (`store_unreachable`, `store_refused`)."""
+def open_s3_store(url: str, rest: Callable[[], None] = lambda: None, *, look: bool = True) -> "S3Store":
+    """The store at `url`, whose bucket exists, if we `look`. Raises Misconfigured (`index_store_url`), Unavailable (`store_unreachable`, `store_refused`)."""
     address = decode_s3_url(url)
     try:
         address.cache_dir.mkdir(parents=True, exist_ok=True)
@@ -110,6 +110,8 @@ def open_s3_store(url: str, rest: Callable[[], None] = lambda: None) -> "S3Store
     except OSError as error:
         raise _bad_url(url, f"its cache folder cannot be used: {error}") from error
     store = S3Store(url, _open_objects(address, _ANSWER_S_MAX), _open_objects(address, _TRANSFER_S_MAX), cache, endpoint_of(address), rest)
+    if not look:
+        return store
     try:
         store.look()
     except Unavailable as error:

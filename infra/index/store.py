@@ -88,9 +88,10 @@ class IndexStore(Protocol):
         ...
 
 
-def open_index_store(url: str, rest: Callable[[], None] = lambda: None) -> IndexStore:
+def open_index_store(url: str, rest: Callable[[], None] = lambda: None, *, look: bool = True) -> IndexStore:
     """The store at `url`: a folder, as a path or `file:///path`, made if missing; or `s3://bucket/prefix` (s3_store.py). `rest` is called after each piece of a
-    file that is hashed, for a process that gives way to others.
+    file that is hashed, for a process that gives way to others. `look`: whether an object store is asked for its bucket now; otherwise the first read says what
+    is wrong with it.
 
     Misconfigured (`index_store_url`) for anything else; Unavailable where an object store does not answer.
     """
@@ -98,7 +99,7 @@ def open_index_store(url: str, rest: Callable[[], None] = lambda: None) -> Index
     if parts.scheme == "s3":
         from infra.index.s3_store import open_s3_store  # its client is an extra
 
-        return open_s3_store(url, rest)
+        return open_s3_store(url, rest, look=look)
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
         raise Misconfigured(
             "index_store_url", f"index store {url!r} is neither a folder nor a bucket; give a path, file:///path, or s3://bucket/prefix"

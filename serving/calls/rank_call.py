@@ -8,7 +8,7 @@ Version: the one of the request's token if it is resident. If not, the current o
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,10 +71,11 @@ class RankCall:
         candidates_max: int,
         metrics: Metrics,
         sample: Callable[[RankWork, RankResult], None] = lambda work, result: None,
+        stale: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`sample` is called with every answer and the work it came from."""
+        """`sample` is called with every answer and the work it came from; `stale` gives the reasons why answers of this server may be out of date."""
         self._engine, self._users, self._candidates_max, self._metrics = engine, users, candidates_max, metrics
-        self._sample = sample
+        self._sample, self._stale = sample, stale
         self._rungs = UserRungs(engine, users)
 
     async def rank(self, request: Request, deadline: Deadline) -> Ranked:
@@ -128,7 +129,7 @@ class RankCall:
             self._users.pool.put(prior_key(result.state.version), result.state)
 
     def _describe(self, plan: _Plan, result: RankResult, rung: Rung) -> Ranked:
-        degraded = _degraded(plan, result, rung)
+        degraded = [*_degraded(plan, result, rung), *self._stale()]
         asyncio.get_running_loop().call_soon(self._count, result, rung, degraded)
         return Ranked(plan.asked.request_id, result, rung, degraded)
 

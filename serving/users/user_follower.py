@@ -3,7 +3,8 @@
 Here: the decision whether the stored view can go on or must be built again, gaps in the log, readiness, a broker that is away. Not here: what a record
 changes in the view (user_store.py), sending dead letters (user_dead_letters.py, which is started and closed here).
 Ready = the view has reached the end offsets that were read at the start, or at its last rebuild. It stays ready afterwards: an older view may answer,
-because a user's history is not part of a version.
+because a user's history is not part of a version. For the same reason a stored view answers after a start without a broker; `behind` says so until the log
+was read.
 A topic with more partitions than the index has user partitions is followed in all of them: what clients put into the wrong one is refused by name, with a
 dead letter, and nothing of it vanishes. Partitions that are added later are found within seconds.
 Gaps: user-features is compacted, so gaps are normal there. In user-behaviours transactions may have taken the offsets, which is normal too. Any other gap is
@@ -32,6 +33,7 @@ _IDLE_POLL_S = 0.02
 _RETRY_S = 1.0
 _SEEN_EVERY_S = 60.0
 _LOOK_EVERY_S = 5.0
+_ALONE_S, _SILENT_S = 3.0, 8.0  # without a first answer of the broker; without another, which is longer than from one look to the next
 _log = logging.getLogger("aif.serving.users")
 
 
@@ -52,6 +54,7 @@ class UserFollower:
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
         self._ready = threading.Event()
+        self._has_old_view, self._starts_behind, self._silent_s_max = store.state.seen_ms > 0, False, _ALONE_S
         self._log_at_start: dict[str, TopicRange] | None = None
         self._sought: set[tuple[str, int, int]] = set()  # gaps that were read a second time
         self._gaps = LogGaps(bootstrap)
@@ -84,12 +87,26 @@ class UserFollower:
 
     @property
     def ready(self) -> bool:
-        """Whether everything that was in the topics at the start has been folded."""
-        return self._ready.is_set()
+        """Whether everything that was in the topics at the start has been folded; or, while the broker does not answer, whether there is a view from before."""
+        if not self._starts_behind and not self._ready.is_set() and self.silent_s() > self._silent_s_max and self._has_old_view:
+            self._starts_behind = True  # for good: it would answer nothing while it catches up
+            _log.warning("users_start_behind: %s", self.behind)
+        return self._ready.is_set() or self._starts_behind
+
+    @property
+    def behind(self) -> str:
+        """Why the view is older than this process; "" once the logs were read up to the ends that they had at the start."""
+        if self._ready.is_set():
+            return ""
+        age_s = (self._clock.now_ms() - self._store.state.seen_ms) / 1000
+        return f"the view of users is {age_s:.0f} s old; {self._error or 'the broker has not answered since the start, is it up?'}"
 
     def silent_s(self) -> float:
         """Seconds since the broker last answered; it is asked every few seconds, whether or not there is anything to read."""
         return self._clock.monotonic() - self._answered_s
+
+    def _note_answer(self) -> None:
+        self._answered_s, self._silent_s_max = self._clock.monotonic(), _SILENT_S
 
     @property
     def positions(self) -> dict[str, dict[int, int]]:
@@ -152,7 +169,7 @@ class UserFollower:
             found = [self._watch.count(self._prefix + follower.topic) for follower in followers]
         except Unavailable:
             return False
-        self._answered_s = self._clock.monotonic()
+        self._note_answer()
         return any(count != len(follower.positions) for count, follower in zip(found, followers, strict=True))
 
     def _check_log(self) -> dict[str, TopicRange]:
@@ -162,7 +179,7 @@ class UserFollower:
             ids = topic_ids(self._bootstrap, self._prefix)
             check_topic_ids(self._index_topic_ids, ids, self._prefix)
             log = {topic: self._find_range(topic, ids) for topic in VIEW_TOPICS}
-            self._answered_s = self._clock.monotonic()
+            self._note_answer()
             misfit = find_misfit(self._store.state, log, self._clock.now_ms())
             if misfit:
                 self._rebuild(misfit)
@@ -192,6 +209,7 @@ class UserFollower:
         _log.warning("the view of users is made again from the log: %s", reason)
         self._metrics.counter("user_view_rebuilds").labels(reason.partition(":")[0]).inc()
         self._ready.clear()  # until it has reached the log's end again, most users lack their history
+        self._has_old_view = self._starts_behind = False
         self._store.rebuild()
         self.rebuilt_because = reason
 

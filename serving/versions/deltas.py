@@ -29,12 +29,13 @@ RETRY_S = 0.5
 RECORDS_MAX = 64
 
 
-def check_positions(kafka: KafkaSettings, positions: Mapping[int, int], topic_id: str) -> dict[int, int]:
+def check_positions(kafka: KafkaSettings, positions: Mapping[int, int], topic_id: str, deadline_s: float) -> dict[int, int]:
     """The end offset of every partition now. Raises Incompatible: `delta_position_gone` if the log lost records after `positions`, `other_topic` if it has
-    another id than `topic_id`, that of the index's own ("": not known)."""
+    another id than `topic_id`, that of the index's own ("": not known); Unavailable after about `deadline_s` without an answer."""
     topic = kafka.topic_prefix + INDEX_DELTAS
-    check_topic_id(kafka.bootstrap_servers, topic, topic_id)
-    starts, ends = start_offsets(kafka.bootstrap_servers, topic), end_offsets(kafka.bootstrap_servers, topic)
+    bootstrap = kafka.bootstrap_servers
+    check_topic_id(bootstrap, topic, topic_id, deadline_s=deadline_s)
+    starts, ends = start_offsets(bootstrap, topic, deadline_s=deadline_s), end_offsets(bootstrap, topic, deadline_s=deadline_s)
     for partition, position in positions.items():
         if partition not in ends or not starts[partition] <= position <= ends[partition]:
             held = f"{starts.get(partition)} to {ends.get(partition)}"

@@ -7,7 +7,7 @@ Here: what to do next, in which order. Not here: the loader process (loader.py),
 
 Invariants:
 - After any error the running version stays, `last_error` says why, and the next attempt comes after a pause or as soon as the log has moved. A server
-  that runs nothing yet loads the backup version instead.
+  that runs nothing yet loads the backup version instead; or, where only the deltas cannot be followed, serves the files as they are (catch_up.py).
 - A new revision of the served version changes nothing (C1). The former version stays resident and follows its deltas, so a flip back needs no load until
   another version needs its slot (C2).
 - A version whose slot is nearly full is loaded again into a larger one. Meanwhile the copy in the full slot answers and takes changes.
@@ -17,7 +17,7 @@ Invariants:
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -46,16 +46,15 @@ from serving.engine.resident import Resident
 from serving.engine.scorers import open_scorer
 from serving.engine.tables import NO_ROOM, Room, Tables
 from serving.engine.work import UserWork
-from serving.versions.deltas import DeltaFollower, check_positions
+from serving.versions.catch_up import CatchUp
+from serving.versions.deltas import DeltaFollower
 from serving.versions.loader import SLOTS, Loader, Source
 
 GRACE_S = 2.0  # a slot is not reused while a user state made on it is younger than this
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0  # between two attempts at the same version
-CATCH_UP_S_MAX = 120.0
 WARM_UP_ROWS = 256
 ENGINE_S_MAX = 60.0
 CLOSE_S_MAX = 5.0
-_CATCH_UP_POLL_S = 0.005
 _LOADS_KEPT = 100
 
 T = TypeVar("T")
@@ -70,6 +69,7 @@ class _Held:
     revision: int
     resident: Resident
     deltas: DeltaFollower
+    behind: str = ""
 
     @property
     def error(self) -> str:
@@ -89,7 +89,7 @@ class VersionFollower:
         self, engine: Engine, store_url: str, kafka: KafkaSettings, poll_s: float = 0.2, slot_bytes: int = 0, grace_s: float = GRACE_S
     ) -> None:
         self._engine, self._store_url, self._kafka, self._poll_s, self._grace_s = engine, store_url, kafka, poll_s, grace_s
-        self._store = open_index_store(store_url)
+        self._store = open_index_store(store_url, look=False)
         self._log = ControlLog(self._store)
         self._loader = Loader(slot_bytes)
         self._held: dict[int, _Held] = {}
@@ -101,6 +101,7 @@ class VersionFollower:
         self._waiting: VersionToken | None = None  # could be loaded, and waits for a slot
         self.before_flip: Callable[[int], None] = lambda version: None  # called with the version that is about to go live; must not raise
         self._stopped = threading.Event()
+        self._catch_up = CatchUp(kafka, lambda: self._topic_id, self._stopped)
         self._thread = GuardedThread(self._run, "versions", self._stopped)
 
     def prepare(self) -> None:
@@ -125,6 +126,13 @@ class VersionFollower:
     def ready(self) -> bool:
         """Whether a version is live in the engine."""
         return self._engine.status().current is not None
+
+    @property
+    def behind(self) -> str:
+        """Why the live version may lack changes that are in the log; "" if all is well. Ordinary lag is not meant."""
+        current = self._engine.current
+        held = None if current is None else self._held.get(current.version)
+        return "" if held is None else held.error or held.behind
 
     def why_none(self) -> str:
         """Why no version is live yet."""
@@ -188,6 +196,7 @@ class VersionFollower:
                 self.last_error = ""
             elif self._may_try(state):
                 self._grow(wanted, held.resident.tables)
+            self._catch_up.look(held)
         elif self._may_try(state):
             if held is not None:  # it takes no more changes, nor those that the copy which is loaded now has offered and left behind
                 held.resident.error = self.last_error = held.error
@@ -260,8 +269,9 @@ class VersionFollower:
         """Loads a version and flips to it, if it is still the wanted one or is served `instead` of it. `room`: what its slot must hold at least."""
         manifest = read_manifest(self._store, wanted)
         positions = {seal.shard: seal.delta_position for seal in manifest.seals}
-        if self._waiting != wanted.token:  # the broker is asked once, and not at every poll until a slot is free
-            self._check_positions(positions)
+        alone = self._engine.current is None
+        if self._waiting != wanted.token and not alone:  # the broker is asked once, and not at every poll until a slot is free
+            self._catch_up.check(positions)
         slot = self._free_slot(wanted.version)
         self._waiting = wanted.token if slot is None else None
         if slot is None:
@@ -275,7 +285,7 @@ class VersionFollower:
         load_s, tiers_by = round(time.monotonic() - started_s, 3), held.resident.scorer.tiers_by
         logger.info("version_loaded", token=str(wanted.token), rows=tables.rows, slot=slot, load_s=load_s, tiers_by=tiers_by)
         try:
-            self._catch_up(held, self._check_positions(positions))
+            self._catch_up.run(held, positions, alone)
             wait_for_engine(self._engine.run(lambda: warm_up(held.resident)))
         except AifError:
             self._discard(held, former)
@@ -291,9 +301,6 @@ class VersionFollower:
             self._load_seconds.append(time.monotonic() - started_s)
         self._retry = (0.0, PAUSE_S_MIN, -1)
         self.last_error = ""
-
-    def _check_positions(self, positions: Mapping[int, int]) -> dict[int, int]:
-        return check_positions(self._kafka, positions, self._topic_id)
 
     @property
     def _topic_id(self) -> str:
@@ -349,19 +356,6 @@ class VersionFollower:
         del self._held[held.resident.version]
         if former is not None:
             self._held[held.resident.version] = former
-
-    def _catch_up(self, held: _Held, ends: dict[int, int]) -> None:
-        """Waits until the engine has applied everything before `ends`. Raises Incompatible (`deltas_failed`), Unavailable (`deltas_behind`)."""
-        deadline_s = time.monotonic() + CATCH_UP_S_MAX
-        while any(held.resident.positions[p] < end for p, end in ends.items()):
-            if held.error:
-                raise Incompatible("deltas_failed", f"version {held.resident.version} cannot follow its deltas: {held.error}")
-            if time.monotonic() > deadline_s or self._stopped.wait(_CATCH_UP_POLL_S):
-                at = dict(held.resident.positions)
-                raise Unavailable(
-                    "deltas_behind",
-                    f"version {held.resident.version} stands at {at} in index-deltas after {CATCH_UP_S_MAX:g} s, wanted {ends}; is the broker up?",
-                )
 
     def _flip(self, held: _Held) -> None:
         wait_for_engine(self._engine.install(held.resident))

@@ -47,6 +47,21 @@ def test_a_damaged_delta_of_the_shards_own_is_an_error_and_no_watermark_includes
     assert d.engine.status().residents[0].watermark[0]["index-deltas"] == 3
 
 
+def test_a_server_that_starts_on_a_damaged_delta_serves_what_came_before_it_and_says_so(deployment: Deployment) -> None:
+    d = deployment
+    d.publish(1, d.version)
+    for sequence, damage in ((4, False), (5, True), (6, False)):
+        record = foreign_delta(d.version, shard=0, sequence=sequence)
+        d.deltas.write_raw(0, flipped(record) if damage else record)
+    d.follower.start()
+    d.wait_live(1)
+    d.assert_serves(d.version, 1)
+    wait_until(lambda: "delta_lost" in d.follower.behind, WAIT_S, "the reason")
+    d.publish(2, d.version, positions=(3, 0))
+    d.wait_live(2)
+    assert d.follower.behind == ""
+
+
 def test_a_record_with_a_right_checksum_and_wrong_rows_is_counted_and_passed_over(deployment: Deployment) -> None:
     """A decode of one that took its keys for ids gave more ids than rows, and compiled code read past its arrays."""
     d = deployment

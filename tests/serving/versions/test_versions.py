@@ -26,7 +26,7 @@ from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.topics import INDEX_DELTAS
 from serving.engine.slots import NEW_ROWS_MIN
-from serving.versions import version_follower
+from serving.versions import catch_up, version_follower
 from serving.versions.version_follower import VersionFollower
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.schemas.model.samples import SPECS
@@ -109,15 +109,16 @@ def test_a_third_version_reuses_the_former_slot_and_a_new_revision_is_not_loaded
 def test_a_version_that_waits_for_a_slot_asks_the_broker_once_and_not_at_every_poll(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    d, asked, check = deployment, list[Any](), version_follower.check_positions
-    monkeypatch.setattr(version_follower, "check_positions", lambda *of: asked.append(of) or check(*of))
+    d, asked, check = deployment, list[Any](), catch_up.check_positions
+    monkeypatch.setattr(catch_up, "check_positions", lambda *of: asked.append(of) or check(*of))
     for number in (1, 2, 3):
         d.follower._grace_s = 60.0 if number == 3 else 0.0
         d.publish(number, make_version(SPECS["full"], ITEMS, seed=number))
         asked.clear()
         for _ in range(3):
             d.follower.step()
-        assert (d.live, len(asked)) == ((number, 2) if number < 3 else (2, 1)), "before a load and after it"
+        expected = {1: (1, 1), 2: (2, 2), 3: (2, 1)}[number]
+        assert (d.live, len(asked)) == expected, "after a load, and before it where a version is served"
     d.follower._grace_s = 0.0
     d.follower.step()
     assert (d.live, len(asked)) == (3, 2)

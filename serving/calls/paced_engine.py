@@ -1,4 +1,4 @@
-"""The engine behind an admission control: it measures what each piece of work takes, predicts waits, and refuses work that would wait too long.
+"""The engine behind an admission control: it measures what each piece of work takes, predicts waits, and refuses work that would be too late, or a flood.
 
 Here: measuring from outside, the list of waiting work, the refusals as errors. Not here: the arithmetic (core/admission.py), the engine's own bound on
 its queue (engine/loop.py).
@@ -41,7 +41,7 @@ from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, 
 
 
 class PacedEngine:
-    """Takes the same work as the engine. `work_max`: how much work may wait before the next request is refused, in multiples of the mean work."""
+    """Takes the same work as the engine. `work_max`: how much work may wait in a flood, in multiples of the mean work."""
 
     def __init__(
         self, engine: Engine, metrics: Metrics, work_max: float = QUEUED_WORK_MAX, clock: Callable[[], float] = time.perf_counter
@@ -129,11 +129,13 @@ class PacedEngine:
         return Job("user", self._engine.count_unread(work))
 
     def check_queue(self) -> None:
-        """Raises Unavailable (`overloaded`) if one more request, of any kind, would wait too long. In a flood, waiting work is judged again too."""
+        """Raises Unavailable (`overloaded`) in a flood if one more request, of any kind, would wait too long. Then waiting work is judged again too."""
         now_s = self._clock()
         if now_s < self._closed_until_s:
             self._refuse(self._closed, "queue")
         load, ended = self.load(), self._ended
+        if not self.offered.is_flood(now_s * 1000, self.costs.mean_ms):
+            return
         refusal = decide_queue(self.costs, self.queue_ms(), self._work_max, load)
         if refusal is not None and len(self._waiting) > 1:
             self._withdraw_beyond(queue_ms_max(self.costs, self._work_max, load), load)
@@ -152,13 +154,12 @@ class PacedEngine:
         self._refuse(decide_deadline(self.queue_ms(), work_ms, left_s * 1000), "deadline")
 
     def check_user(self, work: UserWork, left_s: float) -> None:
-        """Raises as `check_work` does. For a long half the wait is that for other long ones, and as many of its own size may wait."""
-        work_ms, wait_ms = self.predict_user_ms(work), self.wait_ms(work)
-        if not self._engine.is_long(work):
+        """Raises as `check_work` does. A long half waits for other long ones alone, so only its deadline counts."""
+        work_ms = self.predict_user_ms(work)
+        if self._engine.is_long(work):
+            self._refuse(decide_deadline(self.wait_ms(work), work_ms, left_s * 1000), "deadline")
+        else:
             self.check_work(work_ms, left_s)
-            return
-        self._refuse(decide_queue(Costs(mean_ms=work_ms), wait_ms, self._work_max), "queue")
-        self._refuse(decide_deadline(wait_ms, work_ms, left_s * 1000), "deadline")
 
     def _refuse(self, refusal: Refusal | None, reason: str) -> None:
         if refusal is not None:

@@ -1,18 +1,17 @@
 """Predicts how long work takes and waits, and decides which requests are admitted: the arithmetic of overload, pure.
 
-The engine has one queue, so a request's wait is the work before it. A request is admitted while that wait is within a bound, and while wait and work fit
-into its deadline. Any other request is refused at once, with the time after which a retry makes sense. So under any load the queue stays within the
-bound, and admitted requests keep their latency.
+A request is refused only if it cannot be answered within its deadline, or in a flood.
 
-A queue is useful to keep the engine busy until the next request comes. With more load that time is shorter, so the bound falls as the load grows: at
-80% load a burst may wait; at ten times the possible load almost nobody waits, and the engine is still always busy.
+Deadline: the engine has one queue, so a request's wait is the work before it. Wait and work must fit into the time that the request has left.
 
-A flood is noticed only after its first requests were admitted under the larger bound of a quiet moment. So when the load is too high to be chance, the
-current bound is applied to waiting work too, and those requests get the refusal that they would have got a moment later.
+Flood: a queue that empties again is a burst, and harms no request that has the time. A queue that stays gains nothing: every answer is late, and none more
+is given. The two differ in what comes afterwards. So the first `BURST_WORK` mean pieces of work of a rush count as a burst. If later arrivals exceed what
+the engine can do by `EXCESS_WORK` mean pieces, the rush is a flood. In a flood the queue only has to keep the engine busy until the next request comes.
+With more load that time is shorter, so the bound on the queue falls as the load grows. Waiting work beyond the bound gets the refusal too.
 
-Here: learnt costs, the offered load, the bound, the decisions. Not here: measuring (serving/calls/paced_engine.py), the number of requests in work
-(serving/protocols/intake.py), what can still be answered in the time left (core/ladder.py).
-Source: bounding the waiting time instead of the queue's length, and that a standing queue has no use: CoDel (Nichols and Jacobson, 2012).
+Here: learnt costs, the offered load, the flood, the bound, the decisions. Not here: measuring (serving/calls/paced_engine.py), the number of requests in
+work (serving/protocols/intake.py), what can still be answered in the time left (core/ladder.py).
+Source: a standing queue has no use, a burst has: CoDel (Nichols and Jacobson, 2012).
 """
 
 import math
@@ -21,18 +20,19 @@ from dataclasses import dataclass, field
 
 LEARNING_RATE = 0.2  # weight of a new value in the exponential average: a change of speed is learnt after about ten pieces of work
 DOUBT = 0.95  # with it, a prediction that is ten times too long is tried again after 45 requests that avoided it
-# A longer queue refuses fewer requests at 80% load, but makes answers under overload slower. Measuring the load over a longer time is more certain, but
-# admits more of a flood that has just begun. Simulated as in the tests (work of 7 to 13 ms; random arrivals; in brackets regular arrivals). Each entry:
-# bound, load from which it falls, window in pieces of work: share refused at 80%, p99 at ten times the load over p99 at 80%, the same for the first 350
-# requests of a flood
-#   6, never: 1.6%, 1.08 (5.6)    6, 1.25, 3: 3.5%, 0.26 (1.05), 0.3 (1.1)    6, 1.25, 8: 1.8%, 0.21 (1.05), 0.4 (2.2)    8, 1.5, 3: 1.3%, 0.20 (1.1), 0.3 (1.7)
-QUEUED_WORK_MAX = 6.0
-LOAD_MAX = 1.25  # at 80% load this much is still chance
-FLOOD = 2.5  # at 80% load chance hardly ever reaches this; from here on waiting work is judged again
+# A longer burst, or more excess, is certain to be a flood, but more requests of a flood wait before it is noticed. At ten times the load these take four
+# pieces of work together.
+BURST_WORK = 2.5  # of a rush, in mean pieces of work, and at least
+BURST_MS_MIN = 30.0
+EXCESS_WORK = 12.0  # at 80% load, chance hardly ever exceeds this; at least
+EXCESS_MS_MIN = 30.0
+QUEUED_WORK_MAX = 6.0  # bound on the queue in a flood that is no more than
+LOAD_MAX = 1.25
+FLOOD = 2.5  # from this load on waiting work is judged again
 OFFERED_WORK = 3.0  # the offered load is measured over this many times the mean work, and at least over
 OFFERED_MS_MIN = 30.0
 HELD_WINDOW = 0.25  # share of that time for which one refusal holds; meanwhile the load can fall by a fifth at most
-QUEUE_MS_MIN = 10.0  # so that a burst of very small requests is not taken for overload
+QUEUE_MS_MIN = 10.0  # of a flood of very small requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +93,41 @@ def _toward(before: float | None, seen: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The recently offered load at `at_ms`, refused requests included; 1 = as much as the engine can do."""
+    """What was offered until `at_ms`, refused requests included. `load`: recently; 1 = as much as the engine can do.
+
+    A rush began at `rush_ms` and lasts while `backlog_ms`, the offered work that the engine had no time for, is above 0. `late_ms`: the same of what came
+    after the rush's burst.
+    """
 
     load: float = 0.0
     at_ms: float = 0.0
+    backlog_ms: float = 0.0
+    rush_ms: float = 0.0
+    late_ms: float = 0.0
 
     def now(self, now_ms: float, mean_ms: float) -> float:
         """The load at `now_ms` if nothing came since `at_ms`."""
         return self.load * math.exp(-max(0.0, now_ms - self.at_ms) / _window_ms(mean_ms))
 
+    def is_flood(self, now_ms: float, mean_ms: float) -> bool:
+        """Whether, after a rush's burst, more work came than the engine can do and than chance explains."""
+        return self.late_ms - max(0.0, now_ms - self.at_ms) > _excess_ms(mean_ms)
+
 
 def fold_offered(offered: Offered, work_ms: float, now_ms: float, mean_ms: float, count: int = 1) -> Offered:
-    """The load after `count` more requests of `work_ms` each. A single request never counts as more than 1."""
-    return Offered(offered.now(now_ms, mean_ms) + count * min(1.0, work_ms / _window_ms(mean_ms)), now_ms)
+    """What was offered after `count` more requests of `work_ms` each. A single request never adds more than 1 to the load."""
+    load = offered.now(now_ms, mean_ms) + count * min(1.0, work_ms / _window_ms(mean_ms))
+    passed_ms, most_ms = max(0.0, now_ms - offered.at_ms), 2 * _excess_ms(mean_ms)
+    backlog_ms, late_ms = max(0.0, offered.backlog_ms - passed_ms), max(0.0, offered.late_ms - passed_ms)
+    rush_ms = offered.rush_ms if backlog_ms else now_ms
+    backlog_ms += count * work_ms
+    if now_ms - rush_ms > max(BURST_MS_MIN, BURST_WORK * mean_ms):
+        late_ms = min(most_ms, late_ms + count * work_ms)  # so a flood is soon forgotten
+    return Offered(load, now_ms, min(backlog_ms, most_ms) if late_ms == most_ms else backlog_ms, rush_ms, late_ms)
+
+
+def _excess_ms(mean_ms: float) -> float:
+    return max(EXCESS_MS_MIN, EXCESS_WORK * mean_ms)
 
 
 def _window_ms(mean_ms: float) -> float:
@@ -113,7 +135,7 @@ def _window_ms(mean_ms: float) -> float:
 
 
 def queue_ms_max(costs: Costs, work_max: float = QUEUED_WORK_MAX, load: float = 0.0) -> float:
-    """How long the queue may be, in ms of work, under an offered load."""
+    """How long the queue may be in a flood, in ms of work, under an offered load."""
     return max(QUEUE_MS_MIN, work_max * costs.mean_ms) / max(1.0, load / LOAD_MAX) ** 2
 
 
@@ -127,7 +149,7 @@ class Refusal:
 
 
 def decide_queue(costs: Costs, queue_ms: float, work_max: float = QUEUED_WORK_MAX, load: float = 0.0) -> Refusal | None:
-    """None if one more request may wait, else the refusal. Asked before a body is read. The higher the load, the later the retry."""
+    """None if one more request may wait in a flood, else the refusal. Asked before a body is read. The higher the load, the later the retry."""
     bound = queue_ms_max(costs, work_max, load)
     if queue_ms <= bound:
         return None

@@ -23,5 +23,5 @@ class UsersSection(Section):
     states_ttl_s: float = Field(600.0, gt=0)  # an older state is never used, not even as a lower rung
     # With a key, call 1 gives the user's state to a client that asks for it, signed; any server with the same key and index accepts it in call 2.
     carried_state_key: SecretStr | None = Field(None, min_length=16)
-    # How much work may wait for the engine, in multiples of the mean work; a request beyond that is refused at once.
+    # How much work may wait for the engine in a flood, in multiples of the mean work; a request beyond that is refused at once.
     queued_work_max: float = Field(QUEUED_WORK_MAX, ge=1)

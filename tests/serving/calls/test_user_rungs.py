@@ -209,7 +209,7 @@ def test_call_two_with_a_kept_state_never_reads_the_disk(front: Front, client: A
     assert client.rank(1, [1]).rung == "cached" and front.states.events["unchecked"] == 1
 
 
-def test_beyond_the_bound_of_waiting_work_a_request_is_refused_at_once_with_a_time_to_come_back(front: Front, client: AifClient) -> None:
+def test_a_request_that_would_wait_beyond_its_deadline_is_refused_at_once_with_a_time_to_come_back(front: Front, client: AifClient) -> None:
     front.tell(1)
     front.store.find(1)
     front.paced.costs = Costs({("user", 1): 50.0, ("rank", 2): 50.0}, 50.0)
@@ -217,14 +217,14 @@ def test_beyond_the_bound_of_waiting_work_a_request_is_refused_at_once_with_a_ti
     with ThreadPoolExecutor(1) as threads:
         first = begin_call_one(front, client, threads)
         front.paced._waiting_ms += 10_000  # as if much more came before it
-        for _ in range(3):  # on one connection: a refused body is read and thrown away
+        for _ in range(3):
             with pytest.raises(Unavailable) as caught:
                 client.rank(1, list(range(5_000)))
             assert caught.value.code == "overloaded" and caught.value.retry_after_s > 5
         assert client.ready(), "probes are answered under any load"
         front.engine.release()
         assert first.result().behaviours == 1
-    assert front.metrics.counter("requests_refused").labels("queue")._value.get() == 3
+    assert front.metrics.counter("requests_refused").labels("deadline")._value.get() == 3
 
 
 def test_a_request_whose_deadline_cannot_be_met_is_refused_before_it_waits(front: Front, client: AifClient) -> None:

@@ -43,7 +43,10 @@ def decode_id(value: Id, kind: IdKind) -> Id:
         if isinstance(value, str):
             if not value.removeprefix("-").isascii() or not value.removeprefix("-").isdigit():
                 raise RejectedInput("bad_id", f"id {value[:80]!r} is not an int64; this catalogue's ids are int64 numbers")
-            value = int(value) if len(value) <= 20 else INT64_MAX + 1
+            number = int(value) if len(value) <= 20 else INT64_MAX + 1
+            if len(value) <= 20 and str(number) != value:
+                raise RejectedInput("bad_id", f"id {value!r} is not written as int64 ids are; send {number}, so that one id has one form")
+            value = number
         if isinstance(value, bool) or not INT64_MIN <= value <= INT64_MAX:
             raise RejectedInput("bad_id", f"id {value} is outside int64")
         return value

@@ -48,7 +48,7 @@ def _decode_decimals(ids: Sequence[str]) -> np.ndarray | None:
     """Numbers written as text, parsed all at once. None if any of them is not a number: the caller then decodes one by one and finds it."""
     try:
         joined = ",".join(ids).encode()
-        if joined.translate(None, _DECIMAL):
+        if joined.translate(None, _DECIMAL) or b"-0" in joined:
             return None
         numbers = from_json(b"[" + joined + b"]")
         return np.fromiter(numbers, np.int64, len(ids)) if len(numbers) == len(ids) else None  # the text "1,2" would be parsed as two

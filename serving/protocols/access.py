@@ -6,6 +6,7 @@ The health and readiness probes are answered without a token: an orchestrator th
 
 import hmac
 import ipaddress
+from collections.abc import Sequence
 
 from pydantic import SecretStr
 
@@ -27,11 +28,16 @@ class Access:
         """Whether requests need no token."""
         return self._token is None
 
-    def check(self, authorization: str | None) -> None:
-        """`authorization`: the header's value. Raises RejectedInput (`unauthorized`). The comparison takes the same time for every wrong token."""
+    def check(self, authorization: Sequence[str]) -> None:
+        """`authorization`: the values of all such headers. Raises RejectedInput (`unauthorized`), also if there are several: a proxy in between might have
+        judged another one. The comparison takes the same time for every wrong token."""
         if self._token is None:
             return
-        given = authorization or ""
+        if len(authorization) > 1:
+            raise RejectedInput(
+                "unauthorized", f"the request has {len(authorization)} authorization headers, expected one; send only the token's"
+            )
+        given = authorization[0] if authorization else ""
         matches = hmac.compare_digest(given[len(_SCHEME) :].encode(errors="replace"), self._token)
         if not (given[: len(_SCHEME)].lower() == _SCHEME and matches):
             raise RejectedInput(

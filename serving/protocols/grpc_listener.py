@@ -138,7 +138,7 @@ class _TokenCheck(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler:
         if not handler_call_details.method.startswith(_HEALTH):
             try:
-                self._front.access.check(dict(handler_call_details.invocation_metadata).get("authorization"))
+                self._front.access.check([value for name, value in handler_call_details.invocation_metadata if name == "authorization"])
             except RejectedInput as error:
                 return _refusing(self._front, error)
         return await continuation(handler_call_details)

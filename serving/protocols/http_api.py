@@ -23,7 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
 from schemas.errors import RejectedInput
-from schemas.limits import HTTP_HEADERS_MAX, KIB
+from schemas.limits import HTTP_HEADER_BYTES_MAX, HTTP_HEADERS_MAX, HTTP_URI_CHARS_MAX, KIB
 from schemas.requests import DEADLINE_HEADER, PrerankRequest, RankRequest, UserRequest
 from serving.calls.deadline import Deadline, decode_deadline_header
 from serving.calls.rank_call import RankCall
@@ -89,7 +89,7 @@ class HttpApi:
         try:
             _check_headers(scope)
             if not self._front.access.open and scope.path not in PROBES:
-                self._front.access.check(scope.headers.get("authorization"))
+                self._front.access.check(scope.headers.get_all("authorization"))
             with ClientWatch(protocol):
                 return await self._route(scope, protocol, received_s)
         except Exception as error:
@@ -150,9 +150,16 @@ class HttpApi:
 
 
 def _check_headers(scope: Any) -> None:
-    count = len(scope.headers)
-    if count > HTTP_HEADERS_MAX:
+    """Raises RejectedInput: `uri_too_long`, `too_many_headers`, `headers_too_large`. Beyond twice these bounds Granian refuses, without a body."""
+    uri, headers = len(scope.path) + len(scope.query_string), scope.headers.items()
+    if uri > HTTP_URI_CHARS_MAX:
+        raise RejectedInput("uri_too_long", f"path and query have {uri} characters, expected at most {HTTP_URI_CHARS_MAX}; send a body")
+    if (
+        count := max(len(headers), len(scope.headers))
+    ) > HTTP_HEADERS_MAX:  # the first lacks values that are not ASCII, the second repeated names
         raise RejectedInput("too_many_headers", f"the request has {count} headers, expected at most {HTTP_HEADERS_MAX}; send fewer")
+    if (size := sum(len(name) + len(value) for name, value in headers)) > HTTP_HEADER_BYTES_MAX:
+        raise RejectedInput("headers_too_large", f"the headers have {size} bytes, expected at most {HTTP_HEADER_BYTES_MAX}; send fewer")
 
 
 def _check_method(path: str, method: str, *allowed: str) -> None:

@@ -1,6 +1,7 @@
 """One HTTP answer as a value, and how an error becomes one. The only place that maps our own and foreign errors.
 
-RejectedInput   400 not JSON, 401 no token, 404, 405, 408, 413 too large, 415, 431, 422 everything else the sender got wrong;
+RejectedInput   400 not JSON, 401 no token, 404, 405, 408, 413 too large, 414, 415, 431, 422 everything
+                else the sender got wrong;
                 499, which nobody reads, where the client went away. The Open Inference Protocol's servers and clients know 400 for
                 whatever is wrong with a request, so its routes answer that where ours answer 422
 Incompatible    409 the version of the token is gone; the answer names the current one
@@ -23,7 +24,7 @@ from schemas.requests import ErrorAnswer
 JSON_TYPE = "application/json"
 _OPEN_INFERENCE = "/v2"
 TOO_MANY = 429
-BEFORE_BODY = frozenset((401, 404, 405, TOO_MANY, 431))  # may be sent before the body is read
+BEFORE_BODY = frozenset((401, 404, 405, 414, TOO_MANY, 431))  # may be sent before the body is read
 _STATUS: Mapping[str, int] = {
     "not_json": 400,
     "json_too_deep": 400,
@@ -40,7 +41,9 @@ _STATUS: Mapping[str, int] = {
     "body_too_slow": 408,
     "body_too_large": 413,
     "bad_encoding": 415,
+    "uri_too_long": 414,
     "too_many_headers": 431,
+    "headers_too_large": 431,
     "client_gone": 499,
     "overloaded": TOO_MANY,
     "deadline_passed": 504,

@@ -9,6 +9,8 @@ Here: TLS and the life of the listener. Not here: the application (http_api.py),
   and only then starts its time limit. Clients that want many calls on one connection can use gRPC.
 - A client that closes its sending side after its request gets no answer. Granian has no setting for hyper's option that would allow it, so it closes the
   connection, and the request is given up (client_watch.py).
+- Requests that hyper cannot parse get its own 400, 414 or 431, which have no body. A request with Content-Length and Transfer-Encoding is read as chunks, and
+  its connection is closed after the answer (RFC 9112, 6.1); the application sees no Content-Length.
 """
 
 import asyncio
@@ -27,7 +29,7 @@ from granian.server.embed import Server as GranianServer
 
 from infra.processes import wait_until
 from schemas.errors import Misconfigured, Unavailable
-from schemas.limits import CONNECTIONS_MAX, HTTP_HEADER_BYTES_MAX
+from schemas.limits import CONNECTIONS_MAX, HTTP_HEAD_BUFFER_BYTES
 from serving.protocols.idle_connections import close_longest_idle, count_waiting
 from serving.protocols.ports import bind_port, bracketed, connections_max, listen
 from serving.short_turns import new_threads_take_short_turns
@@ -88,7 +90,7 @@ class Listener:
             backlog=CONNECTIONS_MAX,
             backpressure=self._places,
             http=HTTPModes.http1,
-            http1_settings=HTTP1Settings(header_read_timeout=int(idle_s * 1000), max_buffer_size=HTTP_HEADER_BYTES_MAX),
+            http1_settings=HTTP1Settings(header_read_timeout=int(idle_s * 1000), max_buffer_size=HTTP_HEAD_BUFFER_BYTES),
             ssl_cert=None if tls is None else tls.cert,
             ssl_key=None if tls is None else tls.key,
             ssl_protocol_min=SSLProtocols.tls12,

@@ -44,10 +44,11 @@ _ERRORS: Mapping[str, str] = {
     "408": "The body did not come in time.",
     "409": "The named version is gone and the request was pinned to it.",
     "413": "The body is too large.",
+    "414": "Path and query are too long.",
     "415": "The body is packed in a way that is not known here.",
     "422": "The request is well formed and wrong in itself.",
     "429": "Too many requests are in work; see Retry-After.",
-    "431": "Too many headers.",
+    "431": "Too many headers, or too large ones.",
     "500": "An error of the server's own; the message names the line of its log.",
     "503": "Nothing can answer now; see Retry-After.",
     "504": "The request's deadline has passed.",
@@ -131,7 +132,7 @@ def _look(path: str, about: str) -> Mapping[str, Any]:
 
 def _look_errors(path: str) -> Mapping[str, str]:
     """What a route without a body can answer but 200, by status."""
-    found = {"405", "431", "500"} | (set() if path in PROBES else {"401"})
+    found = {"405", "414", "431", "500"} | (set() if path in PROBES else {"401"})
     if path.startswith("/v2/models"):
         found |= {"404", "503"} if "{version}" in path else {"503"}
     return {status: text for status, text in _ERRORS.items() if status in found}

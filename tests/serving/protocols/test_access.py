@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -73,6 +74,16 @@ def test_a_request_without_the_token_is_refused_and_a_probe_is_not(guarded: Fron
         assert answer.headers["www-authenticate"] == "Bearer" and TOKEN not in answer.text
     for path in ("/v2/health/live", "/v2/health/ready"):
         assert plain_http.get(guarded.url + path, headers=headers, timeout=60).status_code == 200
+
+
+def test_two_authorization_headers_are_refused_on_both_ports(guarded: Front) -> None:
+    both = [("authorization", BEARER["authorization"]), ("authorization", "Bearer another-token-of-letters")]
+    for pair in (both, both[::-1], [both[0]] * 2):
+        answer = httpx.get(guarded.url + "/v1/status", headers=pair, timeout=60)
+        assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized") and "2 authorization headers" in answer.text
+        with grpc.insecure_channel(guarded.grpc) as channel:
+            call = channel.unary_unary(f"/{SERVICE}/ServerLive").future(b"", timeout=60, metadata=pair)
+            assert call.code() is grpc.StatusCode.UNAUTHENTICATED and "2 authorization headers" in call.details()
 
 
 @pytest.mark.parametrize("size", [20, 600_000])
@@ -216,7 +227,7 @@ def test_a_weak_token_and_half_a_certificate_are_refused_without_showing_them(ce
 
 
 def test_without_a_token_everybody_is_let_in() -> None:
-    Access(None).check(None)
+    Access(None).check([])
     assert Access(None).open and not Access(SecretStr(TOKEN)).open
 
 

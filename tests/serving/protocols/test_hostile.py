@@ -220,6 +220,40 @@ def test_too_many_headers_are_refused_and_a_gigantic_one_too(front: Front) -> No
     assert exchange(front, b"GET /v2 HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 300_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 431")
 
 
+@pytest.mark.parametrize(
+    ("head", "status", "code"),
+    [
+        (b"GET /v1/status?%s HTTP/1.1\r\nhost: a\r\n\r\n" % (b"a" * 20_000), b"414", "uri_too_long"),
+        (b"GET /v2 HTTP/1.1\r\nhost: a\r\nx: %s\r\n\r\n" % (b"a" * 40_000), b"431", "headers_too_large"),
+        (b"GET /v2 HTTP/1.1\r\nhost: a\r\n%s\r\n" % (b"x: 1\r\n" * 80), b"431", "too_many_headers"),
+    ],
+)
+def test_a_head_that_is_too_large_is_refused_with_a_reason(front: Front, head: bytes, status: bytes, code: str) -> None:
+    answer = exchange(front, head)
+    assert answer.startswith(b"HTTP/1.1 " + status), answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == code
+
+
+@pytest.mark.parametrize(
+    "end", [b"zz\r\n{}\r\n0\r\n\r\n", b"2\r\n{}xx\r\n0\r\n\r\n", b"%x\r\n%s\r\n-1\r\n" % (35, b'{"user_id": 1, "item_ids": [1, 2]} ')]
+)
+def test_a_malformed_chunk_is_named_as_such(front: Front, end: bytes) -> None:
+    """Also behind a body that is complete without it."""
+    answer = exchange(front, b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + end)
+    assert answer.startswith(b"HTTP/1.1 400") and b'"body_cut"' in answer and b"malformed chunk" in answer, answer
+
+
+def test_after_a_request_with_two_lengths_the_connection_is_closed(front: Front) -> None:
+    body = b'{"user_id": 1, "item_ids": [1, 2]}'
+    head = b"POST /v1/prerank HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"
+    with connect(front.http) as raw:
+        raw.sendall(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) + b"GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n")
+        answer = b""
+        while part := raw.recv(65_536):
+            answer += part
+    assert answer.count(b"HTTP/1.1 ") == 1 and b"connection: close" in answer
+
+
 def open_connections(port: int) -> int:
     """Of a port of this machine, as the system counts them."""
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]

@@ -157,6 +157,24 @@ def rollback(version: FormerVersion = None, reason: Reason = "", force: Force = 
         _decide("rollback", backup, reason, as_json)
 
 
+@index_app.command(short_help="Publish a version anew from its shards.")
+def revise(version: OptionalVersion = None, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Publish a new revision of a version that is published, live or the backup: its shards write what of it is damaged or gone, from their own data.
+
+    Servers that serve the version go on; those that cannot load it load the new revision.
+    """
+    from schemas.errors import Incompatible
+    from schemas.index.lifecycle import Cause
+
+    status = _chosen(_open_log().refresh(), version)
+    if status.wanted_revision is not None:
+        raise Incompatible(
+            "revision_under_way",
+            f"revision {status.version}.{status.wanted_revision} is wanted already; `aif status --watch` shows which shards have sealed it",
+        )
+    _decide("want", status.version, reason, as_json, revision=status.next_revision, cause=str(Cause.REVISE))
+
+
 @index_app.command()
 def pin(version: Version, reason: Reason = "", force: Force = False, as_json: AsJson = False) -> None:
     """Serve this version whatever is live, until `unpin`."""
@@ -202,9 +220,13 @@ def drop(version: Version, reason: Reason = "", as_json: AsJson = False) -> None
 
 def _backup(state: "ControlState") -> int:
     from schemas.errors import Incompatible
+    from schemas.index.lifecycle import State
 
     if state.backup is None:
-        raise Incompatible("no_backup", "there is no backup version to go back to; `aif index list` shows what there is")
+        frozen = [v for v, s in state.versions.items() if s.state is State.FROZEN]
+        ways = [f"go to a frozen version with `aif index rollback {max(frozen)}`"] if frozen else []
+        ways += [f"publish the live one anew with `aif index revise {state.live}`"] if state.live is not None else []
+        raise Incompatible("no_backup", f"there is no backup version to go back to; {', '.join([*ways, 'or publish another checkpoint'])}")
     status = state.versions[state.backup]
     if status.turned_away:
         raise Incompatible(
@@ -231,8 +253,9 @@ def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
 
 
 def _check_lag(version: int, force: bool) -> None:
-    """Raises Incompatible (`version_behind`) where a version that is to be served lacks what others have, unless it shall be all the same. A broker that
-    is away stops nobody from going back."""
+    """Raises Incompatible (`version_behind`) where a version that is to be served lacks what others have, and Corrupted (`bad_manifest`) or Unavailable
+    (`missing_file`) where its manifest does not read; with `force` both are warnings. A broker that is away stops no way back."""
+    from infra.index.parts import read_manifest
     from infra.index.version_lag import describe_lag, fetch_lag
     from schemas.errors import AifError, Incompatible
     from schemas.index.lifecycle import State
@@ -240,6 +263,13 @@ def _check_lag(version: int, force: bool) -> None:
     settings, log = read_settings(), _open_log()
     status = log.refresh().versions.get(version)
     if status is None or status.revision < 0 or status.state is State.REMOVED:
+        return
+    try:
+        read_manifest(log.store, status)
+    except AifError as error:
+        if not force:
+            raise
+        say(f"warning: no server can load version {version}: {error}")
         return
     try:
         behind = describe_lag(fetch_lag(settings.bootstrap_servers(), settings.kafka.topic_prefix, log.store, status))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from infra.files import TEMPORARY_PREFIX, fsync_folder, link_or_copy, sha256_of_file
 from schemas.errors import Corrupted
-from schemas.index.manifest import PartFile
+from schemas.index.manifest import PartFile, describe_repair
 
 Fetch = Callable[[Path], str]  # makes a file and says the sha256 of what it wrote, synced
 
@@ -122,4 +122,4 @@ def bad_part_file(path: str, file: PartFile, size_bytes: int, sha256: str) -> Co
     """The error for a file of the store whose bytes are not those that its manifest names."""
     found = f"{size_bytes} bytes" if size_bytes != file.size_bytes else f"sha256 {sha256}"
     wanted = file.size_bytes if size_bytes != file.size_bytes else file.sha256
-    return Corrupted("bad_part_file", f"{path} has {found}, its manifest says {wanted}; drop the revision and rebuild it")
+    return Corrupted("bad_part_file", f"{path} has {found}, its manifest says {wanted}; {describe_repair(path if '/' in path else '')}")

@@ -29,11 +29,10 @@ from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import VersionStatus
 from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_block, encode_block
 from schemas.index.lifecycle import State
-from schemas.index.manifest import UNIQUE_DIGITS, Manifest, Part, PartFile, checkpoint_path, decode_manifest, manifest_path
+from schemas.index.manifest import UNIQUE_DIGITS, Manifest, Part, PartFile, checkpoint_path, decode_manifest, describe_repair, manifest_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 
 _DEAD_AT = ORDER.itemsize - 1  # the last byte of an order
-_REBUILD = "drop the revision and rebuild it"
 
 
 def full_part_path(version: int, shard: int, unique: str) -> str:
@@ -115,7 +114,9 @@ def write_incremental_part(store: IndexStore, version: int, revision: int, shard
 def is_tombstone(increment: bytes) -> bool:
     """Whether an increment value is a tombstone. Raises Corrupted (`bad_increment`) when it is too short for an order."""
     if len(increment) < ORDER.itemsize:
-        raise Corrupted("bad_increment", f"incremental row of {len(increment)} bytes, expected at least {ORDER.itemsize}; {_REBUILD}")
+        raise Corrupted(
+            "bad_increment", f"incremental row of {len(increment)} bytes, expected at least {ORDER.itemsize}; {describe_repair()}"
+        )
     return increment[_DEAD_AT] != 0
 
 
@@ -134,7 +135,8 @@ def _check_ascending(block: RowBlock, last: bytes) -> None:
     keys = [last, *block.keys] if last else block.keys
     if any(a >= b for a, b in itertools.pairwise(keys)):
         raise Corrupted(
-            "unsorted_block", f"a block of {len(block)} rows is not in strictly ascending key order after {last.hex()}; {_REBUILD}"
+            "unsorted_block",
+            f"a block of {len(block)} rows is not in strictly ascending key order after {last.hex()}; it is not written, report this as a defect",
         )
 
 
@@ -164,7 +166,7 @@ def read_manifest(store: IndexStore, status: VersionStatus) -> Manifest:
             raise Unavailable(error.code, message) from error
         raise
     except Corrupted as error:
-        raise Corrupted(error.code, f"{path}: {error.message}; publish the checkpoint again, or roll back") from error
+        raise Corrupted(error.code, f"{path}: {error.message}; {describe_repair(path)}") from error
 
 
 def read_full_part(store: IndexStore, part: Part, layout: RowLayout, verify: bool = True) -> Iterator[RowBlock]:
@@ -173,10 +175,14 @@ def read_full_part(store: IndexStore, part: Part, layout: RowLayout, verify: boo
     for key, raw in _read_entries(store, part, verify):
         block = decode_block(layout, raw)
         if block.keys[0] != key:
-            raise Corrupted("bad_block", f"{part.directory}: the block at key {key.hex()} does not begin with that key; {_REBUILD}")
+            raise Corrupted(
+                "bad_block",
+                f"{part.directory}: the block at key {key.hex()} does not begin with that key; {describe_repair(part.directory)}",
+            )
         if key <= last:
             raise Corrupted(
-                "unsorted_block", f"{part.directory}: the block at key {key.hex()} begins before the end of the last one; {_REBUILD}"
+                "unsorted_block",
+                f"{part.directory}: the block at key {key.hex()} begins before the end of the last one; {describe_repair(part.directory)}",
             )
         rows, last = rows + len(block), block.keys[-1]
         yield block
@@ -218,7 +224,9 @@ def find_part_faults(store: IndexStore, part: Part) -> list[str]:
 
 def _check_count(part: Part, what: str, expected: int, found: int) -> None:
     if expected != found:
-        raise Corrupted("bad_part_count", f"{part.directory} has {found} {what}, its manifest says {expected}; {_REBUILD}")
+        raise Corrupted(
+            "bad_part_count", f"{part.directory} has {found} {what}, its manifest says {expected}; {describe_repair(part.directory)}"
+        )
 
 
 def _read_entries(store: IndexStore, part: Part, verify: bool) -> Iterator[tuple[bytes, bytes]]:

@@ -33,7 +33,7 @@ from infra.index.file_cache import FileCache
 from infra.index.store_path import check_store_path
 from infra.scratch import ScratchFolders, disk_errors
 from schemas.errors import Corrupted, Misconfigured, Unavailable
-from schemas.index.manifest import PartFile
+from schemas.index.manifest import PartFile, describe_repair
 from schemas.index.retention import StoreFile
 from schemas.limits import MANIFEST_BYTES_MAX, MIB
 
@@ -321,7 +321,7 @@ class S3Store:
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
                 raise Unavailable("bucket_missing", f"the bucket of {self.url} does not exist at {self._endpoint}; create it") from error
-            raise Unavailable("missing_file", f"{path} is not in the index store {self.url}; read the control log again") from error
+            raise Unavailable("missing_file", f"{path} is not in the index store {self.url}; {describe_repair(path)}") from error
         except AlreadyExistsError as error:
             raise Unavailable("file_exists", f"{path} exists in {self.url}") from error
         except BaseError as error:

@@ -22,7 +22,7 @@ from infra.index.file_cache import bad_part_file
 from infra.index.store_path import check_store_path
 from infra.scratch import ScratchFolders, disk_errors
 from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
-from schemas.index.manifest import PartFile
+from schemas.index.manifest import PartFile, describe_repair
 from schemas.index.retention import StoreFile
 from schemas.limits import MANIFEST_BYTES_MAX
 
@@ -280,7 +280,7 @@ class FolderStore:
         try:
             yield
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise Unavailable("missing_file", f"{path} is not in the index store {self.root}; read the control log again") from error
+            raise Unavailable("missing_file", f"{path} is not in the index store {self.root}; {describe_repair(path)}") from error
         except OSError as error:
             if is_disk_full(error):
                 raise Unavailable("disk_full", f"{path} of {self.root} cannot be copied: {error}; free disk space", 5.0) from error

@@ -111,9 +111,9 @@ MOVED_BY_PROMOTE = (
 _NEXT_STEP = {
     State.NONE: "there is no such version: `aif index list`",
     State.WANTED: "it is being built: wait until it is published (`aif status`), or end that with `aif index abort`",
-    State.PUBLISHED: "possible are `aif index promote`, `approve` and `pin`",
-    State.LIVE: "possible are `aif index pin`, and `aif index rollback`, which goes back to the version before",
-    State.BACKUP: "possible are `aif index promote`, `rollback` and `pin`",
+    State.PUBLISHED: "possible are `aif index promote`, `approve`, `pin` and `revise`",
+    State.LIVE: "possible are `aif index pin`, `aif index revise`, and `aif index rollback`, which goes back to the version before",
+    State.BACKUP: "possible are `aif index promote`, `rollback`, `pin` and `revise`",
     State.FROZEN: "its rows stand still: `aif index promote` lets them catch up and makes it live, then it can be pinned; `aif index drop` removes it",
     **dict.fromkeys(FINAL, "nothing is possible any more: publish its checkpoint again, which makes a new version"),
 }

@@ -8,6 +8,7 @@ and a missing file are found before they are served.
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +23,21 @@ ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES = "rows_encoded", "ro
 BUILD_COMPUTED, BUILD_TAKEN_OVER = "build_computed", "build_taken_over"
 WORK_SKIPPED = frozenset({REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES, BUILD_TAKEN_OVER})
 CHECKPOINT_REPAIR = "publish the same checkpoint again, which repairs it, or a new one, which takes its place"  # of a copy that is damaged
+_OF_VERSION = re.compile(r"versions/(\d+)/")
 UNIQUE_DIGITS = 12  # random ones, of a name in the store
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def describe_repair(path: str = "") -> str:
+    """What an operator does about a file of the store that is damaged or gone, for the end of a message. `path`: its path, if that is known."""
+    if path.startswith("checkpoints/"):
+        return CHECKPOINT_REPAIR
+    if path.startswith("snapshots/"):
+        return "remove the snapshot's folder: an older snapshot is used, and the shard's owner writes the next one when it is due"
+    if path and not path.startswith("versions/"):
+        return "restore it from a copy of the store"
+    version = found[1] if (found := _OF_VERSION.match(path)) else "VERSION"
+    return f"publish the version anew from its shards: `aif index revise {version}`"
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,15 +45,19 @@ class CatchUp:
         self._kafka, self._topic_id, self._stopped = kafka, topic_id, stopped
         self._looked_s = 0.0
 
-    def check(self, positions: Mapping[int, int], deadline_s: float = _BROKER_S_MAX) -> dict[int, int]:
+    def check(self, version: int, positions: Mapping[int, int], deadline_s: float = _BROKER_S_MAX) -> dict[int, int]:
         """See `check_positions`."""
-        return check_positions(self._kafka, positions, self._topic_id(), deadline_s)
+        return check_positions(self._kafka, version, positions, self._topic_id(), deadline_s)
 
     def run(self, held: Followed, positions: Mapping[int, int], alone: bool) -> None:
         """Waits until the engine has applied every delta that is in the log now. `alone`: the server serves nothing yet; then a failure is noted in
         `held.behind`. Otherwise raises what `check` raises, Incompatible (`deltas_failed`), Unavailable (`deltas_behind`)."""
         try:
-            self._follow(held, self.check(positions, ALONE_S_MAX if alone else _BROKER_S_MAX), ALONE_S_MAX if alone else CATCH_UP_S_MAX)
+            self._follow(
+                held,
+                self.check(held.resident.version, positions, ALONE_S_MAX if alone else _BROKER_S_MAX),
+                ALONE_S_MAX if alone else CATCH_UP_S_MAX,
+            )
         except AifError as error:
             if not alone or self._stopped.is_set():
                 raise
@@ -65,7 +69,7 @@ class CatchUp:
         if not held.behind or held.error or time.monotonic() - self._looked_s < _LOOK_EVERY_S:
             return
         try:
-            ends = self.check(held.resident.positions, _LOOK_S_MAX)
+            ends = self.check(held.resident.version, held.resident.positions, _LOOK_S_MAX)
             if all(held.resident.positions[p] >= end for p, end in ends.items()):
                 held.behind = ""
                 logger.info("version_caught_up", token=str(held.resident.token))

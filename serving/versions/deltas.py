@@ -19,6 +19,7 @@ from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.settings import KafkaSettings
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.layout import DeltaRecord, RowLayout, find_delta
+from schemas.index.manifest import describe_repair
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from serving.engine.changes import decode_changes
 from serving.engine.loop import Engine
@@ -29,9 +30,9 @@ RETRY_S = 0.5
 RECORDS_MAX = 64
 
 
-def check_positions(kafka: KafkaSettings, positions: Mapping[int, int], topic_id: str, deadline_s: float) -> dict[int, int]:
-    """The end offset of every partition now. Raises Incompatible: `delta_position_gone` if the log lost records after `positions`, `other_topic` if it has
-    another id than `topic_id`, that of the index's own ("": not known); Unavailable after about `deadline_s` without an answer."""
+def check_positions(kafka: KafkaSettings, version: int, positions: Mapping[int, int], topic_id: str, deadline_s: float) -> dict[int, int]:
+    """The end offset of every partition now. Raises Incompatible: `delta_position_gone` if the log lost records after the `positions` of a version,
+    `other_topic` if it has another id than `topic_id`, that of the index's own ("": not known); Unavailable after about `deadline_s` without an answer."""
     topic = kafka.topic_prefix + INDEX_DELTAS
     bootstrap = kafka.bootstrap_servers
     check_topic_id(bootstrap, topic, topic_id, deadline_s=deadline_s)
@@ -41,7 +42,7 @@ def check_positions(kafka: KafkaSettings, positions: Mapping[int, int], topic_id
             held = f"{starts.get(partition)} to {ends.get(partition)}"
             raise Incompatible(
                 "delta_position_gone",
-                f"{topic} partition {partition}: the version continues at {position}, the log holds {held}; wait for its next revision",
+                f"{topic} partition {partition}: version {version} continues at {position}, the log holds {held}; {describe_repair(f'versions/{version}/')}",
             )
     return {p: ends[p] for p in positions}
 

@@ -34,7 +34,7 @@ from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.ids import IdKind
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.layout import RowBlock, RowLayout
-from schemas.index.manifest import Manifest, Seal, decode_manifest
+from schemas.index.manifest import Manifest, Seal, decode_manifest, describe_repair
 from serving.engine.changes import Changes, pack_keys, pack_orders
 from serving.engine.slots import SlotMemory, open_arrays, plan_slot, reset_arrays
 from serving.engine.tables import Tables
@@ -79,7 +79,7 @@ def _apply(tables: Tables, changes: Changes) -> None:
     applied = tables.apply(changes) if len(changes) else None
     if applied is not None and applied.applied != len(changes):
         raise Corrupted(
-            "repeated_row", f"{len(changes) - applied.applied} of {len(changes)} rows are in the version twice; rebuild the version"
+            "repeated_row", f"{len(changes) - applied.applied} of {len(changes)} rows are in the version twice; {describe_repair()}"
         )
 
 
@@ -88,7 +88,8 @@ def _check(seal: Seal, digest: ShardDigest) -> None:
     for name, value in found.items():
         if value != getattr(seal, name):
             raise Corrupted(
-                "bad_shard", f"shard {seal.shard}: {name} is {value}, its seal says {getattr(seal, name)}; drop the revision and rebuild it"
+                "bad_shard",
+                f"shard {seal.shard}: {name} is {value}, its seal says {getattr(seal, name)}; {describe_repair(seal.full.directory)}",
             )
 
 

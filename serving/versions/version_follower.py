@@ -56,6 +56,7 @@ WARM_UP_ROWS = 256
 ENGINE_S_MAX = 60.0
 CLOSE_S_MAX = 5.0
 _LOADS_KEPT = 100
+_LEAVE = "leave it with `aif index rollback`, and publish another checkpoint"
 
 T = TypeVar("T")
 logger = structlog.get_logger("versions")
@@ -271,7 +272,7 @@ class VersionFollower:
         positions = {seal.shard: seal.delta_position for seal in manifest.seals}
         alone = self._engine.current is None
         if self._waiting != wanted.token and not alone:  # the broker is asked once, and not at every poll until a slot is free
-            self._catch_up.check(positions)
+            self._catch_up.check(wanted.version, positions)
         slot = self._free_slot(wanted.version)
         self._waiting = wanted.token if slot is None else None
         if slot is None:
@@ -322,7 +323,7 @@ class VersionFollower:
                 if missing
                 else f"{wanted.id_kind} ids, its rows have {manifest.layout.id_kind}"
             )
-            raise Incompatible("other_layout", f"the model of version {manifest.version} needs {lacking}; roll it back and publish another")
+            raise Incompatible("other_layout", f"the model of version {manifest.version} needs {lacking}; {_LEAVE}")
         return checkpoint
 
     def _admit(
@@ -382,4 +383,4 @@ def warm_up(resident: Resident) -> None:
     for work in (UserWork(), UserWork({}, events)):
         scores, probabilities = scorer.score(scorer.user_state(work), slots, {})
         if not (np.isfinite(scores).all() and np.isfinite(probabilities).all()):
-            raise Corrupted("bad_canary", f"version {resident.token} gives scores that are not finite; roll it back and publish another")
+            raise Corrupted("bad_canary", f"version {resident.token} gives scores that are not finite; {_LEAVE}")

@@ -15,7 +15,7 @@ from infra.failpoints import failpoint
 from infra.index.control_log import ControlLog, append_entry
 from infra.index.parts import read_manifest
 from infra.index.store import IndexStore
-from schemas.errors import AifError, Corrupted
+from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
@@ -23,6 +23,8 @@ from streams.builders.jobs import BuildBase
 from streams.core.versions import Revision, plan_revisions
 from streams.encoder_protocol import Encoder
 from streams.replay.parts import find_replayed
+
+_NEVER_MS = -(10**18)  # before any interval
 
 
 @dataclass
@@ -103,9 +105,19 @@ class Publication:
         return append_entry(self.control_log, make) is not None
 
     def revise(self, state: ControlState, interval_ms: int) -> list[Revision]:
-        """Wants a new revision of every version whose last publish is older than the interval, by the store's file times (B10). Returns those it wrote."""
-        published_ms = {s.version: self.store.stat(manifest_path(s.version, s.revision)).put_ms for s in state.receiving if s.revision >= 0}
+        """Wants a new revision of every version whose last publish is older than the interval, by the store's file times (B10), or whose manifest is gone.
+        Returns those it wrote."""
+        published_ms = {s.version: self._published_ms(manifest_path(s.version, s.revision)) for s in state.receiving if s.revision >= 0}
         return [due for due in plan_revisions(state, published_ms, self.clock.now_ms(), interval_ms) if self._want(due)]
+
+    def _published_ms(self, path: str) -> int:
+        """When a manifest was put, long ago if it is gone: the next revision makes one that servers can load."""
+        try:
+            return self.store.stat(path).put_ms
+        except Unavailable as error:
+            if error.code == "missing_file":
+                return _NEVER_MS
+            raise
 
     def _want(self, due: Revision) -> bool:
         def make(state: ControlState) -> Entry | None:

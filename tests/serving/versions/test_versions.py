@@ -223,19 +223,15 @@ def test_a_version_whose_rows_have_another_kind_of_ids_than_its_model_is_refused
     follower = VersionFollower(SimpleNamespace(), str(tmp_path), KafkaSettings())  # type: ignore[arg-type]
     follower._last_checkpoint = SimpleNamespace(info=SimpleNamespace(sha256="ab"), spec=spec)  # type: ignore[assignment]
     rows = dataclasses.replace(row_layout(spec), id_kind=IdKind.TEXT)
-    with pytest.raises(Incompatible, match="version 3 needs int64 ids, its rows have text; roll it back"):
+    with pytest.raises(Incompatible, match="version 3 needs int64 ids, its rows have text; leave it with `aif index rollback`"):
         follower._checkpoint(SimpleNamespace(checkpoint_sha256="ab", version=3, layout=rows))  # type: ignore[arg-type]
 
 
-def test_a_position_outside_the_retained_deltas_is_refused_by_name_and_a_version_too_large_for_its_slot_gets_a_larger_one(
-    deployment: Deployment,
-) -> None:
+def test_a_version_too_large_for_its_slot_gets_a_larger_one(deployment: Deployment) -> None:
     d = deployment
     d.publish(1, d.version)
     d.follower.start()
     d.wait_live(1)
-    d.publish(2, make_version(SPECS["full"], ITEMS, seed=2), positions=(0, 99))
-    d.wait_error("delta_position_gone")
     d.assert_serves(d.version, 1)
     d.publish(3, make_version(SPECS["full"], 9_000, seed=3))
     d.wait_live(3)
@@ -261,6 +257,30 @@ def test_a_catalogue_that_outgrows_its_slot_is_served_whole_from_a_larger_one(de
     bid = with_bids(d.version, [3], 50.0)
     d.deltas.write(bid, 1, changes(bid, [3], 3, offset=20 + len(new)))
     wait_until(lambda: d.rank(d.version, 1).ids == [d.version.ids[3]], WAIT_S, "a change of the copy that is served now")
+
+
+@pytest.mark.parametrize("remedy", ["`aif index revise 2`", "rollback"])
+def test_a_version_whose_position_is_outside_the_retained_deltas_is_left_or_loads_from_its_next_revision(
+    deployment: Deployment, remedy: str
+) -> None:
+    """`aif index revise` wants the revision; what its workers publish then is published here."""
+    d = deployment
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    second = make_version(SPECS["full"], ITEMS, seed=2)
+    d.publish(2, second, positions=(0, 99))
+    d.wait_error("delta_position_gone")
+    d.assert_serves(d.version, 1)
+    if remedy == "rollback":
+        decide(d.log, EntryKind.ROLLBACK, 1)
+        wait_until(lambda: d.follower.last_error == "", WAIT_S, "the server to be content")
+        d.assert_serves(d.version, 1)
+        return
+    assert remedy in d.follower.last_error
+    d.publish(2, second, revision=1)
+    d.wait_live(2)
+    d.assert_serves(second, 2)
 
 
 def test_deltas_of_a_topic_that_was_made_again_are_never_taken_nor_is_a_version_loaded_with_them(deployment: Deployment) -> None:

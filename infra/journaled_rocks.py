@@ -339,9 +339,15 @@ def decode_journal_entry(entry: bytes) -> dict[str, Rows]:
             values, at = _cut(whole_T, at, ends_2R[1])
             rows[family] = keys, values
     except (struct.error, ValueError) as error:
-        raise Corrupted("bad_journal_entry", f"a journal entry of {len(entry)} bytes does not read: {error}; restore the shard") from error
+        raise Corrupted(
+            "bad_journal_entry",
+            f"a journal entry of {len(entry)} bytes does not read: {error}; restart the process: it sets the directory aside and makes it anew",
+        ) from error
     if at != len(entry):
-        raise Corrupted("bad_journal_entry", f"a journal entry of {len(entry)} bytes ends at {at}; restore the shard")
+        raise Corrupted(
+            "bad_journal_entry",
+            f"a journal entry of {len(entry)} bytes ends at {at}; restart the process: it sets the directory aside and makes it anew",
+        )
     return rows
 
 

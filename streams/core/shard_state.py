@@ -16,6 +16,8 @@ from schemas.index.layout import FORMAT
 from schemas.index.manifest import Part, decode_part
 from schemas.topics import SHARD_TOPICS
 
+# What to do about a shard's directory with an entry that does not read, for messages.
+SHARD_REPAIR = "restart the worker: it sets the shard's directory aside and restores the shard from a snapshot or the log"
 COMPONENTS_FORMAT = 3  # of the bytes in item_state.py and streams/shard/outbox.py; a directory of another one is refused, not misread
 
 
@@ -112,7 +114,7 @@ def decode_shard_state(raw: bytes) -> ShardState:
         counters = {topic: TopicCounts(**counts) for topic, counts in fields.pop("counters").items()}
         return ShardState(counters=counters, **fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupted("bad_shard_state", f"the state of the shard does not read: {error}; set its directory aside and rebuild") from error
+        raise Corrupted("bad_shard_state", f"the state of the shard does not read: {error}; {SHARD_REPAIR}") from error
 
 
 def encode_shard_version(version: ShardVersion) -> bytes:
@@ -127,9 +129,7 @@ def decode_shard_version(raw: bytes) -> ShardVersion:
         full = fields.pop("full")
         return ShardVersion(full=None if full is None else decode_part(full), **fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupted(
-            "bad_shard_version", f"a version's entry in the shard does not read: {error}; set its directory aside and rebuild"
-        ) from error
+        raise Corrupted("bad_shard_version", f"a version's entry in the shard does not read: {error}; {SHARD_REPAIR}") from error
 
 
 def encode_identity(number: int, init: Init) -> bytes:

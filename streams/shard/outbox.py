@@ -17,6 +17,7 @@ from schemas.errors import Corrupted
 from schemas.ids import IdKind
 from schemas.index.layout import DeltaHeader, encode_packed_delta
 from schemas.topics import INDEX_DELTAS
+from streams.core.shard_state import SHARD_REPAIR
 
 OUTBOX = "outbox"  # the column family
 OUTBOX_PAGE_BYTES = 16 << 20
@@ -95,9 +96,7 @@ def decode_outbox_entry(key: bytes, raw: bytes) -> OutboxEntry:
         chosen = None if partition < 0 else partition
         return OutboxEntry(_SEQUENCE.unpack(key)[0], (topic or b"").decode(), chosen, message_key, value, named)
     except (struct.error, ValueError) as error:
-        raise Corrupted(
-            "bad_outbox_entry", f"an outbox entry of {len(raw)} bytes does not read: {error}; set the shard's directory aside and rebuild"
-        ) from error
+        raise Corrupted("bad_outbox_entry", f"an outbox entry of {len(raw)} bytes does not read: {error}; {SHARD_REPAIR}") from error
 
 
 class Outgoing:
@@ -153,6 +152,6 @@ def _read_value(database: JournaledDatabase, sequence: int) -> bytes | None:
     if raw is None:
         raise Corrupted(
             "outbox_value_missing",
-            f"{database.path}: outbox entry {sequence} is gone before those that share its value; set the directory aside and rebuild it",
+            f"{database.path}: outbox entry {sequence} is gone before those that share its value; {SHARD_REPAIR}",
         )
     return decode_outbox_entry(key, raw).value

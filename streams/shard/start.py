@@ -30,7 +30,7 @@ from infra.clock import Clock
 from infra.files import fsync_folder, write_file_durably
 from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets, start_offsets
-from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
+from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
@@ -41,6 +41,9 @@ from streams.shard.snapshot import ORIGIN_NAME, FoundSnapshot, list_snapshots, r
 _LOCK_WAIT_S_MAX = 60.0
 _LOCK_POLL_S = 0.1
 _DAMAGED = "damaged"  # a file in a directory: why it is to be set aside
+_OF_THE_DIRECTORY = frozenset(
+    {"database_corrupted", "bad_shard_state", "bad_shard_version", "bad_outbox_entry", "outbox_value_missing", "bad_journal_entry"}
+)
 _log = logging.getLogger("aif.streams.start")
 
 
@@ -86,7 +89,7 @@ def start_shard(
 
 def mark_damaged(directory: Path, error: BaseException) -> None:
     """Lets the next start set the directory of a shard aside, if the error says that it is damaged."""
-    if isinstance(error, AifError) and error.code == "database_corrupted":
+    if isinstance(error, Corrupted) and error.code in _OF_THE_DIRECTORY:
         with contextlib.suppress(OSError):
             write_file_durably(directory / _DAMAGED, error.message.encode())
 

@@ -87,6 +87,9 @@ class ShardTask:
             if error.code in _REOPEN_CODES:
                 self._broken = error
             raise
+        except Corrupted as error:
+            mark_damaged(self._shard.database.path, error)
+            raise
 
     def _recover(self) -> None:
         """A step of any kind may be the one that finds the damage, and a tick would keep it to itself: batches were tried again for ever."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
 from streams.core.shard_state import TopicCounts
 from streams.shard.batch_result import BatchResult
-from streams.shard.outbox import OutboxEntry
-from streams.shard.shard import Shard
+from streams.shard.outbox import OUTBOX, OutboxEntry
+from streams.shard.shard import META, STATE_KEY, VERSION_PREFIX, Shard
 from streams.shard.start import LogRange, start_shard
 from streams.shard.task import ShardTask
 from tests.infra.threads import raise_in
@@ -200,6 +200,50 @@ def test_a_database_that_is_damaged_when_it_is_opened_again_is_told_whoever_find
     log = {topic: LogRange(0, 9) for topic in SHARD_TOPICS}
     start_shard(tmp_path / "s", 0, INIT, "index", SystemClock(), log, open_index_store(str(tmp_path / "store"))).close()
     assert list(tmp_path.glob("s.damaged-*")), "the next start sets it aside"
+
+
+def _spoil(family: str, first: bytes) -> Callable[[Shard], None]:
+    """Damages the newest entry of a family whose key begins with `first`."""
+
+    def spoil(shard: Shard) -> None:
+        keys = [key for key, _ in shard.database.scan(family) if key.startswith(first)]
+        batch = shard.database.new_batch()
+        batch.put(family, keys[-1], b"{")
+        shard.database.write(batch)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "use", "code"),
+    [
+        (_spoil(META, STATE_KEY), lambda _: None, "bad_shard_state"),
+        (_spoil(META, VERSION_PREFIX), lambda _: None, "bad_shard_version"),
+        (_spoil(OUTBOX, b""), lambda shard: shard.pending_outbox(10), "bad_outbox_entry"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_entry_of_a_shard_that_does_not_read_is_mended_by_a_restart_as_its_error_says(
+    tmp_path: Path, spoil: Callable[[Shard], None], use: Callable[[Shard], object], code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, store = {topic: LogRange(0, 9) for topic in SHARD_TOPICS}, open_index_store(str(tmp_path / "store"))
+
+    def start() -> ShardTask:
+        shard = start_shard(tmp_path / "s", 0, INIT, "index", SystemClock(), log, store)
+        return ShardTask(shard, SystemClock(), lambda _: None)
+
+    task = start()
+    task.submit(lambda shard: shard.start_version(HashEncoder(4), {})).result()
+    task.submit(lambda shard: shard.apply([features_record(0, upsert(ITEMS[0], 1))])).result()
+    task.submit(spoil).result()
+    error = task.submit(use).exception()
+    task.close()
+    task = start()  # the restart
+    said = f"{error}{caplog.text}"
+    assert code in said and "restart the worker: it sets the shard's directory aside" in said
+    assert list(tmp_path.glob("s.damaged-*"))
+    assert task.submit(lambda shard: (shard.next_offsets[ITEM_FEATURES], shard.pending_outbox(10))).result() == (0, [])
+    task.close()
 
 
 def test_a_version_whose_stop_is_there_though_its_write_failed_gets_no_more_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

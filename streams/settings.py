@@ -11,7 +11,7 @@ from pydantic import Field
 from infra.folders import user_data_dir
 from infra.settings import ProcessSettings, Section
 from schemas.limits import MICRO_BATCH_RECORDS_MAX
-from schemas.topics import SNAPSHOT_INTERVAL_HOURS
+from schemas.topics import RESEAL_INTERVAL_HOURS, SNAPSHOT_INTERVAL_HOURS
 from streams.core.canary import CanaryRules
 from streams.core.misbehaviour import ReportRules
 
@@ -35,7 +35,8 @@ class BuildSection(Section):
 
     processes: int = Field(1, ge=1, le=256)  # builder processes of one worker; they stay alive between versions
     warm: bool = True  # kernels and builders are there from the start; false: with the first version and the first job, a second later
-    revise_every_s: float = Field(24 * 3600.0, ge=1.0)  # age of a published version at which its next revision is wanted
+    # Age of a published version at which its next revision is wanted. Index-deltas keeps three of them, so that servers find what they need.
+    revise_every_s: float = Field(RESEAL_INTERVAL_HOURS * 3600.0, ge=1.0, le=RESEAL_INTERVAL_HOURS * 3600.0)
     stall_s_max: float = Field(600.0, ge=1.0)  # a build without progress for so long raises an alarm
     # Snapshots of shards, for an owner without the directory: one an hour, sooner after so many updates. At most half of the topics' retention.
     snapshot_every_s: float = Field(3600.0, ge=1.0, le=SNAPSHOT_INTERVAL_HOURS * 3600.0)

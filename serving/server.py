@@ -199,7 +199,7 @@ class RankingServer:
         carried = CarriedStates(settings.carried_state_key, _name_index(init), settings.states_ttl_s)
         users = self.users = Users(store, self.pool, id_kind, self.metrics, carried)
         self.user_follower = UserFollower(
-            self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics, index_topic_ids=init.topic_ids
+            self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics, index_topic_ids=init.topic_ids, shards=init.shards
         )
         self.metrics.gauge("broker_silent_seconds").set_function(self.user_follower.silent_s)
         self.user_follower.start()

@@ -39,6 +39,7 @@ EXIT_FAULT = 70  # an unknown fault: a supervisor starts the process again
 EXIT_OPERATOR = 78  # a restart would end in the same way: an operator must decide
 
 _RETRY_S = 0.5
+_METADATA_AGE_MS_MAX = 5_000  # so soon partitions are followed that somebody adds
 _BUFFERED_RUNS = 32  # of one topic that may wait; each is at most what one fetch of a partition brings
 _BATCH_BYTES_MAX = 4 * RECORD_BYTES_MAX  # packed updates of about a second
 _log = logging.getLogger("aif.streams.shell")
@@ -200,6 +201,7 @@ def make_app(
         key_serializer="raw",
         value_serializer="raw",
         consumer_connections_max_idle_ms=540_000,
+        consumer_metadata_max_age_ms=_METADATA_AGE_MS_MAX,
     )
     app.prefix, app.ownership, app.check_topics = prefix, ownership, check_topics
     return app

@@ -17,6 +17,7 @@ import functools
 import json
 import logging
 import os
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -26,19 +27,19 @@ from infra.clock import SystemClock
 from infra.fork_server import Template
 from infra.guarded_thread import GuardedThread, count_faults, watch_threads
 from infra.heartbeat import HEARTBEAT_NAME, beat
-from infra.index.control_log import ControlLog, check_identity, ensure_init
+from infra.index.control_log import ControlLog, check_identity, check_index_settings, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import apply_topics, describe_index, end_offsets
+from infra.kafka.admin import apply_topics, describe_index, end_offsets, fetch_topics, plan_topics
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from infra.rocks import DiskFacts
-from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS
 from streams.builders.template import open_builder_template
 from streams.data_directory import check_holds_no_shard, hold_directory
-from streams.faust_shell import ShellApp, add_agent, leave_process, make_app, stop_process
+from streams.faust_shell import EXIT_OPERATOR, ShellApp, add_agent, leave_process, make_app, stop_process
 from streams.garbage import settle_garbage_collection
 from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
@@ -85,10 +86,14 @@ class Worker:
 
     def prepare(self) -> ControlState:
         """Makes topics and the identity of the index, or checks them, before anything is read. Raises Incompatible if they do not fit, Unavailable
-        (`index_store_gone`) where only the index store is empty."""
+        (`index_store_gone`) where only the index store is empty. An index that was begun is compared before a topic is changed."""
         index = self.settings.index
+        check_index_settings(self.control_log.refresh(), index.shards, index.user_partitions, index.id_kind)
         if self.settings.worker.apply_topics:
             apply_topics(self.bootstrap, self.prefix, index.shards, index.user_partitions)
+        else:
+            for change in plan_topics(fetch_topics(self.bootstrap, self.prefix), index.shards, index.user_partitions):
+                _log.warning("topic differs from the table: %s", change)
         if self.control_log.refresh().init is None:
             check_holds_no_shard(self.folder, self.store.url)
         self.store.scratch.remove_dead()
@@ -325,12 +330,15 @@ def read_shards(tasks: Sequence[ShardTask], before: _Held) -> _Held:
 
 
 def run_worker(settings: WorkerSettings) -> None:
-    """Runs a worker in this process until it is asked to stop. Raises Incompatible or Misconfigured before it consumes anything."""
+    """Runs a worker in this process until it is asked to stop. Exits with EXIT_OPERATOR where it cannot start before an operator decides."""
     template = open_builder_template() if settings.build.warm else None
     watch_threads()
     worker = Worker(settings, template)
     try:
         asyncio.run(worker.run())
+    except (Incompatible, Misconfigured) as error:
+        _log.critical("process stops: starting: %s", error)
+        sys.exit(EXIT_OPERATOR)
     finally:
         worker.end()
         if template is not None:

@@ -18,6 +18,7 @@ from infra.failpoints import failpoint
 from infra.index.control_folds import FOLD_EVERY, control_path, entry_number, find_fold, put_fold
 from infra.index.store import IndexStore, check_exclusive_create, read_if_there
 from schemas.errors import Corrupted, Incompatible, Unavailable
+from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, fold_entry, plan_entry
 from schemas.index.control_invariants import find_broken_step
 from schemas.index.lifecycle import EntryKind
@@ -203,6 +204,12 @@ def ensure_init(log: ControlLog, init: Init, at_ms: int, by: str) -> ControlStat
     state = log.append(lambda s: Entry(EntryKind.INIT, at_ms, by, init=init) if s.init is None else None)
     check_identity(state, init)
     return state
+
+
+def check_index_settings(state: ControlState, shards: int, user_partitions: int, id_kind: IdKind | str) -> None:
+    """Raises Incompatible (`other_index`) where the index has other fixed numbers than these settings; any will do while there is no index."""
+    if state.init is not None:
+        check_identity(state, dataclasses.replace(state.init, shards=shards, user_partitions=user_partitions, id_kind=IdKind(id_kind)))
 
 
 def check_identity(state: ControlState, wanted: Init) -> None:

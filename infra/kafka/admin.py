@@ -3,10 +3,11 @@
 Here: `plan_topics` (pure) and what carries a plan out, identities and partitions of topics, offsets at both ends of a log. Not here: the table
 (schemas/topics.py), reading records (reader.py).
 Invariants: what would move ids to other partitions or throw records away (another number of partitions, another cleanup policy) is done only if it is allowed
-by name. The number of shards is fixed for an index, so an item topic with more partitions belongs to another index. `apply_topics` returns when every
-partition has a leader. No question about a topic makes one.
+by name. No setting of an existing topic shrinks, and no topic is deleted. The number of shards is fixed for an index, so an item topic with more partitions
+belongs to another index. `apply_topics` returns when every partition has a leader. No question about a topic makes one.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -31,14 +32,17 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, TOPICS
 
-CREATE, GROW, SHRINK, SURPLUS, CLEANUP, CONFIG = "create", "grow", "shrink", "surplus", "cleanup", "config"
+CREATE, GROW, SURPLUS, CLEANUP, CONFIG, LARGER = "create", "grow", "surplus", "cleanup", "config", "larger"
+LEFT = frozenset({SURPLUS, LARGER})  # differences that are shown, and never changed
+# Where an operator gives a topic more than the table, it stays: taking it back would remove records, or refuse those that publishers send.
+_SIZES = frozenset({"retention.ms", "retention.bytes", "max.message.bytes"})
 # Offsets in manifests and control entries mean something in these very topics only, not in new ones of the same name.
 _IDENTITY_TOPICS = (ITEM_FEATURES, NEW_ITEMS, MODEL_CHECKPOINTS, INDEX_DELTAS)
-NEEDS_PERMISSION = frozenset({GROW, SHRINK, CLEANUP})
+NEEDS_PERMISSION = frozenset({GROW, CLEANUP})
 _SHARDED_TOPICS = (ITEM_FEATURES, NEW_ITEMS, INDEX_DELTAS)  # a partition is a shard
 # Whoever adds partitions to another topic sends no item astray, and they are left alone: what clients put there is answered with dead letters.
 _FIXED_TOPICS = (ITEM_FEATURES, NEW_ITEMS)
-_FLAGS = {GROW: "--allow-growth", SHRINK: "--allow-shrink", CLEANUP: "--allow-cleanup"}  # of `aif topics apply`
+_FLAGS = {GROW: "--allow-growth", CLEANUP: "--allow-cleanup"}  # of `aif topics apply`
 
 _REQUEST_S_MIN, _REQUEST_S_MAX = 0.2, 10.0
 _DEADLINE_S = 30.0
@@ -47,6 +51,7 @@ _WATCH_S = 1.0
 _REPLICATION = 3  # where there are as many brokers; two of them must have a record before it is acknowledged
 _PERMANENT = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.INVALID_CONFIG})
 
+_log = logging.getLogger("aif.kafka.topics")
 T = TypeVar("T")
 
 
@@ -83,31 +88,43 @@ def plan_topics(found: Mapping[str, FoundTopic], shards: int, user_partitions: i
             changes.append(TopicChange(topic.name, CREATE, "missing", f"{wanted} partitions", config))
             continue
         if there.partitions != wanted:
-            kind = GROW if there.partitions < wanted else SHRINK if topic.name in _FIXED_TOPICS else SURPLUS
+            kind = GROW if there.partitions < wanted else SURPLUS
             changes.append(TopicChange(topic.name, kind, f"{there.partitions} partitions", f"{wanted} partitions", config))
         for name, value in config.items():
             if (current := there.config.get(name, "")) != value:
-                kind = CLEANUP if name == "cleanup.policy" else CONFIG
+                kind = CLEANUP if name == "cleanup.policy" else LARGER if name in _SIZES and _size(current) > _size(value) else CONFIG
                 changes.append(TopicChange(topic.name, kind, f"{name}={current}", f"{name}={value}", {name: value}))
     return changes
+
+
+def _size(value: str) -> float:
+    """A setting as a number; -1 has no bound. An unknown one counts as too small."""
+    return float("inf") if value == "-1" else float(value) if value.isdigit() else -1.0
 
 
 def apply_topics(bootstrap: str, prefix: str, shards: int, user_partitions: int, *, allow: Iterable[str] = ()) -> list[TopicChange]:
     """Make the broker's topics those of the table. Returns the changes that were made.
 
-    `allow` may name GROW, CLEANUP, and SHRINK, which deletes the topic with its records and makes it again; SURPLUS stays as it is. Raises Incompatible
-    (`topic_change_refused`) before anything is changed, Unavailable (`kafka_unreachable`, `kafka_timed_out`).
+    `allow` may name GROW and CLEANUP; LEFT differences stay, and are logged. Raises before anything is changed Incompatible (`topic_change_refused`;
+    `other_partitions` for surplus partitions of an item topic), and Unavailable (`kafka_unreachable`, `kafka_timed_out`).
     """
     broker = _Broker(bootstrap, _DEADLINE_S)
-    changes = [c for c in plan_topics(broker.topics(prefix), shards, user_partitions) if c.kind != SURPLUS]
+    found = broker.topics(prefix)
+    check_surplus(found, prefix, shards)
+    planned = plan_topics(found, shards, user_partitions)
+    changes = [c for c in planned if c.kind not in LEFT]
     refused = [c for c in changes if c.kind in NEEDS_PERMISSION - set(allow)]
     if refused:
         allowing = " ".join(sorted({_FLAGS[c.kind] for c in refused}))
         raise Incompatible(
             "topic_change_refused",
-            f"{'; '.join(map(str, refused))}. Use another topic prefix and index store, or allow it by name: `aif topics apply {allowing}`"
-            + (", which deletes those topics with their records" if SHRINK in {c.kind for c in refused} else ""),
+            f"{'; '.join(map(str, refused))}. Use another topic prefix and index store, or allow it by name: `aif topics apply {allowing}`",
         )
+    for change in planned:
+        if change.kind in LEFT:
+            _log.warning("topic differs from the table, left as it is: %s", change)
+        elif change.kind != CREATE:
+            _log.warning("topic changed: %s", change)
     for change in changes:
         broker.apply(prefix, change)
     if changes:
@@ -161,16 +178,28 @@ def describe_index(
 
 
 def check_partitions(found: Mapping[str, FoundTopic], prefix: str, shards: int) -> None:
-    """Raises Incompatible (`other_partitions`) unless a partition is a shard; nobody but workers, each for its shards, writes index-deltas, so there it may
-    also have more. `found`: topics by name without prefix."""
-    there = {name: found[name].partitions for name in _SHARDED_TOPICS if name in found}
-    others = [f"{prefix}{name} has {n}" for name, n in there.items() if n < shards or (n > shards and name in _FIXED_TOPICS)]
+    """Raises Incompatible (`other_partitions`) unless a partition is a shard. Index-deltas may have more: only workers write there, each for its shards.
+    `found`: topics by name without prefix."""
+    check_surplus(found, prefix, shards)
+    _refuse_partitions(
+        {name: found[name].partitions for name in _SHARDED_TOPICS if name in found and found[name].partitions < shards}, prefix, shards
+    )
+
+
+def check_surplus(found: Mapping[str, FoundTopic], prefix: str, shards: int) -> None:
+    """Raises Incompatible (`other_partitions`) where an item topic has more partitions than the index has shards."""
+    _refuse_partitions(
+        {name: found[name].partitions for name in _FIXED_TOPICS if name in found and found[name].partitions > shards}, prefix, shards
+    )
+
+
+def _refuse_partitions(others: Mapping[str, int], prefix: str, shards: int) -> None:
     if others:
         raise Incompatible(
             "other_partitions",
-            f"{', '.join(others)} partitions, the index has {shards} shards: whoever computes a partition from their number sends ids to where no shard "
-            "looks for them. Kafka takes no partition back, so publish the catalogue into a new index, with another AIF_KAFKA__TOPIC_PREFIX and "
-            "AIF_INDEX__STORE, and AIF_INDEX__SHARDS as you want it",
+            f"{', '.join(f'{prefix}{name} has {n}' for name, n in others.items())} partitions, the index has {shards} shards: whoever computes a "
+            "partition from their number sends ids to where no shard looks for them. Kafka takes no partition back, so publish the catalogue into a new "
+            "index, with another AIF_KAFKA__TOPIC_PREFIX and AIF_INDEX__STORE, and AIF_INDEX__SHARDS as you want it",
         )
 
 
@@ -286,9 +315,7 @@ class _Broker:
     def apply(self, prefix: str, change: TopicChange) -> None:
         """Carry out one change."""
         name = prefix + change.topic
-        if change.kind == SHRINK:
-            self.delete({name})
-        if change.kind in (CREATE, SHRINK):
+        if change.kind == CREATE:
             self._create(name, change)
         elif change.kind == GROW:
             grown = NewPartitions(name, int(change.after.split()[0]))
@@ -304,13 +331,6 @@ class _Broker:
         config = {**change.config, "min.insync.replicas": str(max(1, replication - 1))}
         new = NewTopic(name, num_partitions=int(change.after.split()[0]), replication_factor=replication, config=config)
         self._ask(lambda: self._admin.create_topics([new], request_timeout=self._request_s), fine=KafkaError.TOPIC_ALREADY_EXISTS)
-
-    def delete(self, names: set[str]) -> None:
-        """Remove topics and wait until they are gone."""
-        while there := sorted(names & set(self._metadata().topics)):
-            for future in self._admin.delete_topics(there, request_timeout=self._request_s).values():
-                future.exception()  # what is still there is asked for again
-            self._pause(f"{there} to be deleted")
 
     def wait_for_leaders(self, prefix: str, shards: int, user_partitions: int) -> None:
         """A topic that was just created answers nothing until its partitions have leaders."""

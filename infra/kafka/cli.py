@@ -27,7 +27,7 @@ Events = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="One J
 
 @topics_app.command()
 def plan(as_json: AsJson = False) -> None:
-    """Print what `apply` would change, and `surplus` partitions, which it leaves alone. Exit code 0 also when there is something."""
+    """Print what `apply` would change, and `surplus` partitions and `larger` settings, which it leaves alone. Exit code 0 also when there is something."""
     from infra.kafka.admin import fetch_topics, plan_topics
 
     settings = read_settings()
@@ -38,24 +38,23 @@ def plan(as_json: AsJson = False) -> None:
 @topics_app.command(short_help="Create and change topics until they are as planned.")
 def apply(
     allow_growth: Annotated[bool, typer.Option("--allow-growth", help="More partitions: ids move, so the index starts anew.")] = False,
-    allow_shrink: Annotated[
-        bool, typer.Option("--allow-shrink", help="Fewer partitions: deletes the topic WITH ITS RECORDS and makes it again.")
-    ] = False,
     allow_cleanup: Annotated[bool, typer.Option("--allow-cleanup", help="Another cleanup policy: the broker may remove records.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create and change topics until they are those of the table, and give an empty index store its identity."""
     from infra.clock import SystemClock
-    from infra.index.control_log import ControlLog, ensure_init
+    from infra.index.control_log import ControlLog, check_index_settings, ensure_init
     from infra.index.store import open_index_store
-    from infra.kafka.admin import CLEANUP, GROW, SHRINK, apply_topics, describe_index
+    from infra.kafka.admin import CLEANUP, GROW, apply_topics, describe_index
 
     settings = read_settings()
     bootstrap, prefix, index = settings.bootstrap_servers(), settings.kafka.topic_prefix, settings.index
-    allow = [kind for kind, given in ((GROW, allow_growth), (SHRINK, allow_shrink), (CLEANUP, allow_cleanup)) if given]
+    allow = [kind for kind, given in ((GROW, allow_growth), (CLEANUP, allow_cleanup)) if given]
+    log = ControlLog(open_index_store(index.store))
+    check_index_settings(log.refresh(), index.shards, index.user_partitions, index.id_kind)  # before a topic is changed
     changes = apply_topics(bootstrap, prefix, index.shards, index.user_partitions, allow=allow)
     init = describe_index(bootstrap, prefix, index.shards, index.user_partitions, index.id_kind)
-    ensure_init(ControlLog(open_index_store(index.store)), init, SystemClock().now_ms(), "aif topics apply")
+    ensure_init(log, init, SystemClock().now_ms(), "aif topics apply")
     _print_changes(changes, as_json)
 
 

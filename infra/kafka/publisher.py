@@ -5,13 +5,15 @@ shards' outbox (streams/shard/outbox_sender.py).
 Invariants: the producer is idempotent and waits for all replicas. The partition of every record is computed here (murmur2 of the id's Kafka key), because a
 batch has no key; a single update has the key that gives the same partition, so the order of one id holds across both forms. Nothing is lost in silence:
 every record has a delivery handle, which is settled when the publisher is closed at the latest, and `flush` raises when any record since the last flush
-was not delivered. Memory is bounded: a call waits while the queue is full.
+was not delivered. Memory is bounded: a call waits while the queue is full. Where somebody adds partitions to an item topic, items are refused within
+seconds (`other_partitions`): workers stop there, and other clients send ids astray.
 """
 
 import contextlib
 import datetime as dt
 import functools
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -24,9 +26,9 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from infra.guarded_thread import GuardedThread
 from infra.index.checkpoint_upload import upload_checkpoint
-from infra.kafka.admin import fetch_topics
+from infra.kafka.admin import FoundTopic, check_surplus, fetch_topics
 from infra.kafka.producer import open_producer
-from schemas.errors import RejectedInput, Unavailable
+from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.events import (
     Behaviour,
     BehavioursRecord,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
 _DELIVERY_S_MAX = 30.0
 _POLL_S = 0.05
+_LOOK_EVERY_S, _LOOK_S_MAX = 5.0, 0.5
 _PURGED_S_MAX = 1.0
 _PARTITIONS_CACHED_MAX = 1 << 18  # murmur2 in Python costs microseconds; a catalogue's ids come more than once
 # A rough size of an update in JSON keeps a batch below a record's limit without encoding it twice.
@@ -80,7 +83,8 @@ Delivery = Future[Delivered]  # `.result(timeout)`; raises Unavailable (`not_del
 class Publisher:
     """Publishes every kind of event of one index. Use as a context manager: leaving it flushes. Safe to share by threads.
 
-    `source` names the sender in the CloudEvents headers. Events with an id of another kind raise RejectedInput (`bad_id`).
+    `source` names the sender in the CloudEvents headers. Events with an id of another kind raise RejectedInput (`bad_id`); items raise Incompatible
+    (`other_partitions`) where their topic has more partitions than the index has shards.
     """
 
     def __init__(
@@ -94,7 +98,8 @@ class Publisher:
         *,
         delivery_s_max: float = _DELIVERY_S_MAX,
     ) -> None:
-        self._prefix, self._source, self._kind = prefix, source, IdKind(id_kind)
+        self._prefix, self._source, self._kind, self._shards = prefix, source, IdKind(id_kind), shards
+        self._surplus: Incompatible | None = None  # partitions that somebody has added
         cached = functools.lru_cache(_PARTITIONS_CACHED_MAX)
         self._shard_of: Callable[[Id], int] = cached(functools.partial(partition_of, partitions=shards))
         self._user_partition_of: Callable[[Id], int] = cached(functools.partial(partition_of, partitions=user_partitions))
@@ -217,8 +222,25 @@ class Publisher:
         self._producer.close()
 
     def _serve_callbacks(self) -> None:
+        looked_s = float("-inf")
         while not self._ended.is_set():
             self._producer.poll(_POLL_S)
+            if time.monotonic() > looked_s + _LOOK_EVERY_S:
+                self._look_at_partitions()
+                looked_s = time.monotonic()
+
+    def _look_at_partitions(self) -> None:
+        try:
+            found = {
+                t: FoundTopic(len(self._producer.list_topics(self._prefix + t, timeout=_LOOK_S_MAX).topics[self._prefix + t].partitions))
+                for t in (ITEM_FEATURES, NEW_ITEMS)
+            }
+            check_surplus(found, self._prefix, self._shards)
+            self._surplus = None
+        except KafkaException:  # a broker that is away says nothing about its topics
+            return
+        except Incompatible as error:
+            self._surplus = error
 
     def _id(self, item: Id) -> Id:
         return decode_id(item, self._kind)
@@ -240,7 +262,10 @@ class Publisher:
         return sent
 
     def _send(self, topic: str, partition: int, key: Id | None, value: bytes | None) -> Delivery:
-        """Hand one record to the producer; waits while its queue is full. Raises RejectedInput (`record_too_large`), Unavailable (`not_delivered`)."""
+        """Hand one record to the producer; waits while its queue is full. Raises RejectedInput (`record_too_large`), Incompatible (`other_partitions`),
+        Unavailable (`not_delivered`)."""
+        if self._surplus is not None and topic in (ITEM_FEATURES, NEW_ITEMS):
+            raise self._surplus
         if value is not None and len(value) > RECORD_BYTES_MAX:
             raise RejectedInput("record_too_large", f"the event has {len(value)} bytes as JSON, a record holds at most {RECORD_BYTES_MAX}")
         delivery: Delivery = Future()

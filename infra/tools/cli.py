@@ -57,10 +57,24 @@ def status(
     state = _reachable(log.refresh)
     topics, broker, answers = _topic_rows(settings, log, state)
     data: dict[str, Any] = {"broker": broker, "index_store": log.store.url, **(describe_served(state) if state else {})}
+    if state and state.init and (wrong := _find_surplus(topics, settings.kafka.topic_prefix, state.init.shards)):
+        data["topics_error"] = wrong
     versions = (_reachable(lambda: describe_versions(state, log.store, SystemClock().now_ms())) if state else None) or []
     print_parts(data, {"topics": topics, "versions": versions}, as_json)
-    if state is None or not answers:
+    if state is None or not answers or "topics_error" in data:
         raise typer.Exit(1)
+
+
+def _find_surplus(rows: "list[dict[str, Any]]", prefix: str, shards: int) -> str:
+    """What is wrong with the partitions of the item topics, else ""."""
+    from infra.kafka.admin import FoundTopic, check_surplus
+    from schemas.errors import Incompatible
+
+    try:
+        check_surplus({row["topic"]: FoundTopic(row["partitions"]) for row in rows}, prefix, shards)
+    except Incompatible as error:
+        return str(error)
+    return ""
 
 
 def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState | None") -> tuple[list[dict[str, Any]], str, bool]:

@@ -4,7 +4,6 @@ model knows the features that are published (unknown_features.py).
 Each check says ok, warn or fail, what it found, and the next step. Nothing is changed, but small files in the index store that are removed again.
 """
 
-import dataclasses
 import importlib.metadata
 import os
 import resource
@@ -16,11 +15,11 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from infra.command import SETTINGS_CLASSES
-from infra.index.control_log import ControlLog, check_identity
+from infra.index.control_log import ControlLog, check_index_settings
 from infra.index.store import check_exclusive_create, open_index_store
 from infra.index.store_clock import fetch_store_time_ms
 from infra.index.verify import find_checkpoint_faults
-from infra.kafka.admin import NEEDS_PERMISSION, SURPLUS, check_topic_ids, fetch_topics, plan_topics
+from infra.kafka.admin import LARGER, NEEDS_PERMISSION, SURPLUS, check_surplus, check_topic_ids, fetch_topics, plan_topics
 from infra.settings import InfraSettings, explain_settings
 from infra.tools.retained import find_gaps
 from schemas.errors import AifError, suggest
@@ -103,9 +102,13 @@ def check_topics(settings: InfraSettings) -> Finding:
         if gone := [f"{prefix}{name}" for name in index.topic_ids if name not in found]:
             step = "see that broker and prefix are those of the index; a topic that was deleted is another one when it is made again: begin a new index "
             return Finding("topics", FAIL, f"the index has offsets in topics that are not there: {', '.join(gone)}", f"{step}{_NEW_INDEX}")
-    changes = plan_topics(found, settings.index.shards, settings.index.user_partitions)
+    shards, user_partitions = (index.shards, index.user_partitions) if index else (settings.index.shards, settings.index.user_partitions)
+    check_surplus(found, prefix, shards)
+    planned = plan_topics(found, shards, user_partitions)
+    changes = [change for change in planned if change.kind != LARGER]
     if not changes:
-        return Finding("topics", OK, f"{len(found)} topics under {prefix!r} are as wanted")
+        larger = f"; {len(planned)} settings are larger: {planned[0]}" if planned else ""
+        return Finding("topics", OK, f"{len(found)} topics under {prefix!r} are as wanted{larger}")
     grave = [c for c in changes if c.kind in NEEDS_PERMISSION]
     first = min(changes, key=lambda c: (c.kind not in NEEDS_PERMISSION, c.kind == SURPLUS))
     step = "aif topics plan, then aif topics apply"
@@ -120,10 +123,7 @@ def check_store(settings: InfraSettings) -> Finding:
     store, index = open_index_store(settings.index.store), settings.index
     entries = len(store.list("control/"))
     check_exclusive_create(store)
-    state = ControlLog(store).refresh()
-    if state.init is not None:
-        kind = IdKind(index.id_kind)
-        check_identity(state, dataclasses.replace(state.init, shards=index.shards, user_partitions=index.user_partitions, id_kind=kind))
+    check_index_settings(ControlLog(store).refresh(), index.shards, index.user_partitions, index.id_kind)
     if not entries:
         return Finding("store", OK, f"{store.url} is empty: no worker has begun an index here", "where one has, look at AIF_INDEX__STORE")
     return Finding("store", OK, f"{store.url}, {entries} entries in the control log")

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
+from pydantic import ValidationError
 
 from infra.kafka.admin import GROW, apply_topics
 from infra.kafka.dead_letters import TRUNCATED_HEADER, decode_dead_letter
@@ -26,7 +27,8 @@ from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.ids import IdKind, partition_of
 from schemas.index.control import ControlState, Init
 from schemas.limits import RECORD_BYTES_MAX
-from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
+from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS, TOPICS
+from streams.settings import BuildSection
 from streams.shard.start import LogRange
 from streams.worker import Worker
 from tests.infra.kafka.deleted_topics import delete_topics
@@ -184,8 +186,7 @@ def test_another_index_is_refused_at_start_by_name(stage: WorkerStage) -> None:
     codes = {name: wait_exit(child) for name, child in refused.items()}
     assert all(code not in (0, -9) for code in codes.values()), codes
     assert "other_index" in stage.log("kind") and "text" in stage.log("kind")
-    assert "topic_change_refused" in stage.log("shards")
-    assert "other_index" in stage.log("shards-as-they-are")
+    assert "other_index" in stage.log("shards") and "other_index" in stage.log("shards-as-they-are")
     delete_topics(stage.bootstrap, [stage.prefix + ITEM_FEATURES])
     assert wait_exit(stage.start("topics")) not in (0, -9)
     assert "other_index" in stage.log("topics")
@@ -311,11 +312,36 @@ def test_partitions_that_somebody_adds_stop_a_running_worker_and_the_next_start_
     stage.wait_applied(worker)
     apply_topics(stage.bootstrap, stage.prefix, SHARDS + 1, 1, allow=[GROW])
     assert wait_exit(worker) == 78
-    assert wait_exit(stage.start(AIF_WORKER__APPLY_TOPICS="false")) != 0
-    assert stage.log().count("has 3 partitions, the index has 2 shards") >= 2 and "publish the catalogue into a new index" in stage.log()
+    assert wait_exit(stage.start()) == 78
+    assert wait_exit(stage.start(AIF_WORKER__APPLY_TOPICS="false")) == 78
+    assert len(re.findall("other_partitions: .* the index has 2 shards", stage.log())) >= 3
+    assert "publish the catalogue into a new index" in stage.log() and "--allow" not in stage.log()
     for shard in range(SHARDS):
         with stage.shard("worker", shard) as held:
             assert consumed(held.state.counters) == stage.expected_counters(shard)
+
+
+@pytest.mark.campaign  # 10 s: its client looks for partitions every 5
+def test_a_checkpoint_in_a_partition_that_somebody_adds_is_rejected_by_name_without_a_restart(stage: WorkerStage) -> None:
+    worker, topic = stage.start_ready(), stage.prefix + MODEL_CHECKPOINTS
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(WAIT_S)
+    wait_until(lambda: len(admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions) == 2, WAIT_S, "the partition")
+    stage.publish_raw(MODEL_CHECKPOINTS, [(1, b"", b"{}")])
+
+    def codes() -> list[str]:
+        letters = read_topic(stage.bootstrap, DEAD_LETTER_PREFIX + MODEL_CHECKPOINTS, prefix=stage.prefix)
+        return [decode_dead_letter(list(letter.headers)).code for letter in letters]
+
+    wait_until(lambda: codes() == ["checkpoint_partition"], WAIT_S, f"the dead letter; log: {worker.log_tail()}")
+    assert stop_cleanly(worker) == 0
+
+
+def test_revisions_are_wanted_at_least_three_times_in_the_retention_of_index_deltas() -> None:
+    (hours,) = {topic.retention_hours for topic in TOPICS if topic.name == INDEX_DELTAS}
+    assert BuildSection(revise_every_s=hours * 3_600 / 3).revise_every_s == hours * 1_200
+    with pytest.raises(ValidationError):
+        BuildSection(revise_every_s=hours * 3_600 / 3 + 1)
 
 
 def test_a_worker_says_that_a_topic_is_gone_and_ends_at_the_next_look_at_topics_that_are_others(

@@ -4,6 +4,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from infra.clock import DAY_MS, SystemClock
 from infra.kafka import admin, producer, reader
@@ -12,7 +13,7 @@ from infra.kafka.admin import (
     CONFIG,
     CREATE,
     GROW,
-    SHRINK,
+    LARGER,
     SURPLUS,
     FoundTopic,
     apply_topics,
@@ -43,7 +44,7 @@ def test_an_empty_broker_needs_every_topic_and_a_complete_one_nothing() -> None:
     ("topic", "found", "kind"),
     [
         ("item-features", FoundTopic(1, {}), GROW),
-        ("item-features", FoundTopic(4, {}), SHRINK),
+        ("item-features", FoundTopic(4, {}), SURPLUS),
         ("index-deltas", FoundTopic(4, {}), SURPLUS),
         ("model-checkpoints", FoundTopic(2, {}), SURPLUS),
         ("user-features", FoundTopic(3, {"cleanup.policy": "delete"}), CLEANUP),
@@ -101,21 +102,39 @@ def test_whoever_has_a_clock_that_is_days_off_is_still_heard_and_its_items_are_k
 def test_partitions_and_cleanup_change_only_when_allowed_by_name(bootstrap_servers: str, topic_prefix: str) -> None:
     apply_topics(bootstrap_servers, topic_prefix, 2, 2)
     before = topic_ids(bootstrap_servers, topic_prefix)
-    for shards in (1, 3):
-        with pytest.raises(Incompatible, match="topic_change_refused"):
+    for shards, code in ((1, "other_partitions"), (3, "topic_change_refused")):
+        with pytest.raises(Incompatible, match=code):
             apply_topics(bootstrap_servers, topic_prefix, shards, 2)
     assert topic_ids(bootstrap_servers, topic_prefix) == before
     apply_topics(bootstrap_servers, topic_prefix, 3, 2, allow=[GROW])
     with pytest.raises(Incompatible, match=r"other_partitions: .*item-features has 3, .* partitions, the index has 2 shards"):
         describe_index(bootstrap_servers, topic_prefix, 2, 2, "int64")
     assert topic_ids(bootstrap_servers, topic_prefix) == before
-    apply_topics(bootstrap_servers, topic_prefix, 1, 2, allow=[SHRINK])
-    after = topic_ids(bootstrap_servers, topic_prefix)
-    assert {name for name, id_ in after.items() if before[name] != id_} == {"item-features", "new-items"}
-    assert fetch_topics(bootstrap_servers, topic_prefix)["item-features"].partitions == 1
-    assert (
-        fetch_topics(bootstrap_servers, topic_prefix)["index-deltas"].partitions == 3
-    )  # more than are wanted: nobody's records are deleted for that
+
+
+def set_config(bootstrap: str, topic: str, **config: str) -> None:
+    """Settings of a topic, as an operator changes them; underscores stand for points."""
+    entries = [ConfigEntry(k.replace("_", "."), v, incremental_operation=AlterConfigOpType.SET) for k, v in config.items()]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    client.incremental_alter_configs([resource])[resource].result(30)
+
+
+def test_settings_that_an_operator_enlarged_stay_and_are_logged_and_smaller_ones_grow(
+    bootstrap_servers: str, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    table = fetch_topics(bootstrap_servers, topic_prefix)["item-features"].config
+    larger = str(2 * int(table["retention.ms"]))
+    set_config(bootstrap_servers, topic_prefix + "item-features", retention_ms=larger, max_message_bytes="1000")
+    set_config(bootstrap_servers, topic_prefix + "index-deltas", retention_ms="-1")
+    planned = plan_topics(fetch_topics(bootstrap_servers, topic_prefix), 1, 1)
+    assert {(c.topic, c.kind) for c in planned} == {("item-features", LARGER), ("item-features", CONFIG), ("index-deltas", LARGER)}
+    assert [c.config for c in apply_topics(bootstrap_servers, topic_prefix, 1, 1)] == [{"max.message.bytes": table["max.message.bytes"]}]
+    found = fetch_topics(bootstrap_servers, topic_prefix)
+    assert (found["item-features"].config["retention.ms"], found["index-deltas"].config["retention.ms"]) == (larger, "-1")
+    assert found["item-features"].config["max.message.bytes"] == table["max.message.bytes"]
+    assert caplog.text.count("left as it is") == 2 and f"retention.ms={larger}" in caplog.text
 
 
 def test_a_deleted_and_recreated_topic_has_another_id(bootstrap_servers: str, topic_prefix: str) -> None:

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from infra.index.store import open_index_store
+from infra.kafka.admin import fetch_topics
 from infra.kafka.json_lines import JsonLines
 from infra.kafka.reader import read_topic
+from infra.processes import wait_until
 from schemas.errors import AifError
 from schemas.events import CheckpointRecord, ItemFeaturesRecord, ItemFeaturesUpdate, decode_record
 from schemas.ids import IdKind
 from schemas.limits import RECORD_BYTES_MAX
-from schemas.topics import MODEL_CHECKPOINTS, TOPICS
+from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, TOPICS
 from tests.infra.aif_command import run_aif
 from tests.streams.version_world import checkpoint_bytes
 
@@ -34,11 +37,27 @@ def test_plan_shows_what_apply_then_does_and_status_shows_the_topics(prefix: str
 
 def test_another_number_of_shards_is_refused_as_another_index(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_aif("topics", "apply")
-    monkeypatch.setenv("AIF_INDEX__SHARDS", "3")
-    with pytest.raises(AifError, match=r"topic_change_refused.*--allow-growth"):
+    with monkeypatch.context() as changed:
+        changed.setenv("AIF_INDEX__SHARDS", "3")
+        for arguments in ((), ("--allow-growth",)):
+            with pytest.raises(AifError, match="other_index"):
+                run_aif("topics", "apply", *arguments)
+    assert run_aif("topics", "plan")["changes"] == [], "nothing was changed before that"
+
+
+def test_partitions_that_somebody_added_to_an_item_topic_are_named_by_every_command(prefix: str, bootstrap_servers: str) -> None:
+    run_aif("topics", "apply")
+    found = fetch_topics(bootstrap_servers, prefix)[ITEM_FEATURES]
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin.create_partitions([NewPartitions(prefix + ITEM_FEATURES, found.partitions + 1)])[prefix + ITEM_FEATURES].result(30)
+    wait_until(lambda: fetch_topics(bootstrap_servers, prefix)[ITEM_FEATURES].partitions > found.partitions, 30, "the partition")
+    status = run_aif("status", exit_code=1)
+    checks = {row["check"]: row for row in run_aif("doctor", exit_code=1)["checks"]}
+    with pytest.raises(AifError) as refused:
         run_aif("topics", "apply")
-    with pytest.raises(AifError, match="other_index"):
-        run_aif("topics", "apply", "--allow-growth")
+    told = [status["topics_error"], checks["topics"]["found"] + checks["topics"]["next_step"], str(refused.value)]
+    assert all("other_partitions" in text and "into a new index" in text for text in told), told
+    assert not any("allow-" in text or "topics apply" in text for text in told)
 
 
 def test_good_lines_are_published_and_bad_ones_are_named(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:

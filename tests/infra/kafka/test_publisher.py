@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.kafka.admin import apply_topics, end_offsets
+from infra.kafka.admin import GROW, apply_topics, end_offsets
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord, read_topic
-from infra.processes import free_ports
-from schemas.errors import AifError, RejectedInput, Unavailable
+from infra.processes import free_ports, wait_until
+from schemas.errors import AifError, Incompatible, RejectedInput, Unavailable
 from schemas.events import (
     Behaviour,
     BehavioursRecord,
@@ -221,3 +221,19 @@ def test_more_than_the_queue_holds_waits_instead_of_failing(publisher: Publisher
 def test_importing_the_publisher_is_not_needed_to_read_dead_letters() -> None:
     code = "import sys, infra.kafka.dead_letters; assert 'confluent_kafka' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_items_are_refused_once_somebody_added_partitions_to_their_topic(bootstrap_servers: str, topic_prefix: str) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    apply_topics(bootstrap_servers, topic_prefix, 2, 1, allow=[GROW])
+    with Publisher(bootstrap_servers, topic_prefix, "test", 1, 1, IdKind.INT64) as publisher:
+
+        def is_refused() -> bool:
+            try:
+                publisher.publish_item(1, 1, {})
+            except Incompatible as error:
+                return error.code == "other_partitions"
+            return False
+
+        wait_until(is_refused, 30, "the partitions to be seen")
+        publisher.publish_behaviour(Behaviour(user_id=1, item_id=1, time_ms=1)).result(30)

@@ -102,13 +102,15 @@ class PrerankRequest(_Common, _Candidates, _Inline):
 
 
 class Freshness(_Body):
-    """The age of the version's newest source record, and per shard which source records the answer includes.
+    """How old the rows of the answer are, and per shard which source records they include.
 
+    `age_s`: seconds since the rows of the oldest shard were at the ends of their topics; null while that is unknown. `lagging_shards` are older than 2 s.
     Each shard's watermark has three next offsets: of `item-features` and `new-items` (all records before are in the rows), and of `index-deltas`: the answer
     can be recomputed from its version's files and exactly the delta records before that offset, because delta records are always applied as a whole.
     """
 
     age_s: float | None
+    lagging_shards: list[int] = Field(default_factory=list)
     watermark: list[dict[str, int]]
 
 

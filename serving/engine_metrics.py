@@ -3,9 +3,11 @@
 Here: copying the numbers of engine and follower into the process's metrics, several times a second. Not here: the names of the metrics (infra/metrics.py).
 """
 
-import time
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 from infra.metrics import Metrics
+from serving.core.row_ages import RowAges
 from serving.engine.loop import Engine
 from serving.engine.work import VersionReport
 from serving.versions.version_follower import VersionFollower
@@ -14,8 +16,11 @@ from serving.versions.version_follower import VersionFollower
 class EngineMetrics:
     """`show` is called again and again, by one thread."""
 
-    def __init__(self, metrics: Metrics, engine: Engine, versions: VersionFollower) -> None:
-        self._metrics, self._engine, self._versions = metrics, engine, versions
+    def __init__(
+        self, metrics: Metrics, engine: Engine, versions: VersionFollower, ages: Callable[[Sequence[Mapping[str, int]]], RowAges]
+    ) -> None:
+        """`ages`: how old the rows of a watermark are now."""
+        self._metrics, self._engine, self._versions, self._ages = metrics, engine, versions, ages
         self._flips, self._corrupted, self._strangers, self._faults = 0, 0, 0, 0
         self._applied: dict[int, int] = {}  # row changes of each resident version that were already counted
 
@@ -49,5 +54,6 @@ class EngineMetrics:
 
     def _show_current(self, current: VersionReport) -> None:
         self._metrics.gauge("rows_not_servable").set(current.not_servable)
-        if current.source_ms > 0:
-            self._metrics.gauge("freshness_age_seconds").set(max(0.0, time.time() - current.source_ms / 1000))
+        ages = self._ages(current.watermark)
+        self._metrics.gauge("freshness_age_seconds").set(math.nan if ages.worst_s is None else ages.worst_s)
+        self._metrics.gauge("shards_lagging").set(len(ages.lagging))

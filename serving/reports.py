@@ -6,6 +6,7 @@
 
 Here: counting and sending. Not here: when a version is rolled back (streams/core/misbehaviour.py), the metrics themselves.
 Invariants: a report is about one version. An interval in which the version changed is not reported, because its failures and times may belong to either.
+The broker dates each report, which shows how far this machine's clock is from it.
 A server without requests reports too, which shows that it is alive. Nothing waits for a report: one that cannot be sent is dropped and logged once.
 Memory: one counter per version and a bounded sample of probabilities.
 """
@@ -15,10 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message, Producer
 from prometheus_client import Counter, Histogram
 from prometheus_client.samples import Sample
 
@@ -29,6 +31,7 @@ from schemas.events import ServerReport, encode_record
 from schemas.token import VersionToken
 from schemas.topics import SERVER_REPORTS
 from serving.audit.parity_sampler import ParityFigures
+from serving.core.broker_clock import BrokerClock
 from serving.engine.work import RankResult
 from serving.protocols.front import OWN_FAULTS
 
@@ -63,7 +66,9 @@ class Reporter:
         self._lock = threading.Lock()
         self._counts: dict[int, _Counts] = {}
         self._before = (current(), *self._totals(), time.monotonic())
+        metrics.gauge("clock_ahead_seconds").set(math.nan)
         self._said = ""
+        self.clock = BrokerClock(time.time)
         self._stopped = threading.Event()
         self._thread = GuardedThread(self._run, "reports", self._stopped)
 
@@ -147,13 +152,18 @@ class Reporter:
         if report is None:
             return
         try:
-            producer.produce(self._topic, encode_record(report), self._server_id, partition=0, on_delivery=self._delivered)
+            on_delivery = partial(self._delivered, time.time())
+            producer.produce(self._topic, encode_record(report), self._server_id, partition=0, on_delivery=on_delivery)
             producer.poll(0)
         except (KafkaException, BufferError) as error:
             self._say(str(error))
 
-    def _delivered(self, error: KafkaError | None, _: object) -> None:
+    def _delivered(self, sent_s: float, error: KafkaError | None, message: Message) -> None:
         self._say("" if error is None else str(error))
+        kind, broker_ms = message.timestamp()
+        if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
+            self.clock.note(sent_s, (message.latency() or 0.0), broker_ms / 1000)
+            self._metrics.gauge("clock_ahead_seconds").set(self.clock.ahead_s or 0.0)
 
     def _say(self, error: str) -> None:
         if error and error != self._said:

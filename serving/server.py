@@ -56,6 +56,7 @@ from serving.status_view import STALE, find_stale, readiness, server_status
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import StoreBounds
 from serving.users.user_store_start import ViewIdentity, open_user_store
+from serving.versions.end_watch import EndWatch
 from serving.versions.version_follower import VersionFollower
 
 _HOUSEKEEPING_S = 0.2
@@ -79,7 +80,8 @@ class RankingServer:
         self.engine = Engine(_device(settings.engine.device), settings.serve.requests_max)
         kafka = settings.kafka.model_copy(update={"bootstrap_servers": self.bootstrap})
         self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.slot_bytes)
-        self.engine_metrics = EngineMetrics(self.metrics, self.engine, self.versions)
+        self.ends = EndWatch(kafka)
+        self.engine_metrics = EngineMetrics(self.metrics, self.engine, self.versions, self.ends.ages)
         self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
         self.paced.why_none = self.versions.why_none
         self.pool = StatePool(settings.users.states_max, settings.users.states_bytes_max, settings.users.states_ttl_s)
@@ -89,6 +91,7 @@ class RankingServer:
             self.metrics, self.bootstrap, kafka_prefix, name, settings.serve.report_every_s, lambda: self.engine.status().current
         )
         parity_settings = settings.engine.parity_share, settings.engine.parity_every_s
+        self.versions.now_s = self.reports.clock.now_s
         self.parity = ParitySampler(self.engine, self.metrics, *parity_settings, tell=self.reports.note_parity)
         self.user_follower: UserFollower | None = None
         self._calmed = False
@@ -191,6 +194,7 @@ class RankingServer:
 
     async def _open_index(self, init: Init) -> None:
         _check_topics(init, self.settings.kafka.topic_prefix)
+        self.ends.start(init.shards)
         id_kind, settings = IdKind(init.id_kind), self.settings.users
         # Named by the index and not by its address: a store that was moved is the same index.
         view = ViewIdentity(self.control_log.state.index_id, self.settings.kafka.topic_prefix, id_kind, init.user_partitions)
@@ -204,7 +208,9 @@ class RankingServer:
         self.metrics.gauge("broker_silent_seconds").set_function(self.user_follower.silent_s)
         self.user_follower.start()
         self.versions.before_flip = UserMoves(self.paced, users).move_from_thread
-        rank_call = RankCall(self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note, self._find_stale)
+        rank_call = RankCall(
+            self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note, self._find_stale, self.ends.ages
+        )
         self.api.open_calls(UserCall(self.paced, users), rank_call)
         self.front.open_calls(self.engine, rank_call, id_kind)
 
@@ -242,9 +248,8 @@ class RankingServer:
         return readiness(self.versions, self.user_follower, self.health, self.front.draining)
 
     def _status(self) -> Mapping[str, Any]:
-        return server_status(
-            self.engine.status(), self.versions, self.user_follower, self.health, self._find_stale(), len(self.pool), self._ready()
-        )
+        of_process = self.health, self._find_stale(), len(self.pool), self._ready(), self.ends.ages, self.reports.clock
+        return server_status(self.engine.status(), self.versions, self.user_follower, *of_process)
 
     async def _close(self) -> None:
         """Closes everything in reverse order of the start: the ports first, so that no new request comes."""
@@ -257,6 +262,7 @@ class RankingServer:
         if self._engine_start is not None:
             await asyncio.wait({self._engine_start})
         for close in (
+            self.ends.close,
             self.reports.close,
             self.versions.close,
             *((self.user_follower.close,) if self.user_follower else ()),

@@ -1,8 +1,10 @@
 """What `/v1/status` and the readiness routes answer: plain values from snapshots."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from serving.core.broker_clock import BrokerClock
+from serving.core.row_ages import RowAges
 from serving.engine.work import EngineStatus, VersionReport
 from serving.health import Health
 from serving.users.user_follower import UserFollower
@@ -48,6 +50,8 @@ def server_status(
     stale: Mapping[str, str],
     states: int,
     ready: tuple[bool, str],
+    ages: Callable[[Sequence[Mapping[str, int]]], RowAges],
+    clock: BrokerClock,
 ) -> Mapping[str, Any]:
     """The whole state of a server as plain values."""
     return {
@@ -57,7 +61,8 @@ def server_status(
         "broker_silent_s": None if users is None else round(users.silent_s(), 1),
         "version_token": None if status.current is None else str(status.current),
         "device": status.device,
-        "residents": [_resident(report) for report in status.residents],
+        "residents": [_resident(report, ages(report.watermark)) for report in status.residents],
+        "clock_ahead_s": clock.ahead_s,
         "queued": {"requests": status.queued_work, "changes": status.queued_changes},
         "answered": status.answered,
         "failed": status.failed,
@@ -66,18 +71,21 @@ def server_status(
         "user_positions": {} if users is None else users.positions,
         "user_view_rebuilt_because": "" if users is None else users.rebuilt_because,
         "threads": health.describe(),
-        "last_error": versions.last_error or (users.last_error if users else ""),
+        "last_error": versions.last_error or (users.last_error if users else "") or clock.why_wrong(),
     }
 
 
-def _resident(report: VersionReport) -> Mapping[str, Any]:
+def _resident(report: VersionReport, ages: RowAges) -> Mapping[str, Any]:
     return {
         "version_token": str(report.token),
         "rows": report.rows,
         "capacity": report.capacity,
         "not_servable": report.not_servable,
         "watermark": [dict(shard) for shard in report.watermark],
-        "source_ms": report.source_ms,
+        "age_s": ages.worst_s,
+        "shard_ages_s": list(ages.shards),
+        "lagging_shards": list(ages.lagging),
+        "source_ms": dict(report.source_ms),
         "delta_positions": dict(report.positions),
         "tiers_by": report.tiers_by,
         "device_error": report.device_error,

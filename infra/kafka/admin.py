@@ -243,6 +243,27 @@ class PartitionWatch:
             raise Unavailable("kafka_unreachable", f"broker {self._bootstrap}: {error}; is it up (`aif broker status`)?") from error
 
 
+class EndReader:
+    """Reads the ends of topics again and again, over one connection."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap, self._admin = bootstrap, _open_admin(bootstrap)
+
+    def read(self, topic: str, partitions: int) -> list[int]:
+        """The offset after the newest record of each partition of a topic (whole name). Raises Unavailable (`kafka_unreachable`) within seconds."""
+        asked = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(partitions)}
+        try:
+            answers = self._admin.list_offsets(asked, request_timeout=_REQUEST_S_MIN)
+            found = {tp.partition: answer.result().offset for tp, answer in answers.items()}
+        except KafkaException as error:
+            raise Unavailable("kafka_unreachable", f"broker {self._bootstrap}: {error}; is it up (`aif broker status`)?") from error
+        if missing := sorted(p for p in range(partitions) if found.get(p, -1) < 0):
+            raise Unavailable(
+                "kafka_unreachable", f"broker {self._bootstrap} gave no end of {topic} {missing}; is it up (`aif broker status`)?"
+            )
+        return [found[p] for p in range(partitions)]
+
+
 def _open_admin(bootstrap: str) -> AdminClient:
     return AdminClient(
         {

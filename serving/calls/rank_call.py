@@ -7,8 +7,7 @@ Version: the one of the request's token if it is resident. If not, the current o
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +25,7 @@ from serving.calls.user_halves import Asked, Users
 from serving.calls.user_rungs import Half, UserRungs
 from serving.calls.version_choice import check_consistency, choose_version, is_reached, wait_for_watermark
 from serving.core.ladder import DEGRADED, Rung
+from serving.core.row_ages import UNKNOWN, RowAges
 from serving.engine.work import RankResult, RankWork
 
 Request = RankRequest | PrerankRequest
@@ -54,11 +54,7 @@ class Ranked:
     result: RankResult
     rung: Rung
     degraded: list[str]
-
-    @property
-    def age_s(self) -> float | None:
-        """Age in seconds of the newest source record in the rows; None if there is none."""
-        return max(0.0, time.time() - self.result.source_ms / 1000) if self.result.source_ms > 0 else None
+    ages: RowAges = UNKNOWN
 
 
 class RankCall:
@@ -72,10 +68,12 @@ class RankCall:
         metrics: Metrics,
         sample: Callable[[RankWork, RankResult], None] = lambda work, result: None,
         stale: Callable[[], Iterable[str]] = tuple,
+        ages: Callable[[Sequence[Mapping[str, int]]], RowAges] = lambda watermark: UNKNOWN,
     ) -> None:
-        """`sample` is called with every answer and the work it came from; `stale` gives the reasons why answers of this server may be out of date."""
+        """`sample` is called with every answer and the work it came from; `stale` gives the reasons why answers of this server may be out of date;
+        `ages`: how old the rows of a watermark are now."""
         self._engine, self._users, self._candidates_max, self._metrics = engine, users, candidates_max, metrics
-        self._sample, self._stale = sample, stale
+        self._sample, self._stale, self._ages = sample, stale, ages
         self._rungs = UserRungs(engine, users)
 
     async def rank(self, request: Request, deadline: Deadline) -> Ranked:
@@ -131,7 +129,7 @@ class RankCall:
     def _describe(self, plan: _Plan, result: RankResult, rung: Rung) -> Ranked:
         degraded = [*_degraded(plan, result, rung), *self._stale()]
         asyncio.get_running_loop().call_soon(self._count, result, rung, degraded)
-        return Ranked(plan.asked.request_id, result, rung, degraded)
+        return Ranked(plan.asked.request_id, result, rung, degraded, self._ages(result.watermark))
 
     def _count(self, result: RankResult, rung: Rung, degraded: Sequence[str]) -> None:
         self._metrics.counter("answers").labels(rung.value).inc()

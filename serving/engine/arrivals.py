@@ -3,7 +3,7 @@
 Here: from the watermarks of delta records to ages. Not here: the tables (tables.py), metrics (serving/engine_metrics.py).
 A delta record has the time of its shard's newest source record and the shard's offsets. The age counts for each topic whose offset moved. Only a record
 with a newer time than all before it gives an age; the first one of a partition after a load gives none, because its rows may be old.
-Ages compare the publishers' clocks with ours; a time in the future counts as age 0.
+Record times are the broker's, and so is `now_s`, as far as it is known (core/broker_clock.py); a time in the future counts as age 0.
 """
 
 import time

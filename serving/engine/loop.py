@@ -391,7 +391,6 @@ class Engine:
             unknown_count=found.unknown_count,
             candidates=found.different,
             watermark=resident.watermark,
-            source_ms=resident.source_ms,
             state=state,
             unsigned_count=count_unsigned(resident.tables, found.slots_K),
         )

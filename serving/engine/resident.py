@@ -50,6 +50,7 @@ class Scorer(Protocol):
 @dataclass
 class Resident:
     """One version in memory; once admitted, only the engine's thread changes it. `watermark` is replaced, never modified: answers refer to it.
+    `source_ms`: by shard, the record time of its newest source record in the rows.
     `deletes`: by partition, (newest features' order, ids) of deletes that the watermark does not cover yet."""
 
     token: VersionToken
@@ -57,7 +58,7 @@ class Resident:
     scorer: Scorer
     watermark: Sequence[Mapping[str, int]]
     positions: dict[int, int]
-    source_ms: int = 0
+    source_ms: dict[int, int] = field(default_factory=dict)
     changes_applied: int = 0
     error: str = ""
     state_made_s: float = field(default_factory=time.monotonic)
@@ -101,7 +102,7 @@ def apply_portion(resident: Resident, portion: Portion) -> None:
         resident.arrivals.note(portion.partition, resident.watermark[portion.partition], portion.next_offsets, portion.source_ms)
     if portion.next_position is not None:
         resident.positions[portion.partition] = max(portion.next_position, resident.positions.get(portion.partition, 0))
-        resident.source_ms = max(resident.source_ms, portion.source_ms)
+        resident.source_ms[portion.partition] = max(portion.source_ms, resident.source_ms.get(portion.partition, 0))
     if portion.next_offsets is not None:
         resident.watermark = _advance(resident.watermark, portion.partition, portion.next_offsets)
         _forget_deletes(resident, portion.partition)
@@ -148,7 +149,7 @@ def report_of(resident: Resident) -> VersionReport:
         not_servable=resident.tables.not_servable,
         tasks=resident.scorer.parameters.spec.tasks,
         watermark=resident.watermark,
-        source_ms=resident.source_ms,
+        source_ms=dict(resident.source_ms),
         positions=dict(resident.positions),
         changes_applied=resident.changes_applied,
         tiers_by=resident.scorer.tiers_by,

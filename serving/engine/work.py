@@ -93,7 +93,7 @@ class RankResult:
 
     scores_A float32; probabilities_AT float32 in the order of the model's tasks; unknown = the first 100 candidates without a live row;
     candidates = how many different ids were asked for; watermark[shard] = next offset per source topic that the rows include;
-    source_ms = record time of the newest source record in the rows (0 = none); state = what was ranked with;
+    state = what was ranked with;
     unsigned_count = known candidates without a signature where the model has them: no embedding, or one of another version's width.
     """
 
@@ -105,15 +105,14 @@ class RankResult:
     unknown_count: int
     candidates: int
     watermark: Sequence[Mapping[str, int]]
-    source_ms: int
     state: UserState
     unsigned_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One resident version. `positions`: next offset per partition of index-deltas; `tiers_by`: what counts SimTier (compiled, triton, or torch and why);
-    `device_error`: why the CPU ranks instead of the device."""
+    """One resident version. `positions`: next offset per partition of index-deltas; `source_ms`: by shard, the time of its newest source record;
+    `tiers_by`: what counts SimTier (compiled, triton, or torch and why); `device_error`: why the CPU ranks instead of the device."""
 
     token: VersionToken
     rows: int
@@ -121,7 +120,7 @@ class VersionReport:
     not_servable: int
     tasks: tuple[str, ...]
     watermark: Sequence[Mapping[str, int]]
-    source_ms: int
+    source_ms: Mapping[int, int]
     positions: Mapping[int, int]
     changes_applied: int
     tiers_by: str = ""

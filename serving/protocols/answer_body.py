@@ -31,7 +31,7 @@ async def encode_answer(ranked: Ranked, took_ms: float) -> bytes:
         "candidates": result.candidates,
         "unknown_count": result.unknown_count,
         "unknown_items": encode_wire_ids(result.unknown),
-        "freshness": {"age_s": ranked.age_s, "watermark": result.watermark},
+        "freshness": {"age_s": ranked.ages.worst_s, "lagging_shards": ranked.ages.lagging, "watermark": result.watermark},
         "took_ms": took_ms,
     }
     items = b",".join([part async for part in _encode_items(result)])

@@ -259,8 +259,10 @@ def _describe(ranked: Ranked, deadline: Deadline) -> Mapping[str, bool | int | f
     }
     if result.unknown_count:
         about["unknown_items"] = json.dumps([encode_wire_id(one) for one in result.unknown])
-    if ranked.age_s is not None:
-        about["age_s"] = ranked.age_s
+    if ranked.ages.worst_s is not None:
+        about["age_s"] = ranked.ages.worst_s
+    if ranked.ages.lagging:
+        about["lagging_shards"] = json.dumps(list(ranked.ages.lagging))
     return about
 
 

@@ -41,6 +41,7 @@ from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from schemas.token import VersionToken
 from schemas.topics import INDEX_DELTAS
 from schemas.users import BehaviourEvent
+from serving.engine.arrivals import Arrivals
 from serving.engine.loop import Engine
 from serving.engine.resident import Resident
 from serving.engine.scorers import open_scorer
@@ -100,6 +101,7 @@ class VersionFollower:
         self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
         self._retry = (0.0, PAUSE_S_MIN, -1)  # (not before this time, the last pause, the log's length then)
         self._waiting: VersionToken | None = None  # could be loaded, and waits for a slot
+        self.now_s: Callable[[], float] = time.time  # the time that ages of source records are compared with
         self.before_flip: Callable[[int], None] = lambda version: None  # called with the version that is about to go live; must not raise
         self._stopped = threading.Event()
         self._catch_up = CatchUp(kafka, lambda: self._topic_id, self._stopped)
@@ -332,8 +334,8 @@ class VersionFollower:
         """Makes the loaded version resident and starts following its deltas."""
         scorer = open_scorer(self._engine.device, checkpoint.parameters, wanted.version, tables)
         watermark = tuple({**seal.source_offsets, INDEX_DELTAS: seal.delta_position} for seal in manifest.seals)
-        source_ms = max((seal.source_ms for seal in manifest.seals), default=0)
-        resident = Resident(wanted.token, tables, scorer, watermark, dict(positions), source_ms)
+        source_ms = {seal.shard: seal.source_ms for seal in manifest.seals}
+        resident = Resident(wanted.token, tables, scorer, watermark, dict(positions), source_ms, arrivals=Arrivals(self.now_s))
         deltas = DeltaFollower(self._engine, self._kafka, resident, self._topic_id, self._pass_over)
         wait_for_engine(self._engine.admit(resident))
         held = self._held[wanted.version] = _Held(slot, wanted.revision, resident, deltas)

@@ -51,7 +51,7 @@ class FakeEngine:
 
     def status(self) -> EngineStatus:
         residents = tuple(
-            VersionReport(token, self.rows, 2 * self.rows, 0, ("click",), tuple(self.watermark), 0, {0: 2}, 0)
+            VersionReport(token, self.rows, 2 * self.rows, 0, ("click",), tuple(self.watermark), {}, {0: 2}, 0)
             for token in (self.current, self.previous)
             if token is not None
         )
@@ -110,6 +110,5 @@ class FakeEngine:
             len(unknown),
             len(asked),
             tuple(self.watermark),
-            1_700_000_000_000,
             state,
         )

@@ -21,6 +21,7 @@ from serving.calls.rank_call import RankCall
 from serving.calls.state_pool import StatePool
 from serving.calls.user_call import UserCall
 from serving.calls.user_halves import Users
+from serving.core.row_ages import RowAges
 from serving.protocols.front import Front as SharedFront
 from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener
@@ -33,6 +34,7 @@ from serving.users.user_store_start import ViewIdentity, open_user_store
 from tests.memory import MEMORY
 
 USER_PARTITIONS = 4
+AGES = RowAges([7.5], [0])
 
 
 @dataclass
@@ -113,7 +115,7 @@ def _open_front(
         front.leave = lambda: setattr(shared, "draining", True)
         api = HttpApi(shared, Views(lambda: {"answered": engine.status().answered}, lambda: None))
         if index:
-            rank_call = RankCall(paced, users, settings.candidates_max, metrics)
+            rank_call = RankCall(paced, users, settings.candidates_max, metrics, ages=lambda watermark: AGES)
             api.open_calls(UserCall(paced, users), rank_call)
             shared.open_calls(engine, rank_call, id_kind)
         seen = _count_entries(shared.intake)

@@ -28,7 +28,7 @@ class Served:
         self, token: VersionToken = FOUR, probability: float = 0.25, seconds: float = 0.0015, status: str = "200", known: int = 2
     ) -> None:
         probabilities = np.full((known, 1), probability, np.float32)
-        result = RankResult(token, list(range(known)), probabilities[:, 0], probabilities, [], 0, 2, [], 0, Any)  # type: ignore[arg-type]
+        result = RankResult(token, list(range(known)), probabilities[:, 0], probabilities, [], 0, 2, [], Any)  # type: ignore[arg-type]
         self.metrics.counter("requests").labels("/v1/rank", status).inc()
         self.metrics.histogram("request_seconds").labels("/v1/rank").observe(seconds)
         if status == "200":

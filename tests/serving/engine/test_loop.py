@@ -109,7 +109,8 @@ def test_changes_are_applied_between_two_pieces_of_work_and_the_answer_says_how_
     rows["bid"] = 500.0
     assert engine.offer_changes(portion_of(version, 1, [5], rows[5:6], 2, position=41))
     result = engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S)
-    assert result.ids == [version.ids[5]] and result.watermark[0]["item-features"] == 41 and result.source_ms == 77
+    assert result.ids == [version.ids[5]] and result.watermark[0]["item-features"] == 41
+    assert engine.status().residents[0].source_ms == {0: 77}
     gone = decode_changes(row_layout(version.spec), [(encode_index_key(version.ids[5]), encode_increment(order(3, 9, dead=1), None))])
     assert engine.offer_changes(Portion(1, 0, gone, 42))
     after = engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S)

@@ -1,7 +1,6 @@
 """The bytes of the JSON routes' answer are those that the models of schemas/requests.py give."""
 
 import asyncio
-import time
 
 import numpy as np
 from hypothesis import given
@@ -12,6 +11,7 @@ from schemas.requests import Freshness, RankAnswer, RankedItem
 from schemas.token import VersionToken
 from serving.calls.rank_call import Ranked
 from serving.core.ladder import Rung
+from serving.core.row_ages import RowAges
 from serving.engine.work import RankResult
 from serving.protocols.answer_body import encode_answer, encode_wire_ids
 from tests.serving.fake_engine import FakeState
@@ -36,16 +36,17 @@ def rankings(draw: st.DrawFn) -> Ranked:
         unknown_count=draw(st.integers(0, 9)),
         candidates=draw(st.integers(0, 99)),
         watermark=draw(st.lists(st.dictionaries(st.sampled_from(["item-features", "new-items"]), st.integers(0, 2**50)), max_size=3)),
-        source_ms=draw(st.sampled_from([0, int(time.time() * 1000) + 10**6])),  # none, or ahead of the clock: no age, or 0
         state=FakeState(1, 1, 1, 0, False),
     )
-    return Ranked(draw(st.text(max_size=9)), result, draw(st.sampled_from(Rung)), draw(st.lists(st.text(max_size=5), max_size=2)))
+    reasons = draw(st.lists(st.text(max_size=5), max_size=2))
+    ages = RowAges(draw(st.lists(st.none() | st.floats(0, 1e6), max_size=3)), draw(st.lists(st.integers(0, 9), max_size=2)))
+    return Ranked(draw(st.text(max_size=9)), result, draw(st.sampled_from(Rung)), reasons, ages)
 
 
 def as_ranked(ids: list[Id], scores_A: np.ndarray, probabilities_AT: np.ndarray) -> Ranked:
     state = FakeState(1, 1, 1, 0, False)
     return Ranked(
-        "r", RankResult(VersionToken(1, 1, "0f" * 4), ids, scores_A, probabilities_AT, [], 0, len(ids), [], 0, state), Rung.CACHED, []
+        "r", RankResult(VersionToken(1, 1, "0f" * 4), ids, scores_A, probabilities_AT, [], 0, len(ids), [], state), Rung.CACHED, []
     )
 
 
@@ -65,7 +66,9 @@ def as_model(ranked: Ranked, took_ms: float) -> RankAnswer:
         candidates=result.candidates,
         unknown_count=result.unknown_count,
         unknown_items=[encode_wire_id(one) for one in result.unknown],
-        freshness=Freshness.model_construct(age_s=ranked.age_s, watermark=[dict(shard) for shard in result.watermark]),
+        freshness=Freshness.model_construct(
+            age_s=ranked.ages.worst_s, lagging_shards=ranked.ages.lagging, watermark=[dict(shard) for shard in result.watermark]
+        ),
         took_ms=took_ms,
     )
 

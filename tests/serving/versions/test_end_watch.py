@@ -1,0 +1,25 @@
+"""Looks at a real broker's ends."""
+
+from confluent_kafka import Producer
+
+from infra.kafka.admin import apply_topics
+from infra.processes import wait_until
+from infra.settings import KafkaSettings
+from schemas.topics import ITEM_FEATURES
+from serving.versions.end_watch import EndWatch
+
+
+def test_rows_at_the_ends_are_fresh_and_a_shard_with_a_record_that_they_lack_is_named(bootstrap_servers: str, topic_prefix: str) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 2, 1)
+    watch, empty = EndWatch(KafkaSettings(bootstrap_servers=bootstrap_servers, topic_prefix=topic_prefix)), [{}, {}]
+    assert watch.ages(empty).worst_s is None
+    watch.start(2)
+    try:
+        wait_until(lambda: watch.ages(empty).worst_s is not None, 30, "the first look")
+        producer = Producer({"bootstrap.servers": bootstrap_servers})
+        producer.produce(topic_prefix + ITEM_FEATURES, b"{}", partition=1)
+        assert producer.flush(30) == 0
+        wait_until(lambda: watch.ages(empty).lagging == [1], 30, "the shard that lags")
+        assert watch.ages([{}, {"item-features": 1}]).lagging == []
+    finally:
+        watch.close()

@@ -8,7 +8,8 @@ Everything behind the question mark may be left out. Credentials, and endpoint a
 environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION, or the machine's role.
 
 Invariants, beyond those of an index store:
-- An exclusive create is a PUT with If-None-Match that carries a number of its writer. If its answer was lost, the store is asked whose file it has.
+- An exclusive create is a PUT with If-None-Match that carries a number of its writer. If its answer was lost, or takes longer than `_ASK_EVERY_S`, the store
+  is asked whose file it has: each decision about a version is such a create, and would otherwise wait for the PUT's time limit.
 - An object is visible only when its upload is complete; one above `PUT_BYTES_MAX` is uploaded in parts. What a killed upload leaves is invisible, and costs
   storage until the bucket's lifecycle rule for incomplete multipart uploads removes it.
 - A request is tried again for some seconds, then it is Unavailable: nobody waits for ever for a store that is away. One whose data is small, as all of
@@ -18,10 +19,14 @@ Source: S3 API, conditional writes and multipart upload.
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import secrets
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -54,6 +59,7 @@ _CACHE_GIB = 20.0
 _WRITER = "aif-writer"  # metadata of an object: whose exclusive create it was
 _RETRIES, _RETRY_S_MAX = 4, 10
 _ANSWER_S_MAX, _TRANSFER_S_MAX = 15, 300
+_ASK_EVERY_S = 3.0
 _SMALL_BYTES_MAX = MIB
 _FULL_RETRY_S = 5.0
 # What stores say when they have no room: MinIO and others with 507, Ceph's quota with 403. No class of obstore's has these, and a list that is refused
@@ -63,6 +69,8 @@ _REFUSED = ("401 Unauthorized", "403 Forbidden")
 _TOOK = re.compile(r" in [0-9.]+[nµm]?s\b")  # differs every time; without it the same error has the same text, and is logged once
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _HOW_TO = "s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER"
+
+_log = logging.getLogger("aif.store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +208,25 @@ class S3Store:
     def _create(self, path: str, data: bytes | Path, size_bytes: int) -> bool:
         """A PUT that only one writer can win. If it fails in another way, it may have happened all the same, so the store is asked whose file it has."""
         check_store_path(path)
-        writer = secrets.token_hex(8)
+        writer, began_s = secrets.token_hex(8), time.monotonic()
+        sent = _in_thread(lambda: self._put_new(path, data, size_bytes, writer))
+        while wait([sent], _ASK_EVERY_S).not_done:
+            with contextlib.suppress(Unavailable):
+                if (found := self._writer_of(path)) is not None:
+                    _log.warning("store_answer_lost path=%s after_s=%.1f: the store has the file", path, time.monotonic() - began_s)
+                    return found == writer
         try:
-            with self._errors(path):
-                obstore.put(self._client(size_bytes), path, data, mode="create", attributes={_WRITER: writer})
+            sent.result()
         except Unavailable as error:
             found = self._writer_of(path) if error.code in ("file_exists", "store_unreachable", "store_full") else None
             if found is None:
                 raise
             return found == writer
         return True
+
+    def _put_new(self, path: str, data: bytes | Path, size_bytes: int, writer: str) -> None:
+        with self._errors(path):
+            obstore.put(self._client(size_bytes), path, data, mode="create", attributes={_WRITER: writer})
 
     def _writer_of(self, path: str) -> str | None:
         """Who created a file; None: it is not there."""
@@ -341,6 +358,21 @@ class S3Store:
             return Unavailable("store_refused", f"{self._endpoint} refuses {path} of {self.url}: {said}; {hint}")
         hint = "look whether it runs and whether AWS_ENDPOINT_URL and AWS_REGION are right; it is tried again"
         return Unavailable("store_unreachable", f"{path} of {self.url}, at {self._endpoint}: {said}; {hint}")
+
+
+def _in_thread(call: Callable[[], None]) -> "Future[None]":
+    """Begins a call in a thread of its own, which the end of the process does not wait for."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+            future.set_result(None)
+        except BaseException as error:  # raised in the thread that waits
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="store-create", daemon=True).start()
+    return future
 
 
 def _store_file(meta: Any) -> StoreFile:

@@ -69,6 +69,8 @@ class Line:
 
     def __init__(self, server: ObjectServer, stop_after: int | None = None) -> None:
         self._to, self._left, self._lose = server.port, stop_after, 0
+        self.swallows = False  # whether the answers to PUTs that come now are lost without a word, and their connections stay open
+        self._mute = set[socket.socket]()
         self.stuck = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -100,6 +102,8 @@ class Line:
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(65_536):
+                if self.swallows and data.startswith(b"PUT "):
+                    self._mute.add(client)
                 if self._left is not None:
                     data, self._left = data[: self._left], max(0, self._left - len(data))
                 server.sendall(data)
@@ -115,5 +119,7 @@ class Line:
                     self._lose -= 1
                     client.shutdown(socket.SHUT_RDWR)
                     return
-                client.sendall(data)
-            client.shutdown(socket.SHUT_RDWR)
+                if client not in self._mute:
+                    client.sendall(data)
+            if client not in self._mute:
+                client.shutdown(socket.SHUT_RDWR)

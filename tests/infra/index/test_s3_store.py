@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -98,6 +99,22 @@ def test_a_create_whose_answer_was_lost_is_known_to_be_ours_or_somebody_elses(se
             line.lose(lost)
             assert not cut.put_exclusive("control/000000000", b"mine")
     assert [store.get(path) for path in store.list()] == [b"other", b"mine", b"mine"]
+
+
+def test_a_create_whose_answers_are_swallowed_is_known_to_have_happened_long_before_other_requests_are_given_up(
+    server: ObjectServer, bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each decision about a version is such a create: at 15 s each, a version stood still for a minute after 30 s without answers."""
+    with Line(server) as line:
+        store = open_index_store(url_of(bucket, line.endpoint, tmp_path))
+        line.swallows = True
+        began_s = time.monotonic()
+        assert store.put_exclusive("control/000000000", b"mine")
+        assert time.monotonic() - began_s < s3_store._ANSWER_S_MAX, "the time limit of a request"
+        assert "store_answer_lost path=control/000000000" in caplog.text
+        line.swallows = False
+        assert not store.put_exclusive("control/000000000", b"mine")
+        assert store.get("control/000000000") == b"mine"
 
 
 def test_a_server_that_dies_is_unavailable_with_the_next_step_and_may_come_back(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ Arrays: R rows. A row is one element of a packed structured array whose fields a
 """
 
 import hashlib
+import re
 import struct
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -123,13 +124,37 @@ def row_layout(spec: ModelSpec) -> RowLayout:
     return RowLayout(tuple(c for c in columns if c.width > 0), spec.schema.id_kind)
 
 
-KNOWN_COLUMNS = frozenset({"vector", "bridge", "signature", "has_signature", "category", "bid", "realtime"})
+# By name the dtype of a known column, and its width where that is not the model's: readers take views of these types.
+KNOWN_COLUMNS: Mapping[str, tuple[str, int | None]] = {
+    "vector": ("<f2", None),
+    "bridge": ("<f2", None),
+    "signature": ("u1", None),
+    "has_signature": ("u1", 1),
+    "category": ("<i4", 1),
+    "bid": ("<f4", 1),
+    "realtime": ("<f4", None),
+}
+_DTYPE = re.compile("[<|]?(f[248]|[iu][1248])")
+_COLUMN_WIDTH_MAX = 1 << 16
+
+
+def _decode_column(name: Any, dtype: Any, width: Any, flags: Any) -> Column:
+    if [type(one) for one in (name, dtype, width, flags)] != [str, str, int, int]:
+        raise TypeError(f"a column is {[name, dtype, width, flags]}, expected a name, a dtype, a width and flags")
+    known_dtype, known_width = KNOWN_COLUMNS.get(name, (dtype, None))
+    if not _DTYPE.fullmatch(dtype) or dtype != known_dtype or width != (known_width or width) or not 1 <= width <= _COLUMN_WIDTH_MAX:
+        raise ValueError(
+            f"column {name[:80]!r} has dtype {dtype[:80]!r} and width {width}, expected {known_dtype[:80]!r} and {known_width or 'at least 1'}"
+        )
+    return Column(name, dtype, width, flags)
 
 
 def decode_layout(raw: Mapping[str, Any]) -> RowLayout:
     """The layout in a manifest. Raises Incompatible (`unknown_column`) if it requires a column that this code does not know; KeyError, TypeError or
     ValueError, which decode_manifest maps, if it is no layout."""
-    layout = RowLayout(tuple(Column(*c) for c in raw["columns"]), IdKind(raw["id_kind"]))
+    layout = RowLayout(tuple(_decode_column(*c) for c in raw["columns"]), IdKind(raw["id_kind"]))
+    if not layout.columns or len({c.name for c in layout.columns}) != len(layout.columns):
+        raise ValueError(f"expected columns of different names, found {[c.name for c in layout.columns]}")
     unknown = [c.name for c in layout.columns if c.flags & REQUIRED and c.name not in KNOWN_COLUMNS]
     if unknown:
         raise Incompatible("unknown_column", f"the version requires columns {unknown} that this code does not know; upgrade the reader")

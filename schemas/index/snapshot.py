@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from schemas.errors import Corrupted
 from schemas.index.layout import FORMAT
-from schemas.index.manifest import UNIQUE_DIGITS, PartFile, checked_name, decode_document, encode_document
+from schemas.index.manifest import UNIQUE_DIGITS, PartFile, checked_name, decode_document, encode_document, read_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,9 @@ def decode_snapshot(raw: bytes) -> ShardSnapshot:
     """The snapshot in these bytes. Raises Corrupted (`bad_snapshot`), Incompatible (`snapshot_format`)."""
     fields = decode_document("snapshot", raw)
     try:
-        files = tuple(PartFile(**f) for f in fields.pop("files"))
-        snapshot = ShardSnapshot(files=files, parts=tuple(fields.pop("parts")), **fields)
+        snapshot = read_fields(ShardSnapshot, fields)
         if (random := snapshot.unique[:UNIQUE_DIGITS]) != snapshot.unique and snapshot.named(random) != snapshot:
             raise ValueError(f"its bytes are not those that its name {snapshot.unique} has the checksum of")
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Corrupted("bad_snapshot", f"snapshot does not have the fields of format {FORMAT}: {error}") from error
     return snapshot

@@ -13,7 +13,7 @@ from typing import Any
 from schemas.errors import Corrupted
 from schemas.index.control import Init
 from schemas.index.layout import FORMAT
-from schemas.index.manifest import Part, decode_part
+from schemas.index.manifest import Part, read_fields
 from schemas.topics import SHARD_TOPICS
 
 # What to do about a shard's directory with an entry that does not read, for messages.
@@ -127,7 +127,7 @@ def decode_shard_version(raw: bytes) -> ShardVersion:
     try:
         fields = json.loads(raw)
         full = fields.pop("full")
-        return ShardVersion(full=None if full is None else decode_part(full), **fields)
+        return ShardVersion(full=None if full is None else read_fields(Part, full), **fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupted("bad_shard_version", f"a version's entry in the shard does not read: {error}; {SHARD_REPAIR}") from error
 

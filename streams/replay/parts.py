@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from infra.index.store import IndexStore
 from schemas.errors import AifError, Corrupted, Misconfigured
-from schemas.index.manifest import Part, decode_document, decode_part, encode_document
+from schemas.index.manifest import Part, decode_document, encode_document, read_fields
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -43,7 +43,7 @@ def decode_replayed(raw: bytes) -> ReplayedParts:
     """Raises Corrupted (`bad_replay`) or Incompatible (`replay_format`)."""
     fields = decode_document("replay", raw)
     try:
-        parts = {int(n): decode_part(p) for n, p in fields.pop("parts").items()}
+        parts = {int(n): read_fields(Part, p) for n, p in fields.pop("parts").items()}
         offsets = {int(n): at for n, at in fields.pop("source_offsets").items()}
         return ReplayedParts(parts=parts, source_offsets=offsets, **fields)
     except (TypeError, KeyError, ValueError, AttributeError) as error:

@@ -36,3 +36,27 @@ def test_a_cut_manifest_is_corrupted(cut: int) -> None:
 def test_another_format_is_incompatible() -> None:
     with pytest.raises(Incompatible, match="format"):
         decode_manifest(encode_manifest(MANIFEST).replace(b'"format":1', b'"format":2'))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'"name":"000001.sst"', b'"name":"../../000001.sst"'),
+        (b'"sha256":"' + b"c" * 64 + b'"', b'"sha256":"../x"'),
+        (b'"rows":3', b'"rows":-3'),
+        (b'"rows":3', b'"rows":true'),
+        (b'"rows":3', b'"rows":9223372036854775808'),
+        (b'"shard":1', b'"shard":2'),
+        (b'["vector","<f2",', b'["vector","<f4",'),
+        (b'["category","<i4",1,1]', b'["category","<i4",7,1]'),
+        (b'["category","<i4",1,1]', b'["vector","<f2",1,1]'),
+        (b'["category","<i4",1,1]', b'["new","O",1,0]'),
+        (b'["category","<i4",1,1]', b'["new","<f4",-1,0]'),
+    ],
+)
+def test_a_manifest_with_values_that_no_worker_writes_is_corrupted(before: bytes, after: bytes) -> None:
+    """Of these a reader would make files outside its folder, or arrays of other types and sizes than compiled code takes them for."""
+    raw = encode_manifest(MANIFEST)
+    assert before in raw
+    with pytest.raises(Corrupted, match="bad_manifest"):
+        decode_manifest(raw.replace(before, after))

@@ -13,8 +13,10 @@ import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from schemas.behaviour_columns import EMPTY, BehaviourColumns
+from schemas.errors import Corrupted
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent
@@ -27,6 +29,8 @@ UNSEEN_MS_MAX = 12 * 3_600_000
 _HEAD = struct.Struct(">qqQ")
 _LENGTH = struct.Struct(">H")
 _NUMBER = struct.Struct(">Q")
+_ID_TYPES = ({int}, {str})
+_EVENT_TYPES = [{str}, {int}, {dict}]  # kind, time, features
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,19 @@ class Head:
         return max(0, self.appended - BEHAVIOURS_PER_USER_MAX) // BLOCK
 
 
+def _damaged(what: str) -> Corrupted:
+    return Corrupted("bad_user_view", f"the view of users holds {what}; it is built again from the log")
+
+
 def encode_head(head: Head) -> bytes:
     """24 bytes."""
     return _HEAD.pack(head.profile_offset, head.behaviours_offset, head.appended)
 
 
 def decode_head(raw: bytes) -> Head:
-    """The inverse of `encode_head`."""
+    """The inverse of `encode_head`. Raises Corrupted (`bad_user_view`)."""
+    if len(raw) != _HEAD.size:
+        raise _damaged(f"a user's head of {len(raw)} bytes, expected {_HEAD.size}")
     return Head(*_HEAD.unpack(raw))
 
 
@@ -68,10 +78,28 @@ def encode_event(event: BehaviourEvent) -> bytes:
     return json.dumps([event.item_id, event.kind, event.time_ms, event.features], separators=(",", ":")).encode()
 
 
+def decode_profile(raw: bytes) -> Mapping[str, Any]:
+    """The features of a profile. Raises Corrupted (`bad_user_view`)."""
+    try:
+        features = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(f"a profile that is no JSON: {error}") from error
+    if not isinstance(features, dict):
+        raise _damaged(f"a profile of type {type(features).__name__}, expected a JSON object")
+    return features
+
+
 def decode_events(blocks: Iterable[bytes]) -> BehaviourColumns:
-    """The newest BEHAVIOURS_PER_USER_MAX events of a user's blocks, oldest first."""
+    """The newest BEHAVIOURS_PER_USER_MAX events of a user's blocks, oldest first. Raises Corrupted (`bad_user_view`)."""
     lines = b"\n".join(blocks).replace(b"\n", b",")
-    return EMPTY.append(json.loads(b"[" + lines + b"]"), BEHAVIOURS_PER_USER_MAX)
+    try:
+        rows = json.loads(b"[" + lines + b"]")
+        types = [set(map(type, column)) for column in zip(*rows, strict=True)]
+        if rows and (len(types) != 4 or types[0] not in _ID_TYPES or types[1:] != _EVENT_TYPES):
+            raise ValueError("an event is not an id, a kind, a time and features")
+        return EMPTY.append(rows, BEHAVIOURS_PER_USER_MAX)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise _damaged(f"behaviours that do not read: {error}") from error
 
 
 def append_events(tail: bytes, head: Head, events: Sequence[BehaviourEvent]) -> dict[int, bytes]:
@@ -101,10 +129,13 @@ def encode_view_state(state: ViewState) -> bytes:
 
 
 def decode_view_state(raw: bytes) -> ViewState:
-    """The inverse of `encode_view_state`."""
-    body = json.loads(raw)
-    offsets = {topic: {int(p): offset for p, offset in by.items()} for topic, by in body["next"].items()}
-    return ViewState(offsets, body["topic_ids"], body["users"], body["seen_ms"])
+    """The inverse of `encode_view_state`. Raises Corrupted (`bad_user_view`)."""
+    try:
+        body = json.loads(raw)
+        offsets = {topic: {int(p): int(offset) for p, offset in by.items()} for topic, by in body["next"].items()}
+        return ViewState(offsets, dict(body["topic_ids"]), int(body["users"]), int(body["seen_ms"]))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise _damaged(f"a state that does not read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

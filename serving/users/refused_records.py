@@ -15,6 +15,7 @@ from dataclasses import astuple, dataclass
 
 from infra.kafka.dead_letters import truncate_oversized
 from infra.kafka.reader import SourceRecord
+from schemas.errors import Corrupted
 from schemas.events import Rejection
 
 _LENGTH = struct.Struct(">I")
@@ -47,17 +48,25 @@ def encode_refused(refused: RefusedRecord) -> bytes:
 
 
 def decode_refused(raw: bytes) -> RefusedRecord:
-    """The inverse of `encode_refused`."""
-    end = _LENGTH.size + _LENGTH.unpack_from(raw)[0]
-    head = json.loads(raw[_LENGTH.size : end])
-    parts: list[bytes | None] = []
-    for length in head["lengths"]:
-        parts.append(None if length is None else raw[end : end + length])
-        end += length or 0
-    topic, partition, offset, timestamp_ms = head["at"]
-    key, value, *values = parts
-    record = SourceRecord(topic, partition, offset, key, value, tuple(zip(head["names"], values, strict=True)), timestamp_ms)
-    return RefusedRecord(record, [Rejection(*one) for one in head["rejections"]])
+    """The inverse of `encode_refused`. Raises Corrupted (`bad_refused_record`)."""
+    try:
+        end = _LENGTH.size + _LENGTH.unpack_from(raw)[0]
+        head = json.loads(raw[_LENGTH.size : end])
+        parts: list[bytes | None] = []
+        for length in head["lengths"]:
+            parts.append(None if length is None else raw[end : end + length])
+            end += length or 0
+        if end != len(raw):
+            raise ValueError(f"it ends at {len(raw)}, its head says {end}")
+        topic, partition, offset, timestamp_ms = head["at"]
+        key, value, *values = parts
+        record = SourceRecord(topic, partition, offset, key, value, tuple(zip(head["names"], values, strict=True)), timestamp_ms)
+        return RefusedRecord(record, [Rejection(*one) for one in head["rejections"]])
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Corrupted(
+            "bad_refused_record",
+            f"a refused record of {len(raw)} bytes in the view of users does not read: {error}; remove the view's folder",
+        ) from error
 
 
 def _parts(record: SourceRecord) -> list[bytes]:

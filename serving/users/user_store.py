@@ -13,7 +13,6 @@ Invariants:
 """
 
 import dataclasses
-import json
 import shutil
 import threading
 from collections import OrderedDict
@@ -28,7 +27,16 @@ from schemas.behaviour_columns import EMPTY, BehaviourColumns
 from schemas.errors import Corrupted
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.limits import BEHAVIOURS_PER_USER_MAX, DEAD_LETTERS_WAITING_BYTES_MAX, WRITE_BATCH_UPDATES_MAX
-from serving.core.user_view import Head, ViewState, decode_events, decode_head, decode_view_state, encode_block_key, encode_view_state
+from serving.core.user_view import (
+    Head,
+    ViewState,
+    decode_events,
+    decode_head,
+    decode_profile,
+    decode_view_state,
+    encode_block_key,
+    encode_view_state,
+)
 from serving.users.refused_records import RefusedRecord, encode_refused, refused_key
 from serving.users.user_batch import BEHAVIOURS, HEADS, PROFILES, DecodedUserRecord, UserBatch, UserChange, decode_user_record
 
@@ -85,13 +93,14 @@ class UserStore:
         known = self.find_in_memory(user)
         if known is not None:
             return known
-        with self._lock:
-            try:
+        try:
+            with self._lock:
                 head, profile, blocks = self._read_user(encode_index_key(user))
-            except Corrupted as error:
-                self.damage = error
-                return _UNKNOWN
-        history = KnownUser(json.loads(profile) if profile else {}, decode_events(blocks), (head.profile_offset, head.behaviours_offset))
+            features = decode_profile(profile) if profile else {}
+            history = KnownUser(features, decode_events(blocks), (head.profile_offset, head.behaviours_offset))
+        except Corrupted as error:
+            self.damage = error
+            return _UNKNOWN
         with self._lock:
             if self._read_head(encode_index_key(user)) == head:  # nothing was folded while it was decoded
                 self._keep_decoded(user, history)

@@ -14,15 +14,17 @@ from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
 from infra.processes import wait_until
+from infra.rocks import open_database
 from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
-from schemas.ids import Id, IdKind, encode_kafka_key, partition_of
+from schemas.ids import Id, IdKind, encode_index_key, encode_kafka_key, partition_of
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
 from serving.core.user_view import BLOCK
 from serving.users.refused_records import decode_refused
+from serving.users.user_batch import HEADS, PROFILES
 from serving.users.user_follower import UserFollower
-from serving.users.user_store import StoreBounds, UserStore
+from serving.users.user_store import FAMILIES, StoreBounds, UserStore
 from tests.serving.front import open_view
 
 M = 3
@@ -99,6 +101,23 @@ def test_a_profile_whose_key_is_not_its_users_id_is_skipped_and_its_dead_letter_
     [(_, raw)] = store.read_refused(1)
     assert [one.code for one in decode_refused(raw).rejections] == ["wrong_key"]
     assert store.fold_record(SourceRecord(USER_FEATURES, home(7), 1, b"7", profile)) == 0 and store.find(7).profile == {"country": "nl"}
+
+
+@pytest.mark.parametrize(("family", "raw"), [(PROFILES, b"{"), (PROFILES, b"[1]"), (HEADS, b"short")])
+def test_a_stored_user_that_does_not_read_is_cold_and_the_view_is_to_be_built_again(
+    open_store: Open, tmp_path: Path, family: str, raw: bytes
+) -> None:
+    store, key = open_store(), encode_index_key(7)
+    store.fold_record(SourceRecord(USER_FEATURES, home(7), 1, b"7", encode_record(UserFeaturesRecord(user_id=7))))
+    store.close()
+    [folder] = tmp_path.glob("*/0")
+    database = open_database(folder, FAMILIES)
+    batch = database.new_batch()
+    batch.put(family, key, raw)
+    database.write(batch)
+    database.close()
+    store = open_store()
+    assert store.find(7).profile == {} and store.damage is not None and store.damage.code == "bad_user_view"
 
 
 def test_users_beyond_the_bound_are_not_kept_and_counted(open_store: Open) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from schemas.errors import RejectedInput
-from serving.core.json_bounds import check_json
+from serving.core.json_bounds import check_json, check_keys, count_keys
 from serving.core.tensors import Tensor, decode_data, decode_raw, encode_data, encode_raw
 
 BINARY_SIZE = "binary_data_size"
@@ -44,7 +44,8 @@ class InferCall:
 
 
 def decode_infer_body(raw: bytes, header_length: str | None) -> InferCall:
-    """A request's body. Raises RejectedInput (`bad_header_length`, `not_json`, `json_too_deep`, `json_too_large`, `bad_request`, `bad_tensor`)."""
+    """A request's body. Raises RejectedInput (`bad_header_length`, `not_json`, `json_too_deep`, `json_too_large`, `duplicate_key`, `bad_request`,
+    `bad_tensor`)."""
     header_bytes = _header_bytes(raw, header_length)
     header = _decode_header(raw[:header_bytes])
     inputs = _decode_inputs(_objects(header, "inputs"), memoryview(raw)[header_bytes:])
@@ -97,6 +98,7 @@ def _decode_header(raw: bytes) -> Mapping[str, Any]:
         raise RejectedInput("not_json", message, "malformed") from error
     if not isinstance(header, dict):
         raise _wrong("the body", "an object", header)
+    check_keys(raw, count_keys(header))
     return header
 
 

@@ -22,7 +22,7 @@ from schemas.errors import RejectedInput
 from schemas.events import ERRORS_NAMED_MAX, describe_errors
 from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, KIB
 from serving.calls.request_ids import too_many_candidates
-from serving.core.json_bounds import check_json
+from serving.core.json_bounds import check_json, check_keys
 from serving.protocols.intake import Intake
 
 B = TypeVar("B", bound=BaseModel)
@@ -181,13 +181,29 @@ def _too_large(size: str) -> RejectedInput:
 def decode_body(kind: type[B], raw: bytes) -> B:
     """The body as a `kind`, validated strictly; the checks that are cheapest in memory come first.
 
-    Raises RejectedInput: `json_too_deep`, `json_too_large`, `not_json`, `too_many_candidates`, `bad_request`.
+    Raises RejectedInput: `json_too_deep`, `json_too_large`, `not_json`, `duplicate_key`, `too_many_candidates`, `bad_request`.
     """
     check_json(raw)
     try:
-        return kind.model_validate_json(raw)
+        body = kind.model_validate_json(raw)
     except ValidationError as error:
         raise _rejected(error) from error
+    check_keys(raw, _count_keys(body))
+    return body
+
+
+def _count_keys(body: BaseModel) -> int:
+    """The keys that were in the body's JSON text, each once for its object. The models have no objects deeper than those of a behaviour."""
+    count = len(body.model_fields_set)
+    for name in body.model_fields_set:
+        value = getattr(body, name)
+        if isinstance(value, dict):
+            count += len(value)
+        elif isinstance(value, BaseModel):
+            count += len(value.model_fields_set)
+        elif name == "behaviours":
+            count += sum(len(one.model_fields_set) + len(one.features) for one in value or ())
+    return count
 
 
 def _rejected(error: ValidationError) -> RejectedInput:

@@ -27,6 +27,7 @@ TOO_MANY = 429
 BEFORE_BODY = frozenset((401, 404, 405, 414, TOO_MANY, 431))  # may be sent before the body is read
 _STATUS: Mapping[str, int] = {
     "not_json": 400,
+    "duplicate_key": 400,
     "json_too_deep": 400,
     "json_too_large": 413,
     "bad_deadline": 400,

@@ -1,4 +1,4 @@
-"""Nesting and number of values of a JSON text, found without parsing it."""
+"""Nesting, number of values and repeated keys of a JSON text, found without parsing it."""
 
 import json
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import RejectedInput
 from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX, JSON_VALUES_MAX
-from serving.core.json_bounds import check_json, json_size
+from serving.core.json_bounds import check_json, check_keys, count_keys, json_size
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\[]{},\n', max_size=8),
@@ -41,6 +41,36 @@ def test_depth_and_values_are_those_of_the_parsed_value_whatever_stands_in_strin
 def test_a_text_is_called_too_deep_or_too_large_exactly_when_it_is(value: object, depth_max: int, values_max: int) -> None:
     depth, values = json_size(json.dumps(value, separators=(",", ":")).encode(), depth_max, values_max)
     assert (depth > depth_max, values > values_max) == (depth_of(value) > depth_max, separators_of(value) > values_max)
+
+
+KEYS = st.text(alphabet='a"\\:{,', max_size=2)
+TWICE = st.recursive(
+    st.just("1") | KEYS.map(json.dumps),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda parts: f"[{', '.join(parts)}]")
+        | st.lists(st.tuples(KEYS, inner), max_size=3).map(
+            lambda pairs: "{" + ",".join(f"{json.dumps(key)} :{one}" for key, one in pairs) + "}"
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(TWICE)
+def test_a_key_twice_in_one_object_is_found_wherever_it_stands(text: str) -> None:
+    twice = False
+
+    def build(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        nonlocal twice
+        twice = twice or len(dict(pairs)) < len(pairs)
+        return dict(pairs)
+
+    json.loads(text, object_pairs_hook=build)
+    if twice:
+        with pytest.raises(RejectedInput, match="duplicate_key"):
+            check_keys(text.encode(), count_keys(json.loads(text)))
+    else:
+        check_keys(text.encode(), count_keys(json.loads(text)))
 
 
 @given(st.binary(max_size=60))

@@ -1,5 +1,6 @@
 """What it costs to refuse a JSON body: it is read in the event loop, and whoever sends nonsense must not keep everybody else waiting."""
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -112,3 +113,31 @@ def test_whoever_brings_a_long_history_keeps_nobody_waiting() -> None:
             return max(waited_s) / (time.perf_counter() - start_s)
 
         assert min(longest_wait() for _ in range(4)) < 0.4
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/rank", b'{"user_id": 1, "item_ids": [1], "user_id": 2}'),
+        ("/v1/rank", b'{"user_id": 1, "item_ids": [1], "context": {"a": 1, "\\u0061": 2}}'),
+        ("/v1/rank", b'{"user_id": 1, "item_ids": [1], "request_id": "a:b\\":", "consistency": "latest", "consistency": "latest"}'),
+        ("/v1/user", b'{"user_id": 1, "behaviours": [{"item_id": 1}, {"item_id": 2, "kind": "a", "item_id": 3}]}'),
+        ("/v1/user", b'{"user_id": 1, "behaviours": [{"item_id": 1, "features": {"a": 1, "a": 2}}]}'),
+        ("/v2/models/prerank/infer", b'{"inputs": [{"name": "user_id", "shape": [1], "datatype": "INT64", "data": [1], "data": [2]}]}'),
+        ("/v2/models/prerank/infer", b'{"inputs": [], "parameters": {"context.a": 1, "context.a": 2}}'),
+    ],
+)
+def test_a_key_that_an_object_has_twice_is_refused(path: str, body: bytes) -> None:
+    with open_front(FakeEngine()) as front:
+        answer = plain_http.post(front.url + path, content=body, timeout=60)
+    assert (answer.status_code, answer.json()["code"]) == (400, "duplicate_key"), answer.text
+    assert "1 repeat one of the same object" in answer.text
+
+
+def test_colons_in_texts_are_no_keys() -> None:
+    features = {"a": "x:y", "b": ["::", '"\\:']}
+    behaviours = [{"item_id": 1, "features": features}] * 50
+    body = {"user_id": 1, "item_ids": [1, 2], "request_id": "a:b", "features": features, "behaviours": behaviours, "context": features}
+    with open_front(FakeEngine()) as front:
+        answer = plain_http.post(front.url + "/v1/prerank", content=json.dumps(body).encode(), timeout=60)
+    assert answer.status_code == 200, answer.text

@@ -21,7 +21,9 @@ from schemas.limits import (
     CARRIED_STATE_BYTES_MAX,
     DEADLINE_MS_MAX,
     REQUEST_ID_CHARS_MAX,
+    TASKS_MAX,
     TOP_K_MAX,
+    UNKNOWN_ITEMS_NAMED_MAX,
 )
 
 TOP_K_DEFAULT = 100
@@ -41,10 +43,10 @@ class _Body(BaseModel):
 class InlineBehaviour(_Body):
     """A behaviour that travels in the request, oldest first."""
 
-    item_id: WireId
-    kind: Name = "click"
-    time_ms: TimeMs = 0
-    features: RawFeatures = {}
+    item_id: Annotated[WireId, Field(description="The item that the user acted on.")]
+    kind: Annotated[Name, Field(description="The kind of behaviour, as the model was trained with it.")] = "click"
+    time_ms: Annotated[TimeMs, Field(description="When it happened: milliseconds since 1970-01-01 UTC.")] = 0
+    features: Annotated[RawFeatures, Field(description="Features of the behaviour, by name.")] = {}
 
 
 # Python lets another thread run between two of its calls, and not inside one of pydantic's: without this one a body of 20,000 behaviours, read in a thread,
@@ -55,46 +57,64 @@ _Passing = Annotated[InlineBehaviour, AfterValidator(lambda behaviour: behaviour
 class AtLeast(_Body):
     """The answer must include every record of (topic, partition) before `offset`. `topic` is without the prefix."""
 
-    topic: Literal["item-features", "new-items"]
-    partition: Annotated[int, Field(ge=0)]
-    offset: Annotated[int, Field(ge=0, le=INT64_MAX)]
+    topic: Annotated[Literal["item-features", "new-items"], Field(description="The topic, without the prefix.")]
+    partition: Annotated[int, Field(ge=0, description="The partition of the topic.")]
+    offset: Annotated[int, Field(ge=0, le=INT64_MAX, description="The first offset that the answer need not include.")]
 
 
 class _Common(_Body):
-    user_id: WireId
-    request_id: RequestId | None = None
-    version_token: Token | None = None
+    user_id: Annotated[WireId, Field(description="The user. Integers beyond 2^53 travel as decimal text.")]
+    request_id: Annotated[
+        RequestId | None, Field(description="Names the request in logs and joins call 2 with call 1. Default: a new one.")
+    ] = None
+    version_token: Annotated[Token | None, Field(description="The version to answer from, as an earlier answer named it.")] = None
     consistency: Annotated[
         Literal["latest", "pinned"] | AtLeast,
+        Field(
+            description="latest: any live version. pinned: only version_token's, else 409. An object: wait until these records are included."
+        ),
         Expected('"latest", "pinned" or {"topic": "item-features" or "new-items", "partition": from 0, "offset": 0 to 2^63 - 1}'),
     ] = "latest"
-    deadline_ms: Annotated[int, Field(ge=1, le=DEADLINE_MS_MAX)] | None = None
+    deadline_ms: Annotated[
+        Annotated[int, Field(ge=1, le=DEADLINE_MS_MAX)] | None,
+        Field(
+            description="Milliseconds for the answer, from the arrival of the request. Default: the header x-aif-deadline-ms, else the server's."
+        ),
+    ] = None
 
 
 class _Inline(_Body):
     """A request may carry the user's features and behaviours itself; then the server's own view of the user is not used."""
 
-    features: RawFeatures | None = None
-    behaviours: Annotated[list[_Passing], Field(max_length=BEHAVIOURS_PER_REQUEST_MAX, fail_fast=True)] | None = None
+    features: Annotated[
+        RawFeatures | None, Field(description="The user's features. With them the server's own view of the user is not used.")
+    ] = None
+    behaviours: Annotated[
+        Annotated[list[_Passing], Field(max_length=BEHAVIOURS_PER_REQUEST_MAX, fail_fast=True)] | None,
+        Field(description="The user's behaviours, oldest first. With them the server's own view of the user is not used."),
+    ] = None
 
 
 class UserRequest(_Common, _Inline):
     """Call 1. `carry_state`: the answer is to contain the state itself, for a call 2 that may go to another server. A consistency of "at least" is about the
     rows of candidates: call 2 waits for it, call 1 does not."""
 
-    carry_state: bool = False
+    carry_state: Annotated[bool, Field(description="Whether the answer contains the state, for a call 2 to any server.")] = False
 
 
 class _Candidates(_Body):
-    item_ids: Annotated[list[WireId], Field(min_length=1, max_length=CANDIDATES_MAX, fail_fast=True)]
-    top_k: Annotated[int, Field(ge=1, le=TOP_K_MAX)] = TOP_K_DEFAULT
-    context: RawFeatures = {}
+    item_ids: Annotated[
+        list[WireId],
+        Field(min_length=1, max_length=CANDIDATES_MAX, fail_fast=True, description="The candidates. A repeated id counts once."),
+    ]
+    top_k: Annotated[int, Field(ge=1, le=TOP_K_MAX, description="How many items the answer has at most.")] = TOP_K_DEFAULT
+    context: Annotated[RawFeatures, Field(description="Features of the request, by name.")] = {}
 
 
 class RankRequest(_Common, _Candidates):
     """Call 2. `user_state`: from call 1's answer, unchanged."""
 
-    user_state: CarriedState | None = None
+    user_state: Annotated[CarriedState | None, Field(description="The state from call 1's answer, unchanged.")] = None
 
 
 class PrerankRequest(_Common, _Candidates, _Inline):
@@ -109,31 +129,31 @@ class Freshness(_Body):
     can be recomputed from its version's files and exactly the delta records before that offset, because delta records are always applied as a whole.
     """
 
-    age_s: float | None
-    lagging_shards: list[int] = Field(default_factory=list)
-    watermark: list[dict[str, int]]
+    age_s: Annotated[float | None, Field(description="Seconds since the rows of the oldest shard were at the ends of their topics; null: unknown.")]
+    lagging_shards: Annotated[list[int], Field(default_factory=list, description="Shards whose rows are older than 2 s.")]
+    watermark: Annotated[list[dict[str, int]], Field(description="Per shard, the next offset of each topic that the answer includes.")]
 
 
 class RankedItem(_Body):
     """`score` orders the answer (y * bid, or y); `probabilities` = one per task of the model, click first."""
 
-    item_id: WireId
-    score: float
-    probabilities: list[float]
+    item_id: Annotated[WireId, Field(description="The item.")]
+    score: Annotated[float, Field(description="What orders the answer, highest first.")]
+    probabilities: Annotated[list[float], Field(max_length=TASKS_MAX, description="One per task of the model, click first.")]
 
 
 class UserAnswer(_Body):
     """Call 1's answer. Send `version_token` and `request_id` with call 2, and `user_state` if it was asked for (it is missing if it would be larger than
     call 2 accepts; then send none)."""
 
-    request_id: str
-    version_token: str
-    cold_user: bool
-    behaviours: int
-    behaviours_without_row: int
-    state_bytes: int
-    user_state: CarriedState | None = None
-    took_ms: float
+    request_id: Annotated[str, Field(description="The request's, or a new one. Send it with call 2.")]
+    version_token: Annotated[str, Field(description="The version that the state belongs to. Send it with call 2.")]
+    cold_user: Annotated[bool, Field(description="Whether the user has neither features nor behaviours.")]
+    behaviours: Annotated[int, Field(description="The behaviours that the state contains.")]
+    behaviours_without_row: Annotated[int, Field(description="Those of them whose item has no row in this version.")]
+    state_bytes: Annotated[int, Field(description="The size of the state in the server's memory, in bytes.")]
+    user_state: Annotated[CarriedState | None, Field(description="The state, if it was asked for and is not too large.")] = None
+    took_ms: Annotated[float, Field(description="Milliseconds from the arrival of the request.")]
 
 
 class RankAnswer(_Body):
@@ -147,21 +167,23 @@ class RankAnswer(_Body):
               started without the broker, or its changes stopped)
     """
 
-    request_id: str
-    version_token: str
-    rung: str
-    degraded: list[str]
-    items: list[RankedItem]
-    candidates: int
-    unknown_count: int
-    unknown_items: list[WireId]
-    freshness: Freshness
-    took_ms: float
+    request_id: Annotated[str, Field(description="The request's, or a new one.")]
+    version_token: Annotated[str, Field(description="The one version that the whole answer was computed from.")]
+    rung: Annotated[str, Field(description="Where the user half came from.")]
+    degraded: Annotated[list[str], Field(description="Why the answer is worse than it could be; empty if it is not.")]
+    items: Annotated[
+        list[RankedItem], Field(max_length=TOP_K_MAX, description="The best candidates, by score descending, then id ascending.")
+    ]
+    candidates: Annotated[int, Field(description="The distinct candidates of the request.")]
+    unknown_count: Annotated[int, Field(description="Candidates that the version does not have.")]
+    unknown_items: Annotated[list[WireId], Field(max_length=UNKNOWN_ITEMS_NAMED_MAX, description="The first of them.")]
+    freshness: Annotated[Freshness, Field(description="How recent the rows are.")]
+    took_ms: Annotated[float, Field(description="Milliseconds from the arrival of the request.")]
 
 
 class ErrorAnswer(_Body):
     """`code` is stable; `message` says what happened, the value, the expectation, the next step."""
 
-    code: str
-    message: str
-    retry_after_s: float | None = None
+    code: Annotated[str, Field(description="The stable name of the error.")]
+    message: Annotated[str, Field(description="What failed, with the value; what was expected; what to do next.")]
+    retry_after_s: Annotated[float | None, Field(description="Seconds after which a retry makes sense; null if none does.")] = None

@@ -20,7 +20,7 @@ from serving.core.json_bounds import check_json, check_keys, count_keys
 from serving.core.tensors import Tensor, decode_data, decode_raw, encode_data, encode_raw
 
 BINARY_SIZE = "binary_data_size"
-_INPUTS_MAX = 16
+INPUTS_MAX = 16
 _SHARED_MEMORY = "shared_memory_region"
 _PLAIN = (bool, int, float, str)
 
@@ -104,8 +104,8 @@ def _decode_header(raw: bytes) -> Mapping[str, Any]:
 
 def _objects(header: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
     listed = header.get(name, [])
-    if not isinstance(listed, list) or len(listed) > _INPUTS_MAX or not all(isinstance(one, dict) for one in listed):
-        raise _wrong(name, f"a list of at most {_INPUTS_MAX} objects", listed)
+    if not isinstance(listed, list) or len(listed) > INPUTS_MAX or not all(isinstance(one, dict) for one in listed):
+        raise _wrong(name, f"a list of at most {INPUTS_MAX} objects", listed)
     return listed
 
 

@@ -59,7 +59,7 @@ class HttpApi:
         self._handlers: Mapping[str, Callable[[Any, Deadline], Awaitable[bytes]]] = {}
         self._looks: Mapping[str, Callable[[], Reply]] = {
             "/v1/status": lambda: json_reply(200, self._views.status()),
-            "/openapi.json": lambda: Reply(200, openapi_json()),
+            "/openapi.json": lambda: Reply(200, openapi_json(self._front.settings.candidates_max)),
             "/metrics": self._show_metrics,
         }
 

@@ -12,8 +12,11 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from schemas.requests import ErrorAnswer, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
+from schemas.limits import BODY_BYTES_MAX, DEADLINE_MS_MAX, HTTP_HEADER_BYTES_MAX, HTTP_HEADERS_MAX, HTTP_URI_CHARS_MAX, JSON_VALUES_MAX
+from schemas.requests import DEADLINE_HEADER, ErrorAnswer, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
+from serving.core.infer_body import INPUTS_MAX
 from serving.protocols.open_inference_http import PROBES
+from serving.settings import ServeSection
 
 _REFERENCE = "#/components/schemas/{model}"
 _CALLS: Mapping[str, tuple[type[BaseModel], type[BaseModel], str]] = {
@@ -59,35 +62,86 @@ _INFER_ERRORS: Mapping[str, str] = {
 }
 _TENSOR: Mapping[str, Any] = {
     "type": "object",
+    "description": "One input or output.",
     "required": ["name", "datatype", "shape"],
     "properties": {
-        "name": {"type": "string"},
-        "datatype": {"type": "string", "examples": ["INT64", "BYTES", "FP32"]},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "data": {"type": "array", "items": {"type": ["integer", "number", "string"]}},
-        "parameters": {"type": "object"},
+        "name": {"type": "string", "description": "One of the model's inputs or outputs; /v2/models/prerank lists them."},
+        "datatype": {"type": "string", "examples": ["INT64", "BYTES", "FP32"], "description": "The type of each value."},
+        "shape": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0},
+            "description": "The number of values; there is no batch dimension.",
+        },
+        "data": {
+            "type": "array",
+            "items": {"type": ["integer", "number", "string"]},
+            "description": "The values, unless they follow the JSON as raw bytes.",
+        },
+        "parameters": {
+            "type": "object",
+            "description": "binary_data_size: bytes of the values behind the JSON. Of a wanted output, binary_data: whether its values come as raw bytes.",
+        },
     },
 }
+_INFER_FIELDS: Mapping[str, Any] = {
+    "id": {"type": "string", "description": "Given back with the answer."},
+    "parameters": {
+        "type": "object",
+        "additionalProperties": {"type": ["boolean", "integer", "number", "string"]},
+        "description": "Of a request: deadline_ms, timeout (microseconds), consistency, binary_data_output, context.<feature>. Of an answer: what it was"
+        " computed from.",
+    },
+}
+_TENSORS: Mapping[str, str] = {
+    "inputs": "The inputs.",
+    "outputs": "The outputs; of a request those that are wanted, all of them by default.",
+}
 
-
-_VERSION: Mapping[str, Any] = {"name": "version", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[0-9]+$"}}
+_VERSION: Mapping[str, Any] = {
+    "name": "version",
+    "in": "path",
+    "required": True,
+    "description": "The number of a version.",
+    "schema": {"type": "string", "pattern": "^[0-9]+$"},
+}
+_DEADLINE: Mapping[str, Any] = {
+    "name": DEADLINE_HEADER,
+    "in": "header",
+    "description": "Milliseconds for the answer, from the arrival of the request. The body's own deadline goes before it.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": DEADLINE_MS_MAX},
+}
+_HEADER_LENGTH: Mapping[str, Any] = {
+    "name": "Inference-Header-Content-Length",
+    "in": "header",
+    "description": "Bytes of the JSON if raw values follow it.",
+    "schema": {"type": "integer", "minimum": 0, "maximum": BODY_BYTES_MAX},
+}
+_ABOUT = (
+    "Two calls, one version; and the Open Inference Protocol v2."
+    f" Bounds of a request: {BODY_BYTES_MAX} bytes of body, {JSON_VALUES_MAX} JSON values, {HTTP_HEADERS_MAX} headers,"
+    f" {HTTP_HEADER_BYTES_MAX} bytes of headers, {HTTP_URI_CHARS_MAX} characters of path and query."
+    " A client must keep its sending side open until the answer has come; otherwise the server closes the connection without one."
+)
+_CANDIDATES_DEFAULT: int = ServeSection.model_fields["candidates_max"].default
 
 
 @functools.cache
-def openapi_json() -> bytes:
-    """The document as it is served and committed."""
-    return (json.dumps(openapi_document(), indent=2, sort_keys=True) + "\n").encode()
+def openapi_json(candidates_max: int = _CANDIDATES_DEFAULT) -> bytes:
+    """The document as it is served by a server with this setting; with the default, as it is committed."""
+    return (json.dumps(openapi_document(candidates_max), indent=2, sort_keys=True) + "\n").encode()
 
 
-def openapi_document() -> Mapping[str, Any]:
+def openapi_document(candidates_max: int = _CANDIDATES_DEFAULT) -> Mapping[str, Any]:
     """The document as plain values."""
     models: list[type[BaseModel]] = [*(model for request, answer, _ in _CALLS.values() for model in (request, answer)), ErrorAnswer]
     _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
     components = {**schemas["$defs"], "Tensor": _TENSOR, "InferRequest": _infer_body("inputs"), "InferAnswer": _infer_body("outputs")}
     components["InferError"] = _infer_error(components["ErrorAnswer"])
+    for request in (RankRequest, PrerankRequest):
+        components[request.__name__]["properties"]["item_ids"]["maxItems"] = candidates_max
     return {
         "openapi": "3.1.0",
-        "info": {"title": "AIF pre-ranking", "version": "1", "description": "Two calls, one version; and the Open Inference Protocol v2."},
+        "info": {"title": "AIF pre-ranking", "version": "1", "description": _ABOUT},
         "paths": {**_call_paths(), **_infer_paths(), **{path: {"get": _look(path, about)} for path, about in _LOOKS.items()}},
         "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],
@@ -102,17 +156,18 @@ def _call_paths() -> Mapping[str, Any]:
 def _infer_paths() -> Mapping[str, Any]:
     about = "Open Inference Protocol: rank, with tensors as JSON or as raw bytes behind it (header Inference-Header-Content-Length)."
     asked, answered = ({**_json_of(name), "application/octet-stream": {}} for name in ("InferRequest", "InferAnswer"))
-    pinned = {**_post(f"{about} On one version.", asked, answered, "InferError", _INFER_ERRORS), "parameters": [_VERSION]}
-    return {
-        "/v2/models/prerank/infer": {"post": _post(about, asked, answered, "InferError", _INFER_ERRORS)},
-        "/v2/models/prerank/versions/{version}/infer": {"post": pinned},
-    }
+    infer = _post(about, asked, answered, "InferError", _INFER_ERRORS, _HEADER_LENGTH)
+    pinned = _post(f"{about} On one version.", asked, answered, "InferError", _INFER_ERRORS, _HEADER_LENGTH, _VERSION)
+    return {"/v2/models/prerank/infer": {"post": infer}, "/v2/models/prerank/versions/{version}/infer": {"post": pinned}}
 
 
-def _post(about: str, request: Mapping[str, Any], answer: Mapping[str, Any], error: str, errors: Mapping[str, str]) -> Mapping[str, Any]:
-    """`request` and `answer`: their content, by its type; the others as in `_failed`."""
+def _post(
+    about: str, request: Mapping[str, Any], answer: Mapping[str, Any], error: str, errors: Mapping[str, str], *parameters: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """`request` and `answer`: their content, by its type; `error` and `errors` as in `_failed`; `parameters`: more than the deadline."""
     return {
         "summary": about,
+        "parameters": [_DEADLINE, *parameters],
         "requestBody": {"required": True, "content": request},
         "responses": {"200": {"description": "The answer.", "content": answer}, **_failed(error, errors)},
     }
@@ -149,17 +204,17 @@ def _json_of(name: str) -> Mapping[str, Any]:
 
 def _infer_error(plain: Mapping[str, Any]) -> Mapping[str, Any]:
     """Our error, and beside it the one field that clients of the Open Inference Protocol read."""
-    fields = {**plain["properties"], "error": {"type": "string"}}
+    fields = {
+        **plain["properties"],
+        "error": {"type": "string", "description": "Code and message, for clients of the Open Inference Protocol."},
+    }
     return {"type": "object", "required": ["error", *plain["required"]], "properties": fields, "additionalProperties": False}
 
 
 def _infer_body(tensors: str) -> Mapping[str, Any]:
-    listed = {"type": "array", "items": {"$ref": _REFERENCE.format(model="Tensor")}}
-    return {
-        "type": "object",
-        "required": [tensors],
-        "properties": {"id": {"type": "string"}, "parameters": {"type": "object"}, "inputs": listed, "outputs": listed},
-    }
+    listed = {"type": "array", "maxItems": INPUTS_MAX, "items": {"$ref": _REFERENCE.format(model="Tensor")}}
+    fields = {name: {**listed, "description": about} for name, about in _TENSORS.items() if tensors == "inputs" or name == tensors}
+    return {"type": "object", "required": [tensors], "properties": {**_INFER_FIELDS, **fields}}
 
 
 if __name__ == "__main__":

@@ -129,7 +129,9 @@ class Freshness(_Body):
     can be recomputed from its version's files and exactly the delta records before that offset, because delta records are always applied as a whole.
     """
 
-    age_s: Annotated[float | None, Field(description="Seconds since the rows of the oldest shard were at the ends of their topics; null: unknown.")]
+    age_s: Annotated[
+        float | None, Field(description="Seconds since the rows of the oldest shard were at the ends of their topics; null: unknown.")
+    ]
     lagging_shards: Annotated[list[int], Field(default_factory=list, description="Shards whose rows are older than 2 s.")]
     watermark: Annotated[list[dict[str, int]], Field(description="Per shard, the next offset of each topic that the answer includes.")]
 

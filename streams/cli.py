@@ -45,7 +45,8 @@ def worker(
 ) -> None:
     """Own shards: read item-features, new-items and model-checkpoints, and write index versions. Runs until SIGTERM or Ctrl-C.
 
-    Prints where its data is, then one JSON line {"ready": true, ...} once it consumes.
+    Prints where its data is, then one JSON line {"ready": true, ...} once it consumes. Exit code 78: another start would end in the same way, an
+    operator must decide. Exit code 70: an unknown fault, start it again.
     """
     from infra.fork_server import import_single_threaded
 

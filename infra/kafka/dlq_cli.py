@@ -117,7 +117,10 @@ def redrive(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send rejected updates once more, each alone and to the partition of its id. None is sent twice: the index store keeps the audit."""
+    """Send rejected updates once more, each alone and to the partition of its id. None is sent twice: the index store keeps the audit.
+
+    A truncated letter (header aif.truncated in `aif dlq show`) is left out: its publisher has to send the update again, in smaller records.
+    """
     from infra.index.control_log import ControlLog
     from infra.index.store import open_index_store
     from infra.kafka.admin import end_offsets
@@ -131,7 +134,7 @@ def redrive(
     letters = plan_redrive(read_dead_letters(bootstrap, prefix, topic), topic, chosen, sent.identities, maximum)
     if not letters:
         say(
-            f"nothing to send: these options choose none of dlq.{topic} that was not sent before; {len(sent.identities)} were, and none is sent twice"
+            f"nothing to send: the options choose no whole letter of dlq.{topic} that was not sent before; {len(sent.identities)} were, and none is sent twice"
         )
     if dry_run or not letters:
         if letters or as_json:

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, TopicFollower, read_topic
 from schemas.errors import Incompatible, Unavailable
+from tests.infra.kafka.transactions import open_transactional, send
 
 TOPIC = "numbers"
 
@@ -117,6 +118,17 @@ def test_a_bounded_read_ends_where_the_last_offsets_are_transaction_markers(boot
     with TopicFollower(bootstrap_servers, "markers", {0: 0}, prefix=topic_prefix) as follower:
         _poll_until(follower, lambda _: follower.has_reached({0: 6}))
         assert follower.positions == {0: 6}
+
+
+def test_a_follower_gives_no_record_of_an_aborted_transaction_and_passes_its_offsets(bootstrap_servers: str, topic_prefix: str) -> None:
+    topic = topic_prefix + "aborted"
+    _create(bootstrap_servers, topic, 1)
+    producer = open_transactional(bootstrap_servers, topic)
+    send(producer, topic, b"0", b"1", commit=False)
+    send(producer, topic, b"3", commit=True)
+    with TopicFollower(bootstrap_servers, "aborted", {0: 0}, prefix=topic_prefix) as follower:
+        found = _poll_until(follower, lambda _: follower.has_reached({0: 5}))
+        assert [(r.offset, r.value) for r in found] == [(3, b"3")] and follower.positions == {0: 5}
 
 
 def test_a_bounded_read_ends_where_the_end_was_removed_from_the_middle_of_the_log(bootstrap_servers: str, numbers: str) -> None:

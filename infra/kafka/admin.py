@@ -250,10 +250,11 @@ class EndReader:
         self._bootstrap, self._admin = bootstrap, _open_admin(bootstrap)
 
     def read(self, topic: str, partitions: int) -> list[int]:
-        """The offset after the newest record of each partition of a topic (whole name). Raises Unavailable (`kafka_unreachable`) within seconds."""
+        """The end of each partition of a topic (whole name), before the first record of an open transaction. Raises Unavailable (`kafka_unreachable`) within
+        seconds."""
         asked = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(partitions)}
         try:
-            answers = self._admin.list_offsets(asked, request_timeout=_REQUEST_S_MIN)
+            answers = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_REQUEST_S_MIN)
             found = {tp.partition: answer.result().offset for tp, answer in answers.items()}
         except KafkaException as error:
             raise Unavailable("kafka_unreachable", f"broker {self._bootstrap}: {error}; is it up (`aif broker status`)?") from error

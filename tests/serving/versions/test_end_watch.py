@@ -2,7 +2,7 @@
 
 from confluent_kafka import Producer
 
-from infra.kafka.admin import apply_topics
+from infra.kafka.admin import EndReader, apply_topics
 from infra.processes import wait_until
 from infra.settings import KafkaSettings
 from schemas.topics import ITEM_FEATURES
@@ -23,3 +23,16 @@ def test_rows_at_the_ends_are_fresh_and_a_shard_with_a_record_that_they_lack_is_
         assert watch.ages([{}, {"item-features": 1}]).lagging == []
     finally:
         watch.close()
+
+
+def test_a_record_of_an_open_transaction_is_beyond_the_end(bootstrap_servers: str, topic_prefix: str) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 2, 1)
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": topic_prefix})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic_prefix + ITEM_FEATURES, b"{}", partition=1)
+    assert producer.flush(30) == 0
+    reader = EndReader(bootstrap_servers)
+    assert reader.read(topic_prefix + ITEM_FEATURES, 2) == [0, 0]
+    producer.commit_transaction(30)
+    wait_until(lambda: reader.read(topic_prefix + ITEM_FEATURES, 2) == [0, 2], 30, "the end behind the transaction's marker")

@@ -43,7 +43,9 @@ from serving.core.user_view import (
     encode_head,
     encode_view_state,
 )
+from serving.protocols.grpc_api import decode_infer, decode_message
 from serving.protocols.http_body import decode_body, unpack
+from serving.protocols.messages import pb
 from serving.protocols.open_inference import plan_request
 from serving.users.refused_records import RefusedRecord, decode_refused, encode_refused
 from serving.users.user_batch import decode_user_record
@@ -249,6 +251,18 @@ def _infer(raw: bytes) -> None:
     plan_request(decode_infer_body(raw, None), IdKind.INT64, None, 100)
 
 
+def _infer_grpc(raw: bytes) -> None:
+    plan_request(decode_infer(decode_message(pb.ModelInferRequest, raw)), IdKind.INT64, None, 100)
+
+
+def _message() -> bytes:
+    message = pb.ModelInferRequest(model_name="aif", id="a")
+    for name, ids in (("user_id", [1]), ("item_ids", [1, 2, 3])):
+        one = message.inputs.add(name=name, datatype="INT64", shape=[len(ids)])
+        one.contents.int64_contents.extend(ids)
+    return bytes(message.SerializeToString())
+
+
 def _infer_binary() -> bytes:
     inputs = [{"name": "item_ids", "datatype": "INT64", "shape": [3], "parameters": {"binary_data_size": 24}}]
     head = forge.encode(INFER | {"inputs": [INFER["inputs"][0], *inputs]})
@@ -297,5 +311,6 @@ READERS: Sequence[Reader] = (
     Reader("user body", lambda: {k: v for k, v in INLINE.items() if k not in ("item_ids", "top_k", "context")}, lambda raw: decode_body(UserRequest, raw)),
     Reader("infer body", lambda: INFER, _infer),
     Reader("binary infer body", _infer_binary, lambda raw: decode_infer_body(raw[2:], str(int.from_bytes(raw[:2], "little")))),
+    Reader("gRPC message", _message, _infer_grpc),
     Reader("gzip body", lambda: gzip.compress(b"{}", mtime=0), lambda raw: unpack(raw, "gzip")),
 )  # fmt: skip

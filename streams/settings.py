@@ -56,8 +56,9 @@ class CanarySection(Section):
     users: int = Field(_CANARY.users, ge=1, le=1_000)
     items: int = Field(_CANARY.items, ge=1, le=20_000)  # times users: pairs that are scored in memory
     bad_share_max: float = Field(_CANARY.bad_share_max, ge=0.0, le=1.0)  # of scores that are not finite
-    distance_max: float = Field(_CANARY.distance_max, ge=0.0, le=1.0)  # Kolmogorov-Smirnov, of click probabilities; 1 = any
+    distance_max: float = Field(_CANARY.distance_max, ge=0.0)  # median difference of the click logits of the same user and item
     overlap_min: float = Field(_CANARY.overlap_min, ge=0.0, le=1.0)  # of each user's best tenth; 0 = any
+    allow_uncompared: bool = _CANARY.allow_uncompared  # promote a version that could not be compared with the live one
 
     @property
     def rules(self) -> CanaryRules:

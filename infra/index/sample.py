@@ -1,32 +1,29 @@
-"""A few rows of a version, spread over its items, and the rows of given items: what a canary looks at (streams/builders/canary.py).
+"""A few items of a version, and the rows of given items: what a canary looks at (streams/builders/canary.py).
 
-Here: which items a sample has, and where their rows are. Not here: reading whole parts (parts.py).
-Invariants: the sample follows from the manifest alone, so everybody draws the same one; it costs a few blocks of a few shards, however large the version
-is. The shard of an item is a hash of its id, so the items of some shards are a fair sample of the catalogue. The sha256 of the files is not checked here:
-who serves them does that, and RocksDB's own checksum finds a damaged block (Corrupted).
+Here: reading the samples that were sealed with a version, and finding rows. Not here: which items a sample has (schemas/index/item_sample.py), reading
+whole parts (parts.py).
+Invariants: the sample follows from the manifest alone, so every process reads the same one. The shard of an item is a hash of its id, so the items of some
+shards are a fair sample of the catalogue. The sha256 of the files is not checked here: who serves them does that, and RocksDB's own checksum finds a
+damaged block (Corrupted).
 
 Arrays: R rows.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from infra.index.parts import open_part
-from infra.index.store import IndexStore
-from infra.rocks import DEFAULT_FAMILY, Database
+from infra.index.store import IndexStore, read_if_there
+from infra.rocks import DEFAULT_FAMILY
 from schemas.ids import decode_index_key, partition_of
+from schemas.index.item_sample import SampledItem, decode_sample, sample_path
 from schemas.index.keys import check_keys
-from schemas.index.layout import RowBlock, RowLayout, decode_block, decode_increment
+from schemas.index.layout import RowLayout, decode_block, decode_increment
 from schemas.index.manifest import Manifest, Part, Seal
-from schemas.limits import TEXT_ID_BYTES_MAX
 
 SHARDS_SAMPLED_MAX = 4
-_BLOCKS_PER_SHARD = 16
-_STEP_BYTES = 8
-_LAST_KEY = b"\xff" * (TEXT_ID_BYTES_MAX + 1)
 
 Rows = dict[bytes, np.ndarray | None]  # by index key; None = deleted
 
@@ -39,12 +36,21 @@ class SampledRows:
     rows_R: np.ndarray
 
 
-def sample_rows(store: IndexStore, manifest: Manifest, rows_max: int) -> SampledRows:
-    """At most `rows_max` rows of the merged view, from a few shards, evenly spread over their keys. Raises Unavailable, Corrupted."""
+def read_item_sample(store: IndexStore, manifest: Manifest, items_max: int) -> list[SampledItem]:
+    """Inputs of about `items_max` items as they were sealed, from a few shards; none from shards that an older release sealed. Raises Unavailable,
+    Corrupted (`bad_sample`)."""
     filled = [seal for seal in manifest.seals if seal.rows > 0]
     shards = min(len(filled), SHARDS_SAMPLED_MAX)
     chosen = [filled[n * len(filled) // shards] for n in range(shards)]
-    return find_rows(store, manifest, [key for seal in chosen for key in _draw_keys(store, seal, manifest.layout, rows_max // shards)])
+    return [item for seal in chosen for item in _read_one(store, manifest, seal, -(-items_max // shards))]
+
+
+def _read_one(store: IndexStore, manifest: Manifest, seal: Seal, items_max: int) -> list[SampledItem]:
+    path = sample_path(manifest.version, manifest.revision, seal.shard, seal.data_digest)
+    raw = read_if_there(store, path)
+    items = [] if raw is None else decode_sample(raw)
+    count = min(len(items), items_max)
+    return [items[n * len(items) // count] for n in range(count)]
 
 
 def find_rows(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> SampledRows:
@@ -58,31 +64,6 @@ def find_rows(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> S
             found |= _find_increments(store, seal.incremental, layout, here)
     rows = [(key, row) for key in keys if (row := found.get(key)) is not None]
     return SampledRows([key for key, _ in rows], np.array([row for _, row in rows], layout.dtype))
-
-
-def _draw_keys(store: IndexStore, seal: Seal, layout: RowLayout, count: int) -> list[bytes]:
-    """Some keys from each of a few blocks of the full part; if that is empty, the first keys of the increments."""
-    if seal.full.files:
-        with open_part(store, seal.full) as database:
-            blocks = _spread_blocks(database, layout)
-        each = -(-count // len(blocks))
-        return [key for block in blocks for key in block.keys[:: -(-len(block) // each)]][:count]
-    with open_part(store, seal.incremental) as database:
-        return [key for key, _ in itertools.islice(database.scan(DEFAULT_FAMILY), count)]
-
-
-def _spread_blocks(database: Database, layout: RowLayout) -> list[RowBlock]:
-    """Blocks at even distances between the first and the last key, where a key counts as the number that its bytes after the common prefix make."""
-    first, last = next(database.scan(DEFAULT_FAMILY))[0], database.find_before(_LAST_KEY)
-    assert last is not None
-    common = next((n for n, (a, b) in enumerate(zip(first, last[0], strict=False)) if a != b), min(len(first), len(last[0])))
-    low, high = (int.from_bytes(key[common : common + _STEP_BYTES].ljust(_STEP_BYTES, b"\0")) for key in (first, last[0]))
-    raw: dict[bytes, bytes] = {}
-    for n in range(_BLOCKS_PER_SHARD):
-        at = low + (high - low) * (2 * n + 1) // (2 * _BLOCKS_PER_SHARD)
-        found = database.find_before(first[:common] + at.to_bytes(_STEP_BYTES))
-        raw |= dict([found or last])
-    return [decode_block(layout, raw[key]) for key in sorted(raw)]
 
 
 def _find_full(store: IndexStore, part: Part, layout: RowLayout, keys: Sequence[bytes]) -> Rows:

@@ -25,8 +25,9 @@ from schemas.limits import MANIFEST_BYTES_MAX
 ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES = "rows_encoded", "rows_rewritten", "skipped_identical", "skipped_no_features"
 BUILD_COMPUTED, BUILD_TAKEN_OVER = "build_computed", "build_taken_over"
 WORK_SKIPPED = frozenset({REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES, BUILD_TAKEN_OVER})
-CHECKPOINT_REPAIR = "publish the same checkpoint again, which repairs it, or a new one, which takes its place"  # of a copy that is damaged
 _OF_VERSION = re.compile(r"versions/(\d+)/")
+# Of a damaged copy. A canary has nothing to compare a new version with, so that needs an approval.
+CHECKPOINT_REPAIR = "publish the same checkpoint again, which repairs it, or a new one, and then `aif index approve` its version"
 UNIQUE_DIGITS = 12  # random ones, of a name in the store
 D = TypeVar("D")
 _PLAIN_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")  # readers make files of these names and sums in folders of their own

@@ -25,6 +25,7 @@ from schemas.index.snapshot import ShardSnapshot, snapshot_manifest_path
 
 SEAL_PATH = re.compile(r"versions/(\d+)/(\d+)/seals/(\d{5})-[^/]+\.json")  # version, revision, shard
 _PART = re.compile(r"(versions/(\d+)/(?:full|\d+/incremental)/(\d{5})-[^/]+)/[^/]+")
+_SAMPLE = re.compile(r"versions/(\d+)/(\d+)/samples/(\d{5})-[^/]+")
 _MANIFEST = re.compile(r"versions/(\d+)/(\d+)/manifest\.json")
 _OF_VERSION = re.compile(r"versions/(\d+)/.+")
 _SNAPSHOT = re.compile(r"(snapshots/(\d{5})/[^/]+)/.+")
@@ -168,6 +169,8 @@ class _Plan:
             return self._judge_part(file, part[1], int(part[2]), int(part[3]))
         if seal := SEAL_PATH.fullmatch(path):
             return self._judge_seal(file, int(seal[1]), int(seal[2]), int(seal[3]))
+        if sample := _SAMPLE.fullmatch(path):
+            return self._judge_sample(file, int(sample[1]), int(sample[2]), int(sample[3]))
         if manifest := _MANIFEST.fullmatch(path):
             expiry = self._expire_manifest(int(manifest[1]), int(manifest[2]))
             return None if expiry is None else Removal(path, expiry, "a revision that was replaced or dropped", None, file.size_bytes)
@@ -197,6 +200,11 @@ class _Plan:
             return None
         at_ms = max(file.put_ms, self._ended_ms(version)) + self._rules.grace_ms
         return Removal(file.path, at_ms, "a seal that its manifest contains or nobody took", shard, file.size_bytes)
+
+    def _judge_sample(self, file: StoreFile, version: int, revision: int, shard: int) -> Removal | None:
+        """A sample stays as long as the manifest of its revision: an operator may hold, and the canary reads it later."""
+        expiry = self._expire_manifest(version, revision)
+        return None if expiry is None else Removal(file.path, expiry, "a revision that was replaced or dropped", shard, file.size_bytes)
 
     def _judge_snapshot(self, file: StoreFile, directory: str, shard: int) -> Removal | None:
         if directory in self._snapshot_expiry:

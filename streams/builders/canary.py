@@ -1,12 +1,14 @@
-"""The work of a canary: a new version and the live one score a fixed sample of users and items, from the files of both.
+"""The work of a canary: a new version and the live one score a fixed sample of users and items.
 
 Here: the sample, the scores, the figures. Not here: the comparison and the verdict (core/canary.py), when it runs (streams/versions/promotion.py), the
 process it runs in (process.py).
 
-Invariants: the sample follows from the two manifests and the constants here, so every worker finds the same figures (up to the arithmetic of its
-processor), and doing it again costs only time. Memory is bounded by users x items, whatever the size of the version.
+Invariants: both versions score the same items in the same state, whatever the age of the live version's files. The new version's rows come from its files.
+The live version's rows are encoded here, with its checkpoint, from the inputs that were sealed with the new version. The sample follows from the new
+version's manifest and the constants here, so every worker finds the same figures (up to the arithmetic of its processor), and doing it again costs only
+time. Memory is bounded by users x items, whatever the size of the version.
 The users are made up: their histories are items of the sample, their profiles and contexts are drawn by the kinds of the features. With real users from
-the topics the figures would depend on the moment. A live version that cannot be read is not compared with: the new one may be the way out.
+the topics the figures would depend on the moment.
 
 Arrays: U users, C candidates.
 Source: schemas/model/network.py, in its plain form.
@@ -22,21 +24,24 @@ import numpy as np
 import torch
 
 from infra.index.parts import read_checkpoint_copy, read_manifest
-from infra.index.sample import SampledRows, find_rows, sample_rows
+from infra.index.sample import SampledRows, find_rows, read_item_sample
 from infra.index.store import IndexStore
 from schemas.errors import AifError
 from schemas.features import FeatureSchema, Scope
 from schemas.ids import decode_index_key
 from schemas.index.control import VersionStatus
-from schemas.index.manifest import Manifest
+from schemas.index.item_sample import SampledItem
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.inputs import UserInputs, behaviour_row, build_user_inputs, candidate_rows
 from schemas.model.network import AifNetwork
 from schemas.model.random_inputs import draw_value
 from streams.builders.jobs import CanaryJob
-from streams.core.canary import SPREAD_MIN, CanaryFigures, Scores, measure_bad_share, measure_distance, measure_overlap, measure_spread
+from streams.core.canary import CanaryFigures, Scores, measure_bad_share, measure_distance, measure_overlap, measure_spread
+from streams.core.item_state import decode_raw_features
+from streams.encoder import EncoderCache
 
 HISTORY_MAX = 40
+_NO_ITEMS = "the index has no items, or an older release sealed the version"
 _SEED = 0
 
 
@@ -44,7 +49,6 @@ _SEED = 0
 class Side:
     """One version of the comparison."""
 
-    manifest: Manifest
     network: AifNetwork
     sample: SampledRows
 
@@ -58,47 +62,59 @@ class MadeUpUser:
     history: Sequence[bytes]
 
 
-def run_canary(store: IndexStore, job: CanaryJob) -> CanaryFigures:
+def run_canary(store: IndexStore, encoders: EncoderCache, job: CanaryJob) -> CanaryFigures:
     """The figures of `job.status`, against `job.live` if there is one. Raises Unavailable, Corrupted where the new version cannot be read."""
     manifest = read_manifest(store, job.status)
-    new = Side(manifest, _open_network(store, manifest), sample_rows(store, manifest, job.items))
-    live = _open_live(store, job.live, new.sample.keys) if job.live is not None else None
-    common = new.sample.keys if live is None else live.sample.keys
-    users = make_users([side.network.spec.schema for side in (new, live) if side is not None], common, job.users)
+    items = read_item_sample(store, manifest, job.items)
+    new = Side(_open_network(store, manifest.checkpoint_sha256), find_rows(store, manifest, [item.key for item in items]))
+    live: Side | None = None
+    uncompared = ""
+    if job.live is not None:
+        try:
+            live = _open_live(store, encoders, job.live, new, items)
+        except AifError as error:
+            uncompared = f"version {job.live.version} cannot be read: {error}"
+    users = make_users([side.network.spec.schema for side in (new, live) if side is not None], new.sample.keys, job.users)
     scores = score(new, users)
-    figures = CanaryFigures(job.status.version, job.status.revision, scores.scores_UC.size, measure_bad_share(scores))
-    if live is None or not common or not scores.scores_UC.size:
+    figures = CanaryFigures(
+        job.status.version, job.status.revision, scores.scores_UC.size, measure_bad_share(scores), uncompared=uncompared
+    )
+    if job.live is None or live is None:
         return figures
-    place = {key: at for at, key in enumerate(new.sample.keys)}
-    figures = dataclasses.replace(figures, missed=max(0, _records_in(manifest) - _records_in(live.manifest)))
-    return _compare(figures, scores.probabilities_UC[:, [place[key] for key in common]], score(live, users).probabilities_UC, live)
+    return _compare(figures, scores, score(live, users), job.live.version)
 
 
-def _records_in(manifest: Manifest) -> int:
-    return sum(sum(seal.source_offsets.values()) for seal in manifest.seals)
+def _compare(figures: CanaryFigures, new: Scores, live: Scores, against: int) -> CanaryFigures:
+    """Compares the candidates that both versions give finite logits, for the tasks that both have."""
+    fine_C = np.isfinite(new.logits_UCT).all(axis=(0, 2)) & np.isfinite(live.logits_UCT).all(axis=(0, 2))
+    if not fine_C.any():
+        return dataclasses.replace(figures, uncompared="no item has finite logits in both versions" if fine_C.size else _NO_ITEMS)
+    new_UCT, live_UCT = new.logits_UCT[:, fine_C], live.logits_UCT[:, fine_C]
+    common = [
+        (new.tasks.index(task), live.tasks.index(task)) for task in new.tasks if task in live.tasks
+    ]  # each model's first is the click
+    return dataclasses.replace(
+        figures,
+        against=against,
+        distance=max(measure_distance(new_UCT[..., t], live_UCT[..., its]) for t, its in common),
+        spread=measure_spread(live_UCT[..., 0]),
+        overlap=measure_overlap(new_UCT[..., 0], live_UCT[..., 0]),
+    )
 
 
-def _compare(figures: CanaryFigures, new_UC: np.ndarray, live_UC: np.ndarray, live: Side) -> CanaryFigures:
-    """Compares the candidates that both versions give finite scores, unless the live version gives nearly all the same score."""
-    fine_C = np.isfinite(new_UC).all(axis=0) & np.isfinite(live_UC).all(axis=0)
-    new_UC, live_UC = new_UC[:, fine_C], live_UC[:, fine_C]
-    if not new_UC.size or measure_spread(live_UC) < SPREAD_MIN:
-        return figures
-    distance, overlap = measure_distance(new_UC, live_UC), measure_overlap(new_UC, live_UC)
-    return dataclasses.replace(figures, against=live.manifest.version, distance=distance, overlap=overlap)
+def _open_live(store: IndexStore, encoders: EncoderCache, status: VersionStatus, new: Side, items: Sequence[SampledItem]) -> Side:
+    """The live version's model on the inputs of the new version's items."""
+    encoder = encoders.get(status.version, status.checkpoint_sha256)
+    inputs = {item.key: item for item in items}
+    chosen = [inputs[key] for key in new.sample.keys]
+    features = [decode_raw_features(item.features) for item in chosen]
+    embeddings = [None if item.embedding is None else np.frombuffer(item.embedding, np.float32) for item in chosen]
+    rows_R = encoder.encode(features, embeddings)
+    return Side(_open_network(store, status.checkpoint_sha256), SampledRows(new.sample.keys, rows_R))
 
 
-def _open_live(store: IndexStore, status: VersionStatus, keys: Sequence[bytes]) -> Side | None:
-    try:
-        manifest = read_manifest(store, status)
-        sample = find_rows(store, manifest, keys)
-        return Side(manifest, _open_network(store, manifest), sample) if len(sample.keys) else None
-    except AifError:
-        return None
-
-
-def _open_network(store: IndexStore, manifest: Manifest) -> AifNetwork:
-    return read_checkpoint(read_checkpoint_copy(store, manifest.checkpoint_sha256), manifest.checkpoint_sha256).network.eval()
+def _open_network(store: IndexStore, sha256: str) -> AifNetwork:
+    return read_checkpoint(read_checkpoint_copy(store, sha256), sha256).network.eval()
 
 
 def make_users(schemas: Sequence[FeatureSchema], keys: Sequence[bytes], count: int) -> list[MadeUpUser]:
@@ -121,20 +137,22 @@ def _draw_features(schemas: Sequence[FeatureSchema], scope: Scope, count: int) -
 
 @torch.inference_mode()
 def score(side: Side, users: Sequence[MadeUpUser]) -> Scores:
-    """The scores of every item of the side's sample for every user."""
+    """The scores and logits of every item of the side's sample for every user."""
+    tasks = side.network.spec.tasks
     rows = dict(zip(side.sample.keys, side.sample.rows_R, strict=True))
     if not rows:
-        return Scores(*np.zeros((2, len(users), 0), np.float32))
+        return Scores(np.zeros((len(users), 0), np.float32), np.zeros((len(users), 0, len(tasks)), np.float32), tasks)
     scored = [_score_user(side, rows, user) for user in users]
-    return Scores(np.stack([s for s, _ in scored]), np.stack([p for _, p in scored]))
+    return Scores(np.stack([scores for scores, _ in scored]), np.stack([logits for _, logits in scored]), tasks)
 
 
 def _score_user(side: Side, rows: Mapping[bytes, np.ndarray], user: MadeUpUser) -> tuple[np.ndarray, np.ndarray]:
     network = side.network
     states = network.user_states(_inputs_of(side, rows, user))
     candidates = candidate_rows(network.spec, side.sample.rows_R, user.context)
-    scores_BC, probabilities_BCT = network.scores(network.joint_logits(states, candidates), candidates.bid_BC)
-    return scores_BC[0].numpy(), probabilities_BCT[0, :, 0].numpy()
+    logits_BCT = network.joint_logits(states, candidates)
+    scores_BC, _ = network.scores(logits_BCT, candidates.bid_BC)
+    return scores_BC[0].numpy(), logits_BCT[0].numpy()
 
 
 def _inputs_of(side: Side, rows: Mapping[bytes, np.ndarray], user: MadeUpUser) -> UserInputs:

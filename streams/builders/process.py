@@ -35,14 +35,14 @@ def run_job(store: IndexStore, encoders: EncoderCache, job: Job, progress: Progr
     if isinstance(job, SnapshotJob):
         return write_snapshot(store, job.shard, job.identity, Path(job.checkpoint_directory))
     if isinstance(job, CanaryJob | DryRunJob):
-        return _run_network(store, job)
+        return _run_network(store, encoders, job)
     encoder = encoders.get(job.version, job.checkpoint_sha256)
     if isinstance(job, BuildJob):
         return build_full_part(store, encoder, job, progress)
     return write_seal(store, encoder, job, progress)
 
 
-def _run_network(store: IndexStore, job: CanaryJob | DryRunJob) -> Result:
+def _run_network(store: IndexStore, encoders: EncoderCache, job: CanaryJob | DryRunJob) -> Result:
     """The jobs that need torch."""
     import torch
 
@@ -51,7 +51,7 @@ def _run_network(store: IndexStore, job: CanaryJob | DryRunJob) -> Result:
     if isinstance(job, CanaryJob):
         from streams.builders.canary import run_canary
 
-        return run_canary(store, job)
+        return run_canary(store, encoders, job)
     from schemas.model.checkpoint import read_checkpoint
 
     read_checkpoint(job.path, job.sha256)

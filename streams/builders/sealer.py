@@ -7,7 +7,7 @@ Order, in `read_seal_point`, `prepare_seal` and `write_seal`:
 1. the end offset of the shard's partition of index-deltas is read: a reader of this seal starts there;
 2. then the ends of the source topics are read, and the shard goes on until it has applied everything before them;
 3. then a checkpoint of the shard is taken;
-4. increments with tombstones, counts, source offsets and digests come from that checkpoint only, never from the live shard.
+4. increments with tombstones, counts, source offsets, digests and the sample of items come from that checkpoint only, never from the live shard.
 
 Every delta before the position is then in the checkpoint. If this owner sent it, it was written to the shard before it was sent. If another owner sent
 it, it was made from records before the ends of step 2. Without step 2, a former owner that does not yet know it has lost the shard would seal without
@@ -27,6 +27,7 @@ from infra.failpoints import failpoint
 from infra.index.parts import new_unique, read_full_part, write_incremental_part
 from infra.index.store import IndexStore
 from schemas.index.digest import ShardDigest, merge_parts
+from schemas.index.item_sample import KeySampler, encode_sample, sample_path
 from schemas.index.layout import RowBlock
 from schemas.index.manifest import Seal, checked_name, encode_seal, seal_path
 from streams.builders.full_part import Progress, check_encoder
@@ -61,12 +62,14 @@ def prepare_seal(job: SealJob, point: SealPoint, create_checkpoint: Callable[[Pa
 
 
 def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Progress = lambda _: None) -> Seal:
-    """Step 4: writes the incremental part and the seal file. Raises Incompatible (`other_encoder`), Corrupted, Unavailable."""
+    """Step 4: writes the incremental part, a sample of items, and the seal file. Raises Incompatible (`other_encoder`), Corrupted, Unavailable."""
     check_encoder(encoder, job.encoder_fingerprint, job.version)
     with open_shard_reader(Path(job.checkpoint_directory)) as reader:
         incremental = write_incremental_part(store, job.version, job.revision, job.shard, reader.scan_increments(job.version))
         merged = merge_parts(encoder.layout, read_full_part(store, job.full, encoder.layout), reader.scan_increments(job.version))
-        digest = digest_blocks(encoder, merged, progress)
+        sampler = KeySampler()
+        digest = digest_blocks(encoder, _sampled(merged, sampler), progress)
+        sample = encode_sample(reader.find_inputs(sampler.keys))
         source_offsets, source_ms = reader.next_offsets, reader.state.source_ms
         work = {**reader.state.work.get(str(job.version), {}), **job.built}
     seal = Seal(
@@ -82,10 +85,18 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
         source_ms,
         work,
     )
+    store.put_bytes(sample_path(job.version, job.revision, job.shard, seal.data_digest), sample)
     failpoint("before-seal")
     raw = encode_seal(seal)
     store.put_bytes(seal_path(job.version, job.revision, job.shard, checked_name(new_unique(), raw)), raw)
     return seal
+
+
+def _sampled(blocks: Iterator[RowBlock], sampler: KeySampler) -> Iterator[RowBlock]:
+    """The same blocks, offered to a sampler."""
+    for block in blocks:
+        sampler.add(block.keys, block.orders["input_hash"])
+        yield block
 
 
 def digest_blocks(encoder: Encoder, blocks: Iterator[RowBlock], progress: Progress = lambda _: None) -> ShardDigest:

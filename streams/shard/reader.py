@@ -13,7 +13,9 @@ from infra.joined import join_some, join_stored
 from infra.rocks import Database, open_read_only
 from infra.rocks_scan import Scan
 from schemas.errors import Corrupted
+from schemas.index.item_sample import SampledItem
 from schemas.limits import BUILD_ROWS_AT_ONCE
+from streams.core.item_state import decode_embedding_component, decode_features_component
 from streams.core.shard_state import ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard.fold import EMBEDDINGS, FEATURES
 from streams.shard.shard import INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
@@ -51,6 +53,18 @@ class ShardReader(Closeable):
                 keys, features = [keys[place] for place in live.tolist()], features.take(live)
             if keys:
                 yield cut_item_block(keys, features, join_some(embeddings.take(keys)))
+
+    def find_inputs(self, keys: Sequence[bytes]) -> list[SampledItem]:
+        """The inputs of these items, without those that are not there or deleted."""
+        features = self._database.multi_get(FEATURES, keys)
+        embeddings = self._database.multi_get(EMBEDDINGS, keys)
+        found = []
+        for key, raw, raw_embedding in zip(keys, features, embeddings, strict=True):
+            component = None if raw is None else decode_features_component(raw)
+            if component is not None and not component.dead:
+                embedding = None if raw_embedding is None else decode_embedding_component(raw_embedding).values
+                found.append(SampledItem(key, component.raw, embedding))
+        return found
 
     def scan_increments(self, version: int) -> Iterator[tuple[bytes, bytes]]:
         """(index key, increment value) of a version in key order, tombstones included."""

@@ -122,7 +122,10 @@ class World:
     # --- control -------------------------------------------------------------------------------------------------------
 
     def want(self, version: int, seed: int = 0, fingerprint: str = "") -> None:
-        data, encoder = checkpoint_bytes(seed), encoder_of(version, seed)
+        self.want_bytes(version, checkpoint_bytes(seed), fingerprint)
+
+    def want_bytes(self, version: int, data: bytes, fingerprint: str = "") -> None:
+        encoder = RowEncoder(version, read_checkpoint_file(data))
         self.store.put_bytes(checkpoint_path(encoder.checkpoint_sha256), data)
         entry = Entry(
             EntryKind.WANT,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from schemas.ids import IdKind
 from schemas.index import retention
 from schemas.index.control import ControlState, Entry, encode_entry, fold_entry
+from schemas.index.item_sample import sample_path
 from schemas.index.layout import Column, RowLayout
 from schemas.index.lifecycle import FINAL, Cause, EntryKind, State
 from schemas.index.manifest import Manifest, Part, PartFile, Seal, checkpoint_path, manifest_path, seal_path
@@ -48,7 +49,8 @@ def manifest(version: int, revision: int, full: str = "a") -> Manifest:
 def files_of(one: Manifest) -> list[str]:
     parts = [p for s in one.seals for p in (s.full, s.incremental)]
     seals = [seal_path(one.version, one.revision, s.shard, "a") for s in one.seals]
-    return [manifest_path(one.version, one.revision), *seals, *(f"{p.directory}/000001.sst" for p in parts)]
+    samples = [sample_path(one.version, one.revision, s.shard, s.data_digest) for s in one.seals]
+    return [manifest_path(one.version, one.revision), *seals, *samples, *(f"{p.directory}/000001.sst" for p in parts)]
 
 
 def snapshot(shard: int, unique: str, *parts: str) -> ShardSnapshot:
@@ -111,6 +113,7 @@ def test_a_replaced_revision_goes_a_grace_period_after_the_next_manifest_and_the
     late = [dataclasses.replace(f, put_ms=500) if f.path.startswith("versions/1/1/") else f for f in what.files]
     due = removed(state, dataclasses.replace(what, files=late))
     assert due[manifest_path(1, 0)] == due["versions/1/0/incremental/00000-a/000001.sst"] == 500 + GRACE
+    assert due[sample_path(1, 0, 0, "e")] == 500 + GRACE
     assert not [p for p in due if "/full/" in p or (p.startswith("versions/1/1/") and "/seals/" not in p)]
 
 
@@ -204,7 +207,12 @@ def named_by_who_stays(state: ControlState, what: StoreContent) -> set[str]:
 
 def find_harm(state: ControlState, what: StoreContent, removals: list[Removal]) -> list[str]:
     needed = named_by_who_stays(state, what)
-    current = {manifest_path(v, s.revision) for v, s in state.versions.items() if s.state not in FINAL and s.revision >= 0}
+    current = {
+        path(v, s.revision)
+        for path in (manifest_path, lambda v, r: sample_path(v, r, 0, "e"))
+        for v, s in state.versions.items()
+        if s.state not in FINAL and s.revision >= 0
+    }
     return [r.path for r in removals if r.path in current or any(r.path.startswith(f"{d}/") for d in needed)]
 
 

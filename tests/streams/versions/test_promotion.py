@@ -5,23 +5,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from infra.index import sample as index_sample
 from infra.index.control_log import ControlLog
-from infra.index.sample import find_rows, sample_rows
+from infra.index.sample import SHARDS_SAMPLED_MAX, SampledRows, find_rows, read_item_sample
 from infra.index.store import FolderStore
 from schemas.errors import Unavailable
 from schemas.ids import encode_index_key
 from schemas.index.control import Entry
 from schemas.index.lifecycle import EntryKind, State
+from schemas.index.manifest import checkpoint_path
+from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
 from streams.builders import canary
 from streams.builders.canary import run_canary
 from streams.builders.jobs import CanaryJob, Job
 from streams.builders.pool import Ticket
 from streams.core.canary import CanaryFigures, CanaryRules
+from streams.core.item_state import decode_raw_features
+from streams.encoder import EncoderCache
 from streams.versions.promotion import Promotion
 from tests.streams.shard_world import ManualClock, embed, upsert
-from tests.streams.version_world import InlineBuilders, Worker, World
+from tests.streams.version_world import InlineBuilders, Worker, World, checkpoint_bytes
 
 RULES = CanaryRules(users=4, items=64)
 NEVER = {"reseal_interval_s": 1e12}
@@ -51,10 +55,10 @@ class Builders(InlineBuilders):
         ticket = self.waiting[-1]
         assert isinstance(ticket.job, CanaryJob)
         status, live = ticket.job.status, ticket.job.live
-        figures = run_canary(self.store, ticket.job)
+        figures = run_canary(self.store, EncoderCache(self.store), ticket.job)
         if overlap is not None:
             against = -1 if live is None else live.version
-            figures = CanaryFigures(status.version, status.revision, 9, 0.0, against, 0.0, overlap)
+            figures = CanaryFigures(status.version, status.revision, 9, 0.0, against, 0.0, overlap, 1.0)
         ticket.future.set_result(figures)
 
 
@@ -187,54 +191,62 @@ def test_a_canary_that_fails_to_run_is_reported_and_run_again(world: World, work
 # --- the figures -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks that nobody trained count as a measure."""
-    monkeypatch.setattr(canary, "SPREAD_MIN", 0.0)
-
-
 def job_of(world: World, version: int, live: int | None) -> CanaryJob:
     versions = world.state.versions
     return CanaryJob(versions[version], None if live is None else versions[live], RULES.users, RULES.items)
 
 
-@pytest.mark.usefixtures("measured")
+def measure(world: World, version: int, live: int | None) -> CanaryFigures:
+    return run_canary(world.store, EncoderCache(world.store), job_of(world, version, live))
+
+
 def test_figures_follow_from_the_files_alone(world: World, worker: Worker, builders: Builders) -> None:
     go_live(world, worker, builders, 1)
     go_live(world, worker, builders, 2, 1)
-    first = run_canary(world.store, job_of(world, 2, 1))
-    assert run_canary(world.store, job_of(world, 2, 1)) == first
+    first = measure(world, 2, 1)
+    assert measure(world, 2, 1) == first
     assert (first.pairs, first.bad_share, first.against) == (256, 0.0, 1)
     assert first.distance is not None and 0 < first.distance <= 1 and first.overlap is not None
 
 
-@pytest.mark.usefixtures("measured")
-def test_a_version_is_no_distance_from_one_of_the_same_checkpoint(world: World, worker: Worker, builders: Builders) -> None:
+def test_a_version_is_no_distance_from_one_of_the_same_checkpoint_whatever_changed_since_the_live_one_was_sealed(
+    world: World, worker: Worker, builders: Builders
+) -> None:
     go_live(world, worker, builders, 1)
     go_live(world, worker, builders, 2)
-    figures = run_canary(world.store, job_of(world, 2, 1))
-    assert (figures.distance, figures.overlap, figures.missed) == (0.0, 1.0, 0) and "lack" not in figures.describe()
-    world.publish_items(upsert(1, 9, category=3, price=70.0))
+    figures = measure(world, 2, 1)
+    assert (figures.distance, figures.overlap) == (0.0, 1.0)
+    world.publish_items(*(upsert(i, 9, category=(i + 3) % 7, price=400.0 - i, stock=9) for i in range(300)))
+    world.publish_embeddings(*(embed(i, *(float((i * k) % 7 - 3) for k in range(1, 7))) for i in range(300)))
+    worker.settle()
     go_live(world, worker, builders, 3)
-    figures = run_canary(world.store, job_of(world, 3, 1))
-    assert figures.missed == 1 and "against 1, whose files lack 1 newer records" in figures.describe(), (
-        "what an operator has to know to overrule it"
-    )
+    figures = measure(world, 3, 1)
+    assert (figures.distance, figures.overlap, figures.uncompared) == (0.0, 1.0, "")
 
 
-@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("by", [4.0, -4.0])
+def test_a_bias_of_the_last_layer_is_withheld_although_the_live_version_hardly_ranks(
+    by: float, world: World, worker: Worker, builders: Builders
+) -> None:
+    go_live(world, worker, builders, 1)
+    network = read_checkpoint(checkpoint_bytes(0)).network
+    with torch.no_grad():
+        [*network.head.rest.modules()][-1].bias += by  # type: ignore[operator]
+    world.want_bytes(2, encode_checkpoint(network, "shifted", {}))
+    worker.settle()
+    figures = measure(world, 2, 1)
+    assert figures.distance == pytest.approx(4.0, abs=1e-4) and figures.overlap == 1.0 and not figures.ranks
+    builders.sing()
+    worker.settle()
+    assert world.state.live == 1 and world.state.versions[2].withheld and "its logits are 4.000 away" in world.state.versions[2].reason
+
+
 def test_rows_of_other_items_are_seen(world: World, worker: Worker, builders: Builders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the rows of the new version stand at other keys."""
     go_live(world, worker, builders, 1)
     go_live(world, worker, builders, 2)
-    drawn = index_sample.sample_rows
-
-    def shuffled(*arguments: object) -> index_sample.SampledRows:
-        sample = drawn(*arguments)  # type: ignore[arg-type]
-        return dataclasses.replace(sample, rows_R=sample.rows_R[::-1])
-
-    monkeypatch.setattr(canary, "sample_rows", shuffled)
-    figures = run_canary(world.store, job_of(world, 2, 1))
+    monkeypatch.setattr(canary, "find_rows", lambda *a: (found := find_rows(*a)) and dataclasses.replace(found, rows_R=found.rows_R[::-1]))
+    figures = measure(world, 2, 1)
     assert figures.overlap is not None and figures.overlap < 0.5
 
 
@@ -242,68 +254,81 @@ def test_rows_that_are_no_numbers_are_seen_in_a_first_version_too(
     world: World, worker: Worker, builders: Builders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_live(world, worker, builders, 1)
-    drawn = index_sample.sample_rows
 
-    def spoilt(*arguments: object) -> index_sample.SampledRows:
-        sample = drawn(*arguments)  # type: ignore[arg-type]
+    def spoilt(*arguments: object) -> SampledRows:
+        sample = find_rows(*arguments)  # type: ignore[arg-type]
         rows = sample.rows_R.copy()
         rows["vector"][:16] = np.nan
         return dataclasses.replace(sample, rows_R=rows)
 
-    monkeypatch.setattr(canary, "sample_rows", spoilt)
-    figures = run_canary(world.store, job_of(world, 1, None))
+    monkeypatch.setattr(canary, "find_rows", spoilt)
+    figures = measure(world, 1, None)
     assert figures.bad_share >= 0.25 and figures.distance is None
 
 
-def test_a_live_version_that_cannot_be_read_has_no_say(world: World, worker: Worker, builders: Builders) -> None:
+def test_the_files_of_the_live_version_are_not_needed_but_its_model_is(world: World, worker: Worker, builders: Builders) -> None:
     go_live(world, worker, builders, 1)
-    go_live(world, worker, builders, 2, 1)
+    world.want(2, 1)
+    worker.settle()
     full = world.manifest(1).seals[0].full
     world.store.remove(f"{full.directory}/{full.files[0].name}")
-    figures = run_canary(world.store, job_of(world, 2, 1))
-    assert figures.against is None and figures.bad_share == 0.0
+    assert measure(world, 2, 1).against == 1
+    world.store.remove(checkpoint_path(world.state.versions[1].checkpoint_sha256))
+    builders.sing()
+    worker.settle()
+    status = world.state.versions[2]
+    assert world.state.live == 1 and status.withheld and "not compared with the live version" in status.reason
+    assert "aif index approve 2" in status.reason
+    world.write(Entry(EntryKind.APPROVE, 0, "anna", 2))
+    worker.settle()
+    assert world.state.live == 2
     full = world.manifest(2).seals[0].full
     world.store.remove(f"{full.directory}/{full.files[0].name}")
     with pytest.raises(Unavailable, match="missing_file"):
-        run_canary(world.store, job_of(world, 2, 1))
+        measure(world, 2, None)
 
 
-def test_a_live_version_that_tells_nothing_apart_is_no_measure(world: World, worker: Worker, builders: Builders) -> None:
-    """Networks that nobody trained rank unlike each other, and nobody wants to be kept at the first of them."""
+def test_an_untrained_live_version_has_no_best_tenth(world: World, worker: Worker, builders: Builders) -> None:
+    """Untrained networks rank unlike each other, and no index should be kept at the first of them."""
     go_live(world, worker, builders, 1)
-    go_live(world, worker, builders, 2, 1)
-    figures = run_canary(world.store, job_of(world, 2, 1))
-    assert figures.against is None and "nothing to compare with" in figures.describe()
+    world.want(2, 1)
+    worker.settle()
+    builders.sing()
+    worker.settle()
+    assert world.state.live == 2 and "not judged: the live version's logits spread by" in world.state.versions[2].reason
 
 
-def test_a_version_over_zero_items_passes(world: World) -> None:
-    worker = Worker(world, canary=RULES, **NEVER)
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_second_version_over_zero_items_is_compared_with_nothing(allowed: bool, world: World) -> None:
+    worker = Worker(world, canary=dataclasses.replace(RULES, allow_uncompared=allowed), **NEVER)
     for version, seed in ((0, 0), (1, 1)):
         world.want(version, seed)
         worker.settle()
-        assert world.state.live == version
+    assert world.state.live == (1 if allowed else 0) and world.state.versions[1].withheld is not allowed
 
 
 # --- the sample ------------------------------------------------------------------------------------------------------
 
 
-def test_a_sample_is_spread_over_all_shards_and_keys_and_follows_changes(tmp_path: Path) -> None:
+def test_a_sample_is_spread_over_all_shards_and_keys_and_has_the_sealed_inputs(tmp_path: Path) -> None:
     world = World(tmp_path, shards=3)
     worker = Worker(world, (0, 1, 2), **NEVER)
     fill(world, 256)
-    fill_more = [upsert(i, 1, category=1, price=2.0) for i in range(10_000, 13_000)]
+    fill_more = [upsert(i, 1, category=1, price=float(i)) for i in range(10_000, 13_000)]
     for at in range(0, 3_000, 250):
         world.publish_items(*fill_more[at : at + 250])
     worker.settle()
     world.want(1)
     worker.settle()
     manifest = world.manifest(1)
-    sample = sample_rows(world.store, manifest, 90)
-    ids = [int.from_bytes(key) - (1 << 63) for key in sample.keys]
-    assert len(set(ids)) == len(sample.rows_R) and 60 <= len(ids) <= 90
-    assert min(ids) < 256 and max(ids) > 12_000 and sum(10_500 < i < 12_500 for i in ids) > 20
-    again = find_rows(world.store, manifest, [*sample.keys, encode_index_key(999_999)])
-    assert list(again.keys) == list(sample.keys) and again.rows_R.tobytes() == sample.rows_R.tobytes()
+    sample = read_item_sample(world.store, manifest, 300)
+    ids = [int.from_bytes(item.key) - (1 << 63) for item in sample]
+    assert len(set(ids)) == len(ids) and 250 <= len(ids) <= 300 + SHARDS_SAMPLED_MAX
+    assert sum(10_000 <= i < 11_500 for i in ids) > 80 and sum(i >= 11_500 for i in ids) > 80
+    assert all(decode_raw_features(item.features)["price"] == i for item, i in zip(sample, ids, strict=True) if i >= 10_000)
+    found = find_rows(world.store, manifest, [*(item.key for item in sample), encode_index_key(999_999)])
+    assert list(found.keys) == [item.key for item in sample]
+    assert read_item_sample(world.store, manifest, 300) == sample
     world.close()
 
 
@@ -318,4 +343,9 @@ def test_rows_of_a_sample_are_those_of_the_merged_view(world: World, worker: Wor
     ids = [int.from_bytes(key) - (1 << 63) for key in found.keys]
     assert ids == [i for i in range(300) if i % 3 != 1]
     assert set(found.rows_R["bid"][np.array(ids) % 3 == 0]) == {9.0}
-    assert len(sample_rows(world.store, world.manifest(1), 64).keys) <= 64
+    sample = read_item_sample(world.store, world.manifest(1), 64)
+    assert len(sample) == 64
+    ids = [int.from_bytes(item.key) - (1 << 63) for item in sample]
+    assert all(
+        (decode_raw_features(item.features)["price"] == 9.0) == (i % 3 == 0) and i % 3 != 1 for item, i in zip(sample, ids, strict=True)
+    )

@@ -44,7 +44,7 @@ class PacedEngine:
     """Takes the same work as the engine. `work_max`: how much work may wait in a flood, in multiples of the mean work."""
 
     def __init__(
-        self, engine: Engine, metrics: Metrics, work_max: float = QUEUED_WORK_MAX, clock: Callable[[], float] = time.perf_counter
+        self, engine: Engine, metrics: Metrics, work_max: float = QUEUED_WORK_MAX, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine, self._metrics, self._work_max, self._clock = engine, metrics, work_max, clock
         self._lock = threading.Lock()
@@ -73,17 +73,18 @@ class PacedEngine:
         """The engine's status."""
         return self._engine.status()
 
-    def submit_user(self, work: UserWork, *, asked_for: bool = True) -> "Future[UserResult]":
-        """Call 1. `asked_for` False: the server's own work, which must not count as offered load; a lone client would be refused because of it."""
+    def submit_user(self, work: UserWork, *, asked_for: bool = True, received_s: float | None = None) -> "Future[UserResult]":
+        """Call 1. `asked_for` False: the server's own work, which must not count as offered load; a lone client would be refused because of it.
+        `received_s`: when the request arrived, on the monotonic clock; None: now."""
         job = self._user_job(work)
         if self._engine.is_long(work):
             return self._watch_beside(work, job)
-        return self._watch(self._engine.submit_user, work, [job], asked_for)
+        return self._watch(self._engine.submit_user, work, [job], asked_for, received_s)
 
-    def submit_rank(self, work: RankWork) -> "Future[RankResult]":
-        """Call 2, including the user half if the work brings no state."""
+    def submit_rank(self, work: RankWork, received_s: float | None = None) -> "Future[RankResult]":
+        """Call 2, including the user half if the work brings no state. `received_s` as for `submit_user`."""
         half = [] if work.state is not None else [Job("user", 0) if work.user is None else self._user_job(work.user)]
-        return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))])
+        return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))], received_s=received_s)
 
     def queue_ms(self) -> float:
         """Milliseconds that a piece of work submitted now would wait."""
@@ -182,7 +183,14 @@ class PacedEngine:
             if jobs[-1].kind == "rank" and future.cancel():
                 self._count_refused("withdrawn")
 
-    def _watch(self, submit: Callable[[Any], "Future[Any]"], work: Any, jobs: Sequence[Job], asked_for: bool = True) -> "Future[Any]":
+    def _watch(
+        self,
+        submit: Callable[[Any], "Future[Any]"],
+        work: Any,
+        jobs: Sequence[Job],
+        asked_for: bool = True,
+        received_s: float | None = None,
+    ) -> "Future[Any]":
         predicted = sum(predict_ms(self.costs, job) for job in jobs)
         future = submit(work)
         with self._lock:
@@ -191,7 +199,7 @@ class PacedEngine:
             self._waiting[future] = (jobs, predicted)
             self._waiting_ms += predicted
             if asked_for:
-                self._offer(predicted)
+                self._offer(predicted, received_s=received_s)
         future.add_done_callback(self._done)
         return future
 
@@ -214,8 +222,9 @@ class PacedEngine:
             if not future.cancelled():
                 self._beside_began_s = now_s
 
-    def _offer(self, work_ms: float, count: int = 1) -> None:
-        self.offered = fold_offered(self.offered, work_ms, self._clock() * 1000, self.costs.mean_ms, count)
+    def _offer(self, work_ms: float, count: int = 1, received_s: float | None = None) -> None:
+        came_ms = None if received_s is None else received_s * 1000
+        self.offered = fold_offered(self.offered, work_ms, self._clock() * 1000, self.costs.mean_ms, count, came_ms)
 
     def _done(self, future: "Future[Any]") -> None:
         now_s = self._clock()

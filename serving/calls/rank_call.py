@@ -115,7 +115,7 @@ class RankCall:
     async def _score(self, plan: _Plan, half: Half, deadline: Deadline) -> RankResult:
         """The engine's answer on one user half; the half is given back in any case."""
         try:
-            return await deadline.wait_for(self._engine.submit_rank(plan.work(half)))
+            return await deadline.wait_for(self._engine.submit_rank(plan.work(half), deadline.received_s))
         finally:
             half.end()
 

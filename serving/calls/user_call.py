@@ -57,6 +57,6 @@ class UserCall:
         except Incompatible as error:  # the version was dropped in between
             if error.code != "version_gone" or pinned:
                 raise
-            result = await deadline.wait_for(self._engine.submit_user(found.work(None)))
+            result = await deadline.wait_for(self._engine.submit_user(found.work(None), received_s=deadline.received_s))
             self._users.keep(asked, found, result.state)
         return result.state, result.token

@@ -118,7 +118,7 @@ class Users:
 
         def start() -> "Future[UserResult]":
             engine.check_user(work, deadline.left_s())
-            return engine.submit_user(work)
+            return engine.submit_user(work, received_s=deadline.received_s)
 
         return self.flights.join_or_start(key, start, expected_ms, lambda state: self.keep(asked, found, state))
 

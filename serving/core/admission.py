@@ -114,14 +114,18 @@ class Offered:
         return self.late_ms - max(0.0, now_ms - self.at_ms) > _excess_ms(mean_ms)
 
 
-def fold_offered(offered: Offered, work_ms: float, now_ms: float, mean_ms: float, count: int = 1) -> Offered:
-    """What was offered after `count` more requests of `work_ms` each. A single request never adds more than 1 to the load."""
+def fold_offered(offered: Offered, work_ms: float, now_ms: float, mean_ms: float, count: int = 1, came_ms: float | None = None) -> Offered:
+    """What was offered after `count` more requests of `work_ms` each. A single request never adds more than 1 to the load.
+
+    `came_ms`: when they arrived, if that was before `now_ms`: bodies of a burst take time to be read, and must not count as late for that.
+    """
+    came_ms = now_ms if came_ms is None else came_ms
     load = offered.now(now_ms, mean_ms) + count * min(1.0, work_ms / _window_ms(mean_ms))
     passed_ms, most_ms = max(0.0, now_ms - offered.at_ms), 2 * _excess_ms(mean_ms)
     backlog_ms, late_ms = max(0.0, offered.backlog_ms - passed_ms), max(0.0, offered.late_ms - passed_ms)
-    rush_ms = offered.rush_ms if backlog_ms else now_ms
+    rush_ms = offered.rush_ms if backlog_ms else came_ms
     backlog_ms += count * work_ms
-    if now_ms - rush_ms > max(BURST_MS_MIN, BURST_WORK * mean_ms):
+    if came_ms - rush_ms > max(BURST_MS_MIN, BURST_WORK * mean_ms):
         late_ms = min(most_ms, late_ms + count * work_ms)  # so a flood is soon forgotten
     return Offered(load, now_ms, min(backlog_ms, most_ms) if late_ms == most_ms else backlog_ms, rush_ms, late_ms)
 

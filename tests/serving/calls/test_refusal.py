@@ -30,7 +30,7 @@ def open_overloaded() -> Iterator[Front]:
             first.sendall(head(b"/v1/prerank", len(BODY)) + BODY)
             while front.paced.queue_ms() == 0:
                 pass
-            front.paced.offered = flood_of(100.0, time.perf_counter() * 1000)
+            front.paced.offered = flood_of(100.0, time.monotonic() * 1000)
             yield front
 
 
@@ -101,6 +101,23 @@ def test_a_burst_on_an_idle_engine_is_refused_by_nothing_but_its_deadlines() -> 
     with pytest.raises(Unavailable, match="this server lets"):
         deque((ask(30.0, after_s=0.001) for _ in range(1_000)), maxlen=0)
     assert now_s[0] < 0.05, "a flood is noticed soon"
+
+
+@pytest.mark.parametrize(("all_came_together", "refused"), [(True, False), (False, True)])
+def test_a_burst_is_judged_by_when_its_requests_came_and_not_by_when_their_bodies_were_read(all_came_together: bool, refused: bool) -> None:
+    now_s, caught = [0.0], False
+    paced = PacedEngine(FakeEngine(stuck=True), Metrics(), clock=lambda: now_s[0])  # type: ignore[arg-type]
+    paced.costs = Costs({("rank", 1): 10.0}, 10.0)
+    for _ in range(50):
+        now_s[0] += 0.002
+        received_s = 0.0 if all_came_together else now_s[0]
+        try:
+            paced.check_work(10.0, 30.0)
+        except Unavailable:
+            caught = True
+        else:
+            paced.submit_rank(RankWork([1], 1, state=FakeState(1, 1, 1, 0, False)), received_s)
+    assert caught is refused
 
 
 def test_a_long_user_half_beside_the_queue_delays_and_teaches_nothing_but_its_like() -> None:
@@ -197,7 +214,7 @@ def test_a_ranking_that_waits_is_withdrawn_by_a_flood_and_answered_as_a_refusal(
             connection.sendall(head(b"/v1/prerank", len(BODY)) + BODY)
             while front.paced.queue_ms() <= before:
                 pass
-        front.paced.offered = flood_of(100.0, time.perf_counter() * 1000)
+        front.paced.offered = flood_of(100.0, time.monotonic() * 1000)
         third.sendall(head(b"/v1/prerank", len(BODY)))
         assert receive(third).startswith(b"HTTP/1.1 429")
         answer = receive(second)

@@ -53,6 +53,7 @@ METRICS = (
     Metric("shard_keys", "gauge", "Keys in the shard's directory, estimated.", ("shard",)),
     Metric("shard_bytes", "gauge", "Bytes of the shard's table files.", ("shard",)),
     Metric("shard_compaction_debt_bytes", "gauge", "Bytes that compaction has yet to rewrite, estimated.", ("shard",)),
+    Metric("shard_table_files", "gauge", "Table files of the shard's directory; each is an open file.", ("shard",)),
     Metric(
         "shard_disk_fault", "gauge", "1 while the shard's disk takes no writes (full or broken) and the shard waits, else 0.", ("shard",)
     ),
@@ -98,6 +99,10 @@ METRICS = (
     Metric("user_states", "gauge", "States of call 1 kept."),
     Metric("user_states_bytes", "gauge", "Memory they hold."),
     Metric("users_known", "gauge", "Users in the server's own view."),
+    Metric("user_table_files", "gauge", "Table files of the view of users; each is an open file."),
+    Metric(
+        "user_disk_fault", "gauge", "1 while the disk of the view of users takes no writes (full or broken) and the view waits, else 0."
+    ),
     Metric("user_updates_skipped", "counter", "Updates of the user topics that are wrong or do not fit.", ("topic",)),
     Metric("user_view_rebuilds", "counter", "Times the view of users was made again from the log, by reason.", ("reason",)),
     Metric("user_log_holes", "counter", "Gaps in user-behaviours that stayed."),

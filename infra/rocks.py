@@ -87,11 +87,12 @@ class _ByFamily(dict[str, V]):
 
 @dataclass(frozen=True, slots=True)
 class DiskFacts:
-    """Keys, bytes of table files, and bytes that compaction has yet to rewrite."""
+    """Keys, bytes of table files, bytes that compaction has yet to rewrite, and the number of table files, each of which is an open file."""
 
     keys: int
     bytes: int
     compaction_debt_bytes: int
+    table_files: int
 
 
 _MEMTABLE = "rocksdb.cur-size-active-mem-table"
@@ -294,7 +295,8 @@ class Database(Closeable):
     def facts(self) -> DiskFacts:
         """How large the directory is, over all column families, by RocksDB's own estimates."""
         with MappedErrors(self.path, "read of properties"):
-            return DiskFacts(*(sum(family.property_int_value(name) or 0 for family in self._families.values()) for name in _FACTS))
+            keys, size, debt = (sum(family.property_int_value(name) or 0 for family in self._families.values()) for name in _FACTS)
+            return DiskFacts(keys, size, debt, sum(1 for _ in self.path.glob("*.sst")))
 
     def estimate_rows(self, family: str) -> tuple[int, int]:
         """(rows, bytes) that the table files of a family hold, by RocksDB's own estimates; what newer files replace is left out."""

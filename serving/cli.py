@@ -53,6 +53,7 @@ def serve(
     import_single_threaded(["serving.server"])  # BLAS's own threads would wait for cores that the engine's threads have
 
     from infra.logs import open_logs
+    from infra.open_files import raise_file_limit
     from infra.settings import load_settings
     from serving.server import serve as run_server
     from serving.settings import ServerSettings
@@ -65,6 +66,7 @@ def serve(
     }
     settings = load_settings(ServerSettings, flags)
     open_logs("server", settings.log.level, settings.log.format)
+    raise_file_limit()
     asyncio.run(run_server(settings, lambda url: typer.echo(f"listening on {url}")))
 
 

@@ -89,7 +89,7 @@ class WorkerMetrics:
 
     def show_disk(self, shards: Mapping[int, DiskFacts]) -> None:
         """Size and compaction debt of every shard owned; those of a shard that was given away disappear."""
-        for name in ("keys", "bytes", "compaction_debt_bytes"):
+        for name in ("keys", "bytes", "compaction_debt_bytes", "table_files"):
             self._show(f"shard_{name}", {(shard,): getattr(facts, name) for shard, facts in shards.items()})
 
     def show_disk_faults(self, shards: Mapping[int, bool]) -> None:

@@ -20,6 +20,7 @@ from infra.index.store import check_exclusive_create, open_index_store
 from infra.index.store_clock import fetch_store_time_ms
 from infra.index.verify import find_checkpoint_faults
 from infra.kafka.admin import LARGER, NEEDS_PERMISSION, SURPLUS, check_surplus, check_topic_ids, fetch_topics, plan_topics
+from infra.open_files import FILES_MIN
 from infra.settings import InfraSettings, explain_settings
 from infra.tools.retained import find_gaps
 from schemas.errors import AifError, suggest
@@ -31,7 +32,6 @@ from schemas.limits import CHECKPOINT_BYTES_MAX
 OK, WARN, FAIL = "ok", "warn", "fail"
 _FREE_BYTES_WARN, _FREE_BYTES_FAIL = 10 << 30, 1 << 30
 _CLOCK_S_WARN, _CLOCK_S_FAIL = 2.0, 30.0  # an object store tells whole seconds
-_FILES_MIN = 4_096
 _MEMORY = Path("/proc/meminfo")
 _MEMORY_BYTES_WARN = 1 << 30
 _ASK_S_MAX = 5.0
@@ -218,8 +218,8 @@ def check_memory(_: InfraSettings) -> Finding:
 def check_open_files(_: InfraSettings) -> Finding:
     """RocksDB keeps table files open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    state = OK if soft >= _FILES_MIN else WARN
-    return Finding("open_files", state, f"limit {soft}, at most {hard}", "" if state == OK else f"ulimit -n {_FILES_MIN}")
+    state = OK if hard == resource.RLIM_INFINITY or hard >= FILES_MIN else WARN  # a process raises its limit to the hard one
+    return Finding("open_files", state, f"limit {soft}, at most {hard}", "" if state == OK else f"ulimit -Hn {FILES_MIN}")
 
 
 def check_device(_: InfraSettings) -> Finding:

@@ -197,7 +197,7 @@ class MemoryDatabase:
         self.write(batch, sync=True)
 
     def facts(self) -> DiskFacts:
-        return DiskFacts(sum(map(len, self.directory.families.values())), 0, 0)
+        return DiskFacts(sum(map(len, self.directory.families.values())), 0, 0, 0)
 
     def estimate_rows(self, family: str) -> tuple[int, int]:
         return len(self.directory.families[family]), 0

@@ -140,8 +140,8 @@ def test_a_records_age_is_from_its_time_to_the_moment_it_was_written_in_seconds_
 def test_the_size_of_a_shard_disappears_with_it_and_every_state_is_shown() -> None:
     metrics = Metrics()
     worker = WorkerMetrics(metrics)
-    worker.show_disk({0: DiskFacts(5, 100, 7), 1: DiskFacts(1, 2, 3)})
-    worker.show_disk({1: DiskFacts(1, 2, 4)})
+    worker.show_disk({0: DiskFacts(5, 100, 7, 9), 1: DiskFacts(1, 2, 3, 4)})
+    worker.show_disk({1: DiskFacts(1, 2, 4, 5)})
     assert shown(metrics, "aif_shard_bytes", shard="0") is None
     assert shown(metrics, "aif_shard_compaction_debt_bytes", shard="1") == 4 and shown(metrics, "aif_shard_keys", shard="1") == 1
     worker.show_states(["live", "frozen", "frozen"])

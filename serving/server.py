@@ -53,6 +53,7 @@ from serving.reports import Reporter
 from serving.settings import ServerSettings
 from serving.short_turns import share_the_interpreter
 from serving.status_view import STALE, find_stale, readiness, server_status
+from serving.topic_watch import TopicWatch
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import StoreBounds
 from serving.users.user_store_start import ViewIdentity, open_user_store
@@ -94,6 +95,7 @@ class RankingServer:
         self.versions.now_s = self.reports.clock.now_s
         self.parity = ParitySampler(self.engine, self.metrics, *parity_settings, tell=self.reports.note_parity)
         self.user_follower: UserFollower | None = None
+        self.topic_watch: TopicWatch | None = None
         self._calmed = False
         self._stale: dict[str, str] = {}  # what was logged last
         self.front = Front(self._ready, settings.serve, self.metrics)
@@ -202,11 +204,15 @@ class RankingServer:
         store = await asyncio.to_thread(open_user_store, settings.data_dir, view, bounds)
         carried = CarriedStates(settings.carried_state_key, _name_index(init), settings.states_ttl_s)
         users = self.users = Users(store, self.pool, id_kind, self.metrics, carried)
-        self.user_follower = UserFollower(
+        follower = self.user_follower = UserFollower(
             self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics, index_topic_ids=init.topic_ids, shards=init.shards
         )
         self.metrics.gauge("broker_silent_seconds").set_function(self.user_follower.silent_s)
+        self.metrics.gauge("user_table_files").set_function(lambda: store.table_files)
+        self.metrics.gauge("user_disk_fault").set_function(lambda: float(follower.waits_for_disk))
         self.user_follower.start()
+        self.topic_watch = TopicWatch(self.bootstrap, self.settings.kafka.topic_prefix, init.topic_ids, self.metrics)
+        self.topic_watch.start()
         self.versions.before_flip = UserMoves(self.paced, users).move_from_thread
         rank_call = RankCall(
             self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note, self._find_stale, self.ends.ages
@@ -248,8 +254,9 @@ class RankingServer:
         return readiness(self.versions, self.user_follower, self.health, self.front.draining)
 
     def _status(self) -> Mapping[str, Any]:
+        topics_error = "" if self.topic_watch is None else self.topic_watch.last_error
         of_process = self.health, self._find_stale(), len(self.pool), self._ready(), self.ends.ages, self.reports.clock
-        return server_status(self.engine.status(), self.versions, self.user_follower, *of_process)
+        return server_status(self.engine.status(), self.versions, self.user_follower, topics_error, *of_process)
 
     async def _close(self) -> None:
         """Closes everything in reverse order of the start: the ports first, so that no new request comes."""
@@ -265,6 +272,7 @@ class RankingServer:
             self.ends.close,
             self.reports.close,
             self.versions.close,
+            *((self.topic_watch.close,) if self.topic_watch else ()),
             *((self.user_follower.close,) if self.user_follower else ()),
             self.parity.close,
             self.engine.close,

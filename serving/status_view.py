@@ -46,6 +46,7 @@ def server_status(
     status: EngineStatus,
     versions: VersionFollower,
     users: UserFollower | None,
+    topics_error: str,
     health: Health,
     stale: Mapping[str, str],
     states: int,
@@ -53,7 +54,7 @@ def server_status(
     ages: Callable[[Sequence[Mapping[str, int]]], RowAges],
     clock: BrokerClock,
 ) -> Mapping[str, Any]:
-    """The whole state of a server as plain values."""
+    """The whole state of a server as plain values. `topics_error`: what is wrong with the index's topics, "" if nothing is."""
     return {
         "ready": ready[0],
         "not_ready_because": "" if ready[0] else ready[1],
@@ -71,7 +72,7 @@ def server_status(
         "user_positions": {} if users is None else users.positions,
         "user_view_rebuilt_because": "" if users is None else users.rebuilt_because,
         "threads": health.describe(),
-        "last_error": versions.last_error or (users.last_error if users else "") or clock.why_wrong(),
+        "last_error": topics_error or versions.last_error or (users.last_error if users else "") or clock.why_wrong(),
     }
 
 

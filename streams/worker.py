@@ -29,7 +29,7 @@ from infra.guarded_thread import GuardedThread, count_faults, watch_threads
 from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index.control_log import ControlLog, check_identity, check_index_settings, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import apply_topics, describe_index, end_offsets, fetch_topics, plan_topics
+from infra.kafka.admin import apply_topics, describe_index, end_offsets, fetch_topics, plan_topics, topic_gone
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from infra.rocks import DiskFacts
@@ -118,11 +118,7 @@ class Worker:
         self._gone = gone = init.topic_ids.keys() - found.topic_ids.keys()
         self.metrics.show_topics_gone(len(gone))
         if gone - told:
-            _log.error(
-                "topic_gone: the broker has no %s any more, the others are still applied; a topic that is made again is another one: publish the "
-                "catalogue again into a new index, with another AIF_KAFKA__TOPIC_PREFIX and AIF_INDEX__STORE",
-                ", ".join(self.prefix + name for name in sorted(gone)),
-            )
+            _log.error("%s. Records of the other topics are still applied", topic_gone(self.prefix, gone))
 
     async def run(self) -> None:
         """Consumes until SIGTERM or SIGINT, then closes everything."""

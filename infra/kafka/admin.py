@@ -156,6 +156,15 @@ def check_topic_ids(known: Mapping[str, str], found: Mapping[str, str], prefix: 
             raise other_topic(prefix + topic, topic_id, found[topic])
 
 
+def topic_gone(prefix: str, gone: Iterable[str]) -> Incompatible:
+    """The error for topics of an index (without prefix) that the broker does not have. `aif topics apply` is no remedy: it makes other topics."""
+    return Incompatible(
+        "topic_gone",
+        f"the broker has no {', '.join(prefix + name for name in sorted(gone))} any more; a topic that is made again is another one: publish the "
+        "catalogue again into a new index, with another AIF_KAFKA__TOPIC_PREFIX and AIF_INDEX__STORE",
+    )
+
+
 def other_topic(topic: str, known: str, found: str) -> Incompatible:
     """The error for a topic that has another id than the one whose offsets are known."""
     return Incompatible(
@@ -383,9 +392,9 @@ class _Broker:
                 code, text = error.args[0].code(), error.args[0].str()
                 if code in _PERMANENT or time.monotonic() > self._end:
                     unknown = code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
-                    what = (
-                        ("unknown_topic", "run `aif topics apply`") if unknown else ("kafka_unreachable", "is it up (`aif broker status`)?")
-                    )
+                    what = "unknown_topic", "`aif doctor` says whether `aif topics apply` may make it"
+                    if not unknown:
+                        what = "kafka_unreachable", "is it up (`aif broker status`)?"
                     raise Unavailable(what[0], f"broker {self._bootstrap}: {text} after {self._deadline_s:g} s; {what[1]}") from error
             time.sleep(_PAUSE_S)
 

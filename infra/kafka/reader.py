@@ -273,5 +273,5 @@ def _read_error(error: KafkaError, topic: str, positions: Mapping[int, int]) -> 
             "offset_gone", f"{topic}: a position of {dict(positions)} is outside the log ({error.str()}); start from a snapshot"
         )
     if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
-        return Incompatible("topic_gone", f"{topic} does not exist as expected ({error.str()}); run `aif topics plan`")
+        return Incompatible("topic_gone", f"{topic} does not exist as expected ({error.str()}); `aif doctor` says what to do")
     return Unavailable("kafka_failed", f"{topic}: {error.str()}")

@@ -18,8 +18,9 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from infra.clock import Clock, SystemClock
+from infra.disk_faults import REOPEN_CODES, DiskFaults
 from infra.guarded_thread import GuardedThread
-from infra.kafka.admin import FoundTopic, PartitionWatch, check_surplus, check_topic_ids, end_offsets, start_offsets, topic_ids
+from infra.kafka.admin import FoundTopic, PartitionWatch, check_surplus, check_topic_ids, end_offsets, start_offsets, topic_gone, topic_ids
 from infra.kafka.log_gaps import LogGaps
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.metrics import Metrics
@@ -63,6 +64,7 @@ class UserFollower:
         self._thread = GuardedThread(self._run, "user-follower", self._stopping)
         metrics.counter("user_log_holes")  # from the start: the first step of a counter that was not there is no increase
         self._letters = UserDeadLetters(bootstrap, prefix, store, metrics)
+        self._faults = DiskFaults("the view of users", self._clock.monotonic)
         self._error = ""
         self._watch, self._answered_s = PartitionWatch(bootstrap), self._clock.monotonic()
         self.rebuilt_because = ""
@@ -103,6 +105,11 @@ class UserFollower:
         age_s = (self._clock.now_ms() - self._store.state.seen_ms) / 1000
         return f"the view of users is {age_s:.0f} s old; {self._error or 'the broker has not answered since the start, is it up?'}"
 
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether the disk of the view takes no writes, full or broken."""
+        return self._faults.last is not None
+
     def silent_s(self) -> float:
         """Seconds since the broker last answered; it is asked every few seconds, whether or not there is anything to read."""
         return self._clock.monotonic() - self._answered_s
@@ -121,6 +128,8 @@ class UserFollower:
                 self._follow()
             except AifError as error:
                 self._error = str(error)
+                if error.code in REOPEN_CODES:
+                    self._faults.note_fault(error)
                 self._mend(error)
             except Exception as error:  # the view gets older, the server goes on, and /v1/status shows the reason
                 self._error = f"unexpected: {error!r}"
@@ -131,7 +140,7 @@ class UserFollower:
         with contextlib.suppress(AifError):  # the next attempt fails in the same way and reports it
             if error.code in ("offset_gone", "topic_gone", "other_topic"):  # the log was cut, or another one is there
                 self._log_at_start = None
-            elif error.code in ("disk_full", "database_failed", "database_closed"):
+            elif error.code in REOPEN_CODES:
                 self._store.reopen()
             elif error.code == "database_corrupted":
                 self._rebuild(str(error))
@@ -144,7 +153,7 @@ class UserFollower:
         with contextlib.ExitStack() as stack:
             followers = [stack.enter_context(self._open(topic, found)) for topic, found in log.items()]
             looked_s = self._clock.monotonic()
-            self._error, seen_s = "", float("-inf")
+            seen_s = float("-inf")
             while not self._stopping.is_set():
                 if self._store.damage is not None:
                     raise self._store.damage
@@ -154,9 +163,12 @@ class UserFollower:
                         self._log_at_start = None
                         return
                 if self._store.is_full_of_refused:  # the sender of dead letters reports why
+                    self._error = str(self._faults.last or "")
                     self._stopping.wait(_RETRY_S)
                     continue
                 moved = [self._step(follower) for follower in followers]
+                self._faults.note_success()
+                self._error = str(self._faults.last or "")
                 if not self._ready.is_set() and all(f.has_reached(log[f.topic].ends) for f in followers):
                     self._ready.set()
                 if not any(moved):
@@ -219,7 +231,11 @@ class UserFollower:
 
     def _find_range(self, topic: str, ids: Mapping[str, str]) -> TopicRange:
         if topic not in ids:
-            raise Unavailable("no_topic", f"topic {self._prefix}{topic} does not exist; run `aif topics apply`")
+            if gone := self._index_topic_ids.keys() - ids.keys():
+                raise topic_gone(self._prefix, gone | {topic})
+            raise Unavailable(
+                "no_topic", f"topic {self._prefix}{topic} does not exist; run `aif topics apply`, then publish the users again"
+            )
         name = self._prefix + topic
         return TopicRange(ids[topic], start_offsets(self._bootstrap, name), end_offsets(self._bootstrap, name))
 

@@ -272,6 +272,11 @@ class UserStore:
             self.state, self.refused_bytes, self.damage = ViewState(), 0, None
 
     @property
+    def table_files(self) -> int:
+        """Table files on disk; each is an open file."""
+        return sum(1 for _ in self._database.path.glob("*.sst"))
+
+    @property
     def is_open(self) -> bool:
         """Not after a reopening that failed, as on a disk that is still full."""
         return self._database.is_open

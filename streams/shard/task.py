@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from infra.clock import Clock
+from infra.disk_faults import REOPEN_CODES, DiskFaults
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError, Corrupted, Unavailable
@@ -27,7 +28,6 @@ T = TypeVar("T")
 
 _RETRY_S_FIRST, _RETRY_S_MAX = 0.05, 2.0
 _OUTBOX_PAGE = 1_000
-_REOPEN_CODES = frozenset({"disk_full", "database_failed", "database_closed"})
 _REOPEN_EVERY_S = 0.5
 # Makes the sender of a task; tests hand in one without a broker.
 MakeSender = Callable[["ShardTask"], "OutboxSender | None"]
@@ -61,6 +61,7 @@ class ShardTask:
         self._ticking = False
         self._broken: Unavailable | None = None  # the database must be opened again before the next step
         self._reopened_at = float("-inf")
+        self._faults = DiskFaults(f"shard {self.number}", clock.monotonic)
         self._sender = make_sender(self)
         self.submit(self._send_all)
 
@@ -79,17 +80,24 @@ class ShardTask:
             if self._clock.monotonic() < self._reopened_at + _REOPEN_EVERY_S:
                 raise self._broken
             self._reopened_at = self._clock.monotonic()
-            self._recover()
+            try:
+                self._recover()
+            except Unavailable as error:
+                self._faults.note_fault(error)
+                raise
             self._broken = None
         try:
-            return step(self._shard)
+            done = step(self._shard)
         except Unavailable as error:
-            if error.code in _REOPEN_CODES:
+            if error.code in REOPEN_CODES:
                 self._broken = error
+                self._faults.note_fault(error)
             raise
         except Corrupted as error:
             mark_damaged(self._shard.database.path, error)
             raise
+        self._faults.note_success()
+        return done
 
     def _recover(self) -> None:
         """A step of any kind may be the one that finds the damage, and a tick would keep it to itself: batches were tried again for ever."""
@@ -148,7 +156,7 @@ class ShardTask:
     @property
     def waits_for_disk(self) -> bool:
         """Whether its disk takes no writes, full or broken; each step tries whether it does again."""
-        return self._broken is not None
+        return self._broken is not None or self._faults.last is not None
 
     # --- outbox ------------------------------------------------------------------------------------------------------
 

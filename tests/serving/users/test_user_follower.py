@@ -1,13 +1,15 @@
 """The follower of the users' topics: a server's view of users is kept up with the log, whatever becomes of log, disk and server."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
 
+from infra import failpoints
 from infra.clock import SystemClock
-from infra.kafka.admin import GROW, PartitionWatch, apply_topics
+from infra.kafka.admin import GROW, PartitionWatch, apply_topics, describe_index
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
@@ -16,7 +18,7 @@ from infra.rocks import Database
 from schemas.errors import Unavailable
 from schemas.events import Behaviour
 from schemas.ids import IdKind, partition_of
-from schemas.topics import ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
 from serving.calls.state_pool import StatePool
 from serving.calls.user_halves import Users
 from serving.users import user_follower
@@ -184,6 +186,48 @@ def test_a_disk_that_is_still_full_is_named_until_it_is_not_also_where_nothing_i
         assert not follower.ready
     wait_until(lambda: follower.ready, 20, "the view to go on")
     assert follower.last_error == "" and not store.find(1).behaviours
+    follower.close()
+
+
+def test_a_full_disk_is_named_while_it_lasts_and_the_view_moves_again_by_itself(
+    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each attempt to begin again cleared the error, and no line of the log named it."""
+    switch = tmp_path / "disk"
+    switch.mkdir()
+    monkeypatch.setenv(failpoints.DISK_VARIABLE, str(switch))
+    failpoints.arm()
+    try:
+        apply_topics(bootstrap_servers, topic_prefix, 1, M)
+        store = open_view(tmp_path, IdKind.INT64, M)
+        follower = follow(store, bootstrap_servers, topic_prefix)
+        (switch / failpoints.DISK_FULL).touch()
+        with Publisher(bootstrap_servers, topic_prefix, "test", 1, M, IdKind.INT64) as publisher:
+            publisher.publish_behaviours([Behaviour(user_id=1, item_id=1, time_ms=1)])
+        wait_until(lambda: "disk_full" in follower.last_error, 20, "the reason")
+        for _ in range(30):
+            assert "disk_full" in follower.last_error and follower.waits_for_disk
+            time.sleep(0.05)
+        (switch / failpoints.DISK_FULL).unlink()
+        wait_until(lambda: not follower.waits_for_disk, 20, "the view to move again")
+        assert len(store.find(1).behaviours) == 1 and follower.last_error == ""
+    finally:
+        monkeypatch.delenv(failpoints.DISK_VARIABLE)
+        failpoints.arm()
+    follower.close()
+    assert caplog.text.count("disk_fault: the view of users") == 1 and caplog.text.count("disk_fault_over") == 1
+
+
+def test_a_deleted_topic_of_the_index_is_no_reason_to_make_topics(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
+    apply_topics(bootstrap_servers, topic_prefix, 1, M)
+    known = describe_index(bootstrap_servers, topic_prefix, 1, M, IdKind.INT64).topic_ids
+    delete_topics(bootstrap_servers, [topic_prefix + USER_BEHAVIOURS])
+    store = open_view(tmp_path, IdKind.INT64, M)
+    follower = UserFollower(bootstrap_servers, topic_prefix, store, Metrics(), index_topic_ids=known)
+    follower.start()
+    wait_until(lambda: "aif topics apply" in follower.last_error, 20, "the remedy")
+    delete_topics(bootstrap_servers, [topic_prefix + INDEX_DELTAS])
+    wait_until(lambda: "into a new index" in follower.last_error and "topics apply" not in follower.last_error, 20, "the other remedy")
     follower.close()
 
 

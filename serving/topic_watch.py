@@ -1,0 +1,54 @@
+"""Whether the broker still has the topics of the index. A consumer of a deleted topic only hears that nothing comes.
+
+Here: `TopicWatch`, a thread that asks every few seconds. Not here: the users' topics, which are no part of an index (serving/users/user_follower.py).
+A server whose topics are gone stays ready: it answers from what it has, and its status and metrics say why nothing new comes.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+
+from infra.guarded_thread import GuardedThread
+from infra.kafka.admin import check_topic_ids, topic_gone, topic_ids
+from infra.metrics import Metrics
+from schemas.errors import Incompatible, Unavailable
+
+_EVERY_S = 5.0
+_log = logging.getLogger("aif.serving.topics")
+
+
+class TopicWatch:
+    """`known`: ids of the index's topics, by name without prefix. `last_error`: what is wrong with them; empty if nothing is."""
+
+    def __init__(self, bootstrap: str, prefix: str, known: Mapping[str, str], metrics: Metrics, every_s: float = _EVERY_S) -> None:
+        self._bootstrap, self._prefix, self._known, self._every_s = bootstrap, prefix, dict(known), every_s
+        self._gone = metrics.gauge("topics_gone")
+        self._stopping = threading.Event()
+        self._thread = GuardedThread(self._run, "topic-watch", self._stopping)
+        self.last_error = ""
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops the thread; a question that the broker does not answer is not waited for."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every_s):
+            before, self.last_error = self.last_error, self._look()
+            if self.last_error and self.last_error != before:
+                _log.error("%s. This server answers from what it has", self.last_error)
+
+    def _look(self) -> str:
+        try:
+            found = topic_ids(self._bootstrap, self._prefix)
+            gone = self._known.keys() - found.keys()
+            self._gone.set(len(gone))
+            check_topic_ids(self._known, found, self._prefix)
+        except Unavailable:  # a broker that is away says nothing about its topics
+            return self.last_error
+        except Incompatible as error:
+            return str(error)
+        return str(topic_gone(self._prefix, gone)) if gone else ""

@@ -100,9 +100,24 @@ def written(tmp_path: Path) -> list[Written]:
 
 
 def _copy_of(owner: Owner, into: Path) -> Written:
-    """What a kill leaves at this moment."""
-    shutil.copytree(owner.database.path, into)
+    """What a kill leaves at this moment: not while RocksDB merges files."""
+    path = owner.database.path
+    while True:
+        before = _sizes(path)
+        with contextlib.suppress(shutil.Error):
+            shutil.copytree(path, into)
+            if _sizes(path) == before:
+                break
+        shutil.rmtree(into)
     return Written(into, owner.states[owner.marked :])
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    found = {}
+    for file in path.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found[file.name] = file.stat().st_size
+    return found
 
 
 _EVERY = {"OPTIONS": 211, ".sst": 13}  # of the bytes of large files; each byte of the others

@@ -9,11 +9,12 @@ import threading
 from collections.abc import Mapping
 
 from infra.guarded_thread import GuardedThread
-from infra.kafka.admin import check_topic_ids, topic_gone, topic_ids
+from infra.kafka.admin import check_topic_ids, fetch_topics, topic_gone
 from infra.metrics import Metrics
 from schemas.errors import Incompatible, Unavailable
 
 _EVERY_S = 5.0
+_ASK_S_MAX = 2.0  # a topic that is deleted in the middle of a question is asked for until then
 _log = logging.getLogger("aif.serving.topics")
 
 
@@ -43,7 +44,8 @@ class TopicWatch:
 
     def _look(self) -> str:
         try:
-            found = topic_ids(self._bootstrap, self._prefix)
+            topics = fetch_topics(self._bootstrap, self._prefix, deadline_s=_ASK_S_MAX)
+            found = {name: topic.topic_id for name, topic in topics.items()}
             gone = self._known.keys() - found.keys()
             self._gone.set(len(gone))
             check_topic_ids(self._known, found, self._prefix)

@@ -209,8 +209,8 @@ def test_a_full_disk_is_named_while_it_lasts_and_the_view_moves_again_by_itself(
             assert "disk_full" in follower.last_error and follower.waits_for_disk
             time.sleep(0.05)
         (switch / failpoints.DISK_FULL).unlink()
-        wait_until(lambda: not follower.waits_for_disk, 20, "the view to move again")
-        assert len(store.find(1).behaviours) == 1 and follower.last_error == ""
+        wait_until(lambda: not follower.waits_for_disk and len(store.find(1).behaviours) == 1, 20, "the view to move again")
+        assert follower.last_error == ""
     finally:
         monkeypatch.delenv(failpoints.DISK_VARIABLE)
         failpoints.arm()

@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -24,7 +24,7 @@ _PROBES_S_MAX = 0.5
 
 @dataclass(frozen=True)
 class BrokerRecord:
-    """One start of a broker. `ready` turns true once a metadata request was answered."""
+    """One start of a broker. `ready`: a metadata request was answered, and nobody has stopped it since; after a kill it stays true."""
 
     pid: int
     port: int
@@ -91,9 +91,16 @@ def running_broker(data_dir: Path) -> BrokerRecord | None:
     return record if record is not None and record.ready and is_held(data_dir) else None
 
 
-def recorded_address(data_dir: Path) -> str:
-    """Bootstrap servers of the local broker on `data_dir`; Misconfigured when none runs."""
-    record = running_broker(data_dir)
+def note_end(data_dir: Path, pid: int) -> None:
+    """Records that the broker with this process id has ended."""
+    record = read_record(data_dir)
+    if record is not None and record.pid == pid:
+        write_record(data_dir, replace(record, ready=False))
+
+
+def recorded_address(data_dir: Path, *, running: bool = True) -> str:
+    """Bootstrap servers of the local broker on `data_dir`; Misconfigured when none runs, or, if it need not be `running`, when none ever did."""
+    record = running_broker(data_dir) if running else read_record(data_dir)
     if record is None:
         raise Misconfigured(
             "no_broker",

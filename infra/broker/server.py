@@ -21,7 +21,7 @@ from typing import IO
 
 from infra.broker.jars import KAFKA_VERSION, fetch_jars
 from infra.broker.properties import LOG4J2_XML, decode_properties, encode_meta_properties, encode_server_properties
-from infra.broker.record import BrokerRecord, is_held, read_record, running_broker, take_lock, write_record
+from infra.broker.record import BrokerRecord, is_held, note_end, read_record, running_broker, take_lock, write_record
 from infra.files import write_file_durably
 from infra.folders import user_cache_dir
 from infra.processes import Child, free_ports, port_is_free, start_child, stop_all, wait_ready, wait_until
@@ -53,6 +53,7 @@ class Broker:
     def stop(self) -> None:
         """Stop it cleanly (TERM, after 15 s KILL) and wait until its data directory is free."""
         stop_all([self.child], _STOP_S_MAX)
+        note_end(self.data_dir, self.record.pid)
 
     def kill(self) -> None:
         """End it at once, as a power cut would (SIGKILL)."""
@@ -96,6 +97,7 @@ def stop_broker(data_dir: Path) -> BrokerRecord | None:
     except Unavailable:
         os.kill(record.pid, signal.SIGKILL)
         wait_until(lambda: not is_held(data_dir), _STOP_S_MAX, f"the broker on {data_dir} to be killed")
+    note_end(data_dir, record.pid)
     return record
 
 

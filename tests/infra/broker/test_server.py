@@ -123,6 +123,11 @@ def test_a_detached_broker_outlives_its_starter_and_is_found_and_stopped_by_othe
     finally:
         stopped = stop_broker(tmp_path / "data")
     assert stopped is not None
+    record = read_record(tmp_path / "data")
+    assert record is not None and not record.ready
+    with pytest.raises(Misconfigured, match="aif broker start"):
+        recorded_address(tmp_path / "data")
+    assert recorded_address(tmp_path / "data", running=False) == record.bootstrap_servers, "where it will be again"
     assert stop_broker(tmp_path / "data") is None
 
 
@@ -143,6 +148,8 @@ def test_a_broker_that_is_not_detached_dies_with_its_starter_however_that_ends(t
 def test_a_directory_without_a_broker_is_an_error_that_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="aif broker start"):
         recorded_address(tmp_path)
+    with pytest.raises(Misconfigured, match="aif broker start"):
+        recorded_address(tmp_path, running=False)
     assert stop_broker(tmp_path) is None
 
 

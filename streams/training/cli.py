@@ -1,5 +1,6 @@
 """`aif train` and `aif export`. Only typer and the standard library at module level."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ _MODEL_HELP = (
     "What to train: a TOML or JSON file with [schema] and, optionally, [model] and [train]. Not needed with --warm-start or --follow."
 )
 
+_NICENESS = 10
 _Steps = Annotated[
     int | None, typer.Option(min=0, help="Limit in steps instead, for a result that can be repeated; a tenth for each of --more.")
 ]
@@ -110,6 +112,8 @@ def train(
     if dry_run:
         _print_plan(model, warm_start, given, follow, as_json)
         return
+    # Before torch is imported: that takes a core for seconds, which a server on this machine may need.
+    os.nice(max(0, _NICENESS - os.nice(0)))
     if follow:
         from streams.training.following.program import FollowPlan, run_follower
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -188,3 +191,15 @@ def test_all_settings_are_shown_with_the_choices_of_a_models_file_and_the_origin
     rows = shown("--model", str(path))
     assert rows["train.learning_rate"] == (0.008, f"file {path} [train]") and rows["train.copr"] == (0.3, "default")
     assert rows["train.status_every_s"][1] == "default" and shown()["train.learning_rate"] == (TrainChoices().learning_rate, "default")
+
+
+def test_a_training_starts_at_low_priority_so_that_a_server_beside_it_keeps_its_cores(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, streams.training.program as program\n"
+        "program.run_training = lambda *_: print('nice', os.nice(0)) or sys.exit()\n"
+        "from infra.cli import main\n"
+        "main()"
+    )
+    before = os.nice(0)
+    shown = subprocess.run([sys.executable, "-c", code, "train", "--out", str(tmp_path)], capture_output=True, text=True, check=True)
+    assert int(shown.stdout.split()[1]) == max(10, before)

@@ -15,7 +15,9 @@ import structlog
 
 _REPEATED_S = 10.0
 _TEXTS_KEPT = 1_000
-_CHATTY = ("aiokafka", "faust", "mode", "torch")  # what they say at level info is told only at level debug: forty lines of a worker's start
+# What they say at level info is shown only at level debug: forty lines of a worker's start. Services of Faust log under the module of their class, also
+# where that is ours.
+_CHATTY = ("aiokafka", "faust", "mode", "torch", "streams.faust_shell", "streams.faust_consumer")
 
 
 def open_logs(process: str, level: str = "info", form: str = "auto") -> structlog.stdlib.BoundLogger:

@@ -157,6 +157,7 @@ class Worker:
                 await asyncio.to_thread(page[1])
             beating.cancel()
             held.close()
+        _log.info("worker stopped")
         if self._faust_hangs:  # the event loop would wait for it
             leave_process(0)
 
@@ -268,8 +269,10 @@ class Worker:
             "data_dir": str(self.folder),
             "index_store": self.settings.index.store,
         }
+        if not line["shards"]:
+            line["no_shards_because"] = "the other workers own all shards; this one takes over when one of them ends"
         print(json.dumps(line), flush=True)  # noqa: T201 - the one line that a supervisor waits for
-        _log.info("worker ready: shards %s", line["shards"])
+        _log.info("worker ready: shards %s", line["shards"] or f"none: {line['no_shards_because']}")
 
     # --- topics --------------------------------------------------------------------------------------------------------
 

@@ -43,9 +43,9 @@ class UserMoves:
             moved = moving.result(2 * MOVE_S_MAX)
         except Exception as error:
             moving.cancel()
-            logger.warning("halves_not_moved", version=version, error=repr(error))
+            logger.warning("user_states_not_recomputed", version=version, error=repr(error))
         else:
-            logger.info("halves_moved", version=version, halves=moved)
+            logger.info("user_states_recomputed", version=version, states=moved)
 
     async def move(self, version: int) -> int:
         """Computes the kept halves of the current version on `version` as well. Returns how many."""

@@ -10,7 +10,8 @@ from infra.logs import open_logs
 log = open_logs("worker", "info", {form!r})
 log.info("shard opened", shard=3)
 log.debug("not shown")
-logging.getLogger("faust.app").info("not shown")
+for name in ("faust.app", "streams.faust_shell", "streams.faust_consumer"):
+    logging.getLogger(name).info("not shown")
 logging.getLogger("faust").warning("rebalance %s", 7)
 for node in (1, 1, 2, 1):
     logging.getLogger("aiokafka.cluster").error("no connection to %d", node)

@@ -151,9 +151,9 @@ def _print_answer(answer: "RankAnswer") -> None:
     ]
     print_table("items", rows, False)
     age = "of unknown age" if answer.freshness.age_s is None else f"{answer.freshness.age_s:.1f} s old"
-    typer.echo(
-        f"version {answer.version_token}  user half {answer.rung}  newest source record {age}  {answer.took_ms:.1f} ms in the server"
-    )
+    if answer.freshness.lagging_shards:
+        age += f", shards {answer.freshness.lagging_shards} lag"
+    typer.echo(f"version {answer.version_token}  user half {answer.rung}  rows {age}  {answer.took_ms:.1f} ms in the server")
     if answer.degraded:
         unknown = f" ({answer.unknown_count} of {answer.candidates} candidates unknown)" if answer.unknown_count else ""
         typer.echo(f"degraded: {', '.join(answer.degraded)}{unknown}")

@@ -1,6 +1,7 @@
 """The `aif` commands of `serving`: serve, query, verify-answers. Only typer and the standard library at module level; heavy imports belong
 inside the commands."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,6 +84,13 @@ def query(
     retrieval: Annotated[
         str, typer.Option(help="With --trace: how long retrieval takes; fixed:MS, uniform:MS,MS, lognormal:MS,SIGMA.")
     ] = "fixed:30",
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="Read the user's history from the topics, send it with the request, and append request and answer for `aif verify-answers`.",
+        ),
+    ] = None,
     url: Url = None,
     store: Store = None,
     as_json: AsJson = False,
@@ -96,6 +104,8 @@ def query(
 
     if items is not None and random is not None:
         raise typer.BadParameter("--items and --random both name the candidates; give one of them")
+    if trace and record is not None:
+        raise typer.BadParameter("--trace and --record are two kinds of request; give one of them")
     settings = load_settings(ServerSettings, {"index": {"store": store}})
     candidates = read_items(items) if items is not None else draw_items(settings.index.store, random or 1_000, seed)
     if trace:
@@ -106,8 +116,16 @@ def query(
         answer = merged.answer
     else:
         fields = {"user_id": user, "item_ids": candidates, "top_k": top_k, "deadline_ms": deadline_ms}
+        if record is not None:
+            from serving.audit.topic_history import read_history
+
+            fields |= read_history(settings, user)
+        body = make_body(PrerankRequest, fields)
         with client_of(settings.serve, url) as client:  # ids go as text: a server of an int64 catalogue accepts decimal strings
-            answer = client.prerank(make_body(PrerankRequest, fields))
+            answer = client.prerank(body)
+        if record is not None:
+            with record.open("a") as file:
+                file.write(json.dumps({"request": body.model_dump(mode="json"), "answer": answer.model_dump(mode="json")}) + "\n")
     if as_json:
         typer.echo(answer.model_dump_json())
     else:
@@ -117,7 +135,12 @@ def query(
 def verify_answers(
     file: Annotated[
         Path,
-        typer.Argument(exists=True, dir_okay=False, help="JSON lines {request: body of /v1/prerank with its history, answer: its answer}."),
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            help="What `aif query --record` or a server with AIF_SERVE__RECORD_FILE wrote: JSON lines "
+            "{request: body of /v1/prerank, answer: its answer, history: {features, behaviours} unless the request has them}.",
+        ),
     ],
     sample: Annotated[int | None, typer.Option(min=1, help="Recompute only this many, drawn evenly.")] = None,
     store: Store = None,

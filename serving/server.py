@@ -29,6 +29,7 @@ from infra.processes import stop_signals
 from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import Init
+from serving.audit.answer_recorder import AnswerRecorder
 from serving.audit.parity_sampler import ParitySampler
 from serving.calls.carried_state import CarriedStates
 from serving.calls.paced_engine import PacedEngine
@@ -101,7 +102,8 @@ class RankingServer:
         self.front = Front(self._ready, settings.serve, self.metrics)
         self.health = Health(self.engine.status, lambda: (self.front.ranked, self.front.faults))
         self.front.intake.admit = self.paced.check_queue
-        self.api = HttpApi(self.front, Views(self._status, self._show_state))
+        recorder = AnswerRecorder(settings.serve.record_file, settings.serve.record_every_s, settings.serve.record_answers_max)
+        self.api = HttpApi(self.front, Views(self._status, self._show_state), recorder.offer)
         tls = read_tls(settings.serve.tls_cert, settings.serve.tls_key)
         self.listener = Listener(self.api, settings.serve.host, settings.serve.port, tls, settings.serve.idle_s)
         self.grpc_listener = self._grpc_listener(tls) if settings.serve.grpc else None

@@ -37,6 +37,11 @@ class ServeSection(Section):
     broker_silent_s_max: float = Field(
         30.0, ge=6, le=86400
     )  # without an answer of the broker (asked every 5 s) before answers name `broker_silent`
+    # Answers of the JSON routes, with the histories that they were computed from, for `aif verify-answers FILE`; only those that made their user half
+    # themselves. One object a line, at most one in record_every_s, at most record_answers_max until the next start.
+    record_file: Path | None = None
+    record_every_s: float = Field(1.0, ge=0, le=3600)
+    record_answers_max: int = Field(1_000, ge=1, le=1_000_000)
     report_every_s: float = Field(10.0, ge=0, le=60)  # between two records of server-reports; 0 = no reports, so no automatic rollback
     # After SIGTERM: how long to answer while not ready, so that load balancers can send requests elsewhere. Each answer closes its connection meanwhile:
     # without it, a server that ends cuts the request of every second busy connection, which its client had just sent.

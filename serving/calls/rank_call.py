@@ -27,6 +27,7 @@ from serving.calls.version_choice import check_consistency, choose_version, is_r
 from serving.core.ladder import DEGRADED, Rung
 from serving.core.row_ages import UNKNOWN, RowAges
 from serving.engine.work import RankResult, RankWork
+from serving.users.user_store import KnownUser
 
 Request = RankRequest | PrerankRequest
 
@@ -48,13 +49,17 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A ranking before it takes the form of a protocol: the engine's result, and what the answer says about itself."""
+    """A ranking before it takes the form of a protocol: the engine's result, and what the answer says about itself.
+
+    history   from which the user half was made for this ranking alone; None if the half was kept, carried, or continued from a kept one
+    """
 
     request_id: str
     result: RankResult
     rung: Rung
     degraded: list[str]
     ages: RowAges = UNKNOWN
+    history: KnownUser | None = None
 
 
 class RankCall:
@@ -83,10 +88,10 @@ class RankCall:
         while True:
             if isinstance(request.consistency, AtLeast):
                 await wait_for_watermark(self._engine, request.consistency, plan.token.version if plan.token else None, deadline)
-            result, rung = await self._rank(plan, deadline)
+            result, half = await self._rank(plan, deadline)
             # A flip between the wait and the ranking may give the answer of another version; then wait for that one.
             if not isinstance(request.consistency, AtLeast) or is_reached(result.watermark, request.consistency):
-                return self._describe(plan, result, rung)
+                return self._describe(plan, result, half)
 
     async def _plan(self, request: Request) -> _Plan:
         asked = await self._users.identify(request)
@@ -97,7 +102,7 @@ class RankCall:
         item_ids = decode_candidates(request.item_ids, self._users.id_kind, self._candidates_max)
         return _Plan(request, asked, item_ids, token, pinned)
 
-    async def _rank(self, plan: _Plan, deadline: Deadline) -> tuple[RankResult, Rung]:
+    async def _rank(self, plan: _Plan, deadline: Deadline) -> tuple[RankResult, Half]:
         version = choose_version(self._engine, plan.token, plan.pinned)
         half = await self._rungs.find(plan.asked, version, len(plan.item_ids), deadline, plan.pinned)
         try:
@@ -110,7 +115,7 @@ class RankCall:
             result = await self._score(plan, half, deadline)
         self._keep(plan, half, result)
         asyncio.get_running_loop().call_soon(self._sample, plan.work(half), result)  # when the answer is on its way, as all counting
-        return result, half.rung
+        return result, half
 
     async def _score(self, plan: _Plan, half: Half, deadline: Deadline) -> RankResult:
         """The engine's answer on one user half; the half is given back in any case."""
@@ -126,10 +131,11 @@ class RankCall:
         elif half.rung is Rung.ITEM_PRIOR and half.state is None:
             self._users.pool.put(prior_key(result.state.version), result.state)
 
-    def _describe(self, plan: _Plan, result: RankResult, rung: Rung) -> Ranked:
+    def _describe(self, plan: _Plan, result: RankResult, half: Half) -> Ranked:
+        rung = half.rung
         degraded = [*_degraded(plan, result, rung), *self._stale()]
         asyncio.get_running_loop().call_soon(self._count, result, rung, degraded)
-        return Ranked(plan.asked.request_id, result, rung, degraded, self._ages(result.watermark))
+        return Ranked(plan.asked.request_id, result, rung, degraded, self._ages(result.watermark), half.history)
 
     def _count(self, result: RankResult, rung: Rung, degraded: Sequence[str]) -> None:
         self._metrics.counter("answers").labels(rung.value).inc()

@@ -18,6 +18,7 @@ from serving.calls.user_flights import Flight
 from serving.calls.user_halves import Asked, FoundUser, Users
 from serving.core.ladder import DEGRADED, Rung, Situation, choose_rung
 from serving.engine.work import UserState, UserWork
+from serving.users.user_store import KnownUser
 
 _RANKING_SHARE = 0.2  # share of the request's time that a wait leaves for ranking, unless ranking is known to take longer
 
@@ -31,6 +32,11 @@ class Half:
     work: UserWork | None = None
     found: FoundUser | None = None
     lease: Lease | None = None
+
+    @property
+    def history(self) -> KnownUser | None:
+        """The whole history, if the half is made from it and nothing else."""
+        return self.found.history if self.found is not None and self.work is not None and self.work.base is None else None
 
     def end(self) -> None:
         """Lets the state be evicted again."""

@@ -36,9 +36,13 @@ from serving.protocols.http_reply import BEFORE_BODY, TOO_MANY, Reply, WrongMeth
 from serving.protocols.open_inference import no_index
 from serving.protocols.open_inference_http import PREFIX, PROBES, OpenInferenceHttp
 from serving.protocols.openapi import openapi_json
+from serving.users.user_store import KnownUser
 
 _AT_ONCE_BYTES_MAX = 32 * KIB  # read in 1 ms
 _LOOKS = ("GET", "HEAD")  # HEAD is what probes of load balancers like to send; Granian leaves the body of its answer out
+
+
+Watch = Callable[[RankRequest | PrerankRequest, KnownUser | None, bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,9 @@ class Views:
 class HttpApi:
     """The RSGI application that Granian calls for each request."""
 
-    def __init__(self, front: Front, views: Views) -> None:
-        self._front, self._views = front, views
+    def __init__(self, front: Front, views: Views, watch: Watch = lambda request, history, answer: None) -> None:
+        """`watch` is called with every ranking of the JSON routes: its request, the history it was made from (`Ranked.history`), its body."""
+        self._front, self._views, self._watch = front, views, watch
         self._inference, self._unwanted, self._decoding = OpenInferenceHttp(front.inference), UnwantedBodies(), asyncio.Lock()
         self._calls: Mapping[str, type[BaseModel]] = {"/v1/user": UserRequest, "/v1/rank": RankRequest, "/v1/prerank": PrerankRequest}
         self._handlers: Mapping[str, Callable[[Any, Deadline], Awaitable[bytes]]] = {}
@@ -70,7 +75,10 @@ class HttpApi:
             return (await user_call.answer(request, deadline)).model_dump_json().encode()
 
         async def rank(request: RankRequest | PrerankRequest, deadline: Deadline) -> bytes:
-            return await encode_answer(await rank_call.rank(request, deadline), deadline.took_ms())
+            ranked = await rank_call.rank(request, deadline)
+            answer = await encode_answer(ranked, deadline.took_ms())
+            self._watch(request, ranked.history, answer)
+            return answer
 
         self._handlers = {"/v1/user": user, "/v1/rank": rank, "/v1/prerank": rank}
 

@@ -147,3 +147,14 @@ def test_a_backfill_of_another_width_and_schema_is_adopted_beside_live_traffic_a
     assert "unsigned_items" in former and "unsigned_items" not in adopted
     check_by_reference(running, [body(running, behaviours=behaviours_of(running, 1), top_k=ITEMS)])
     assert json_figures(running.run("replay", "replay", "--json"))["digest_equal"] == 1
+
+
+def test_a_recorded_query_brings_the_history_of_the_topics_and_is_verified(running: System) -> None:
+    items, recorded = running.directory / "candidates", running.directory / "recorded.jsonl"
+    items.write_text("".join(f"{running.item_id(n)}\n" for n in range(ITEMS)))
+    for user in (1, 4):
+        running.command("query", str(running.item_id(user)), "--items", str(items), "--record", str(recorded), "--url", running.url)
+    lines = [json.loads(line) for line in recorded.read_text().splitlines()]
+    assert [(line["request"]["features"], len(line["request"]["behaviours"])) for line in lines] == [({"country": "UK"}, 20)] * 2
+    figures = json_figures(running.command("verify-answers", str(recorded), "--json"))
+    assert (figures["answers_recomputed"], figures["mixed_versions"]) == (2, 0)

@@ -112,7 +112,9 @@ def query(
         from serving.merger.trace import trace_request
 
         merged, lines = trace_request(settings, url, user, candidates, top_k, deadline_ms, retrieval)
-        say("\n".join(lines))
+        from serving.audit.superseded import describe_superseded
+
+        say("\n".join([*lines, *describe_superseded(settings, candidates)]))
         answer = merged.answer
     else:
         fields = {"user_id": user, "item_ids": candidates, "top_k": top_k, "deadline_ms": deadline_ms}

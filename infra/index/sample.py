@@ -25,7 +25,7 @@ from schemas.index.manifest import Manifest, Part, Seal
 
 SHARDS_SAMPLED_MAX = 4
 
-Rows = dict[bytes, np.ndarray | None]  # by index key; None = deleted
+Found = dict[bytes, tuple[np.ndarray | np.void, np.ndarray | None]]  # by index key: the order, and the row (None = deleted)
 
 
 @dataclass(frozen=True)
@@ -55,33 +55,43 @@ def _read_one(store: IndexStore, manifest: Manifest, seal: Seal, items_max: int)
 
 def find_rows(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> SampledRows:
     """The rows of these items in their order, without those that the version does not have. Raises Unavailable, Corrupted."""
-    layout, found = manifest.layout, Rows()
+    found = _find(store, manifest, keys)
+    rows = [(key, row) for key in keys if key in found and (row := found[key][1]) is not None]
+    return SampledRows([key for key, _ in rows], np.array([row for _, row in rows], manifest.layout.dtype))
+
+
+def find_orders(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> dict[bytes, np.ndarray | np.void]:
+    """The orders (ORDER) of the rows and tombstones of these items, without items that the version's files do not have. Raises Unavailable, Corrupted."""
+    return {key: order for key, (order, _) in _find(store, manifest, keys).items()}
+
+
+def _find(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> Found:
+    layout, found = manifest.layout, Found()
     check_keys(keys, layout.id_kind)
     shard_of = {key: partition_of(decode_index_key(key, layout.id_kind), len(manifest.seals)) for key in keys}
     for seal in manifest.seals:
         if here := [key for key, shard in shard_of.items() if shard == seal.shard]:
             found |= _find_full(store, seal.full, layout, here)
             found |= _find_increments(store, seal.incremental, layout, here)
-    rows = [(key, row) for key in keys if (row := found.get(key)) is not None]
-    return SampledRows([key for key, _ in rows], np.array([row for _, row in rows], layout.dtype))
+    return found
 
 
-def _find_full(store: IndexStore, part: Part, layout: RowLayout, keys: Sequence[bytes]) -> Rows:
+def _find_full(store: IndexStore, part: Part, layout: RowLayout, keys: Sequence[bytes]) -> Found:
     if not part.files:
         return {}
     with open_part(store, part) as database:
         blocks = {key: database.find_before(key) for key in keys}
-    decoded: dict[bytes, dict[bytes, np.ndarray]] = {}
+    decoded: dict[bytes, Found] = {}
     for found in blocks.values():
         if found is not None and found[0] not in decoded:
             block = decode_block(layout, found[1])
-            decoded[found[0]] = dict(zip(block.keys, block.rows, strict=True))
-    return {key: decoded[found[0]].get(key) for key, found in blocks.items() if found is not None}
+            decoded[found[0]] = dict(zip(block.keys, zip(block.orders, block.rows, strict=True), strict=True))
+    return {key: decoded[found[0]][key] for key, found in blocks.items() if found is not None and key in decoded[found[0]]}
 
 
-def _find_increments(store: IndexStore, part: Part, layout: RowLayout, keys: Sequence[bytes]) -> Rows:
+def _find_increments(store: IndexStore, part: Part, layout: RowLayout, keys: Sequence[bytes]) -> Found:
     if not part.files:
         return {}
     with open_part(store, part) as database:
         values = database.multi_get(DEFAULT_FAMILY, keys)
-    return {key: decode_increment(layout, value)[1] for key, value in zip(keys, values, strict=True) if value is not None}
+    return {key: decode_increment(layout, value) for key, value in zip(keys, values, strict=True) if value is not None}

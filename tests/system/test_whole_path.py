@@ -158,3 +158,12 @@ def test_a_recorded_query_brings_the_history_of_the_topics_and_is_verified(runni
     assert [(line["request"]["features"], len(line["request"]["behaviours"])) for line in lines] == [({"country": "UK"}, 20)] * 2
     figures = json_figures(running.command("verify-answers", str(recorded), "--json"))
     assert (figures["answers_recomputed"], figures["mixed_versions"]) == (2, 0)
+
+
+def test_a_trace_names_the_candidates_whose_update_was_superseded(running: System) -> None:
+    items = running.directory / "traced"
+    items.write_text("".join(f"{running.item_id(n)}\n" for n in range(20, 30)))
+    with running.publisher() as publisher:
+        publisher.publish_item(running.item_id(21), 0, running.features(21, price=77.0))
+    told = running.command("query", str(running.item_id(1)), "--items", str(items), "--trace", "--url", running.url)
+    assert told.count("was superseded") == 1 and f"item {running.item_id(21)}: its update with version 0" in told

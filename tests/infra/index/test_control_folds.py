@@ -99,6 +99,7 @@ def test_a_start_reads_the_same_number_of_files_after_thousands_of_entries_as_af
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(3600)  # to write them takes minutes, to start does not
 def test_a_start_after_half_a_million_entries() -> None:
     assert reads_at_start(500_000) == reads_at_start(200)
 

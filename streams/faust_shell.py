@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import faust
+from faust.assignor.partition_assignor import PartitionAssignor
 from faust.tables.manager import TableManager
 from faust.types import TP
 
@@ -89,6 +90,14 @@ class NoTables(TableManager):
         """Lets the consumer subscribe at once."""
         await self._update_channels()
         await self.recovery.start()
+
+
+class EvenAssignor(PartitionAssignor):
+    """Gives every worker a share of the shards: of four, three workers get 2, 1, 1. With standby replicas, which only tables need, the first two would
+    keep them all."""
+
+    def __init__(self, app: Any, replicas: int = 0) -> None:
+        super().__init__(app, replicas=0)
 
 
 class ShellApp(faust.App):
@@ -189,8 +198,9 @@ def make_app(
         producer_threaded=False,
         TableManager=NoTables,
         processing_guarantee="at_least_once",
-        # Faust's own assignor gives topics of equal partition counts together; without standby replicas it would not be used.
+        # Faust's own assignor gives topics of equal partition counts together; without this setting it would not be used.
         table_standby_replicas=1,
+        PartitionAssignor=EvenAssignor,
         broker_session_timeout=session_timeout_s,
         broker_heartbeat_interval=2.0,
         broker_commit_interval=1.0,

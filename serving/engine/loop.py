@@ -38,7 +38,7 @@ from serving.engine.extended_state import find_base
 from serving.engine.resident import Portion, Resident, apply_portion, report_of
 from serving.engine.scorers import compile_kernels
 from serving.engine.top_k import rank_top
-from serving.engine.turns import Turns
+from serving.engine.turns import Turns, answer
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserState, UserWork
 from serving.engine.workers import WORKERS, Beside
 
@@ -250,7 +250,7 @@ class Engine:
 
     def _turn(self) -> None:
         while self._messages:
-            self._answer(*self._messages.popleft())
+            answer(*self._messages.popleft())
         self._apply_changes()
         self._batch = [self._work.popleft() for _ in range(min(BATCH_MAX, len(self._work)))]
         self._serve_batch(self._batch)
@@ -317,7 +317,7 @@ class Engine:
         return self.find_resident(work.version) is not None
 
     def _serve(self, future: "Future[Any]", work: UserWork | RankWork, served: list[bool]) -> None:
-        served.append(self._answer(future, (lambda: self._user(work)) if isinstance(work, UserWork) else (lambda: self._rank(work))))
+        served.append(answer(future, (lambda: self._user(work)) if isinstance(work, UserWork) else (lambda: self._rank(work))))
 
     def _apply_changes(self) -> None:
         """Applies about DELTA_ROWS_PER_APPLY_MAX rows, but at least one portion. Portions are whole records, of which no answer may see a half."""
@@ -394,16 +394,3 @@ class Engine:
             state=state,
             unsigned_count=count_unsigned(resident.tables, found.slots_K),
         )
-
-    def _answer(self, future: "Future[Any]", call: Callable[[], Any]) -> bool:
-        """Runs `call` and puts its result or error into the future. True for a result. A cancelled future (deadline passed) is not computed."""
-        if not future.set_running_or_notify_cancel():
-            return False
-        try:
-            future.set_result(call())
-            return True
-        except BaseException as error:  # it belongs to this request
-            future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-            return False

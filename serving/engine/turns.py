@@ -1,12 +1,16 @@
 """What is known of the engine's thread from outside: when it last turned, and what went wrong in it outside a request.
 
-Here: `Turns`. Not here: what a turn does (loop.py), what readiness concludes (serving/health.py).
+Here: `Turns`, and `answer`, which keeps the error of a request with its future. Not here: what a turn does (loop.py), what
+readiness concludes (serving/health.py).
 """
 
 import logging
 import math
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 _log = logging.getLogger("aif.engine")
 
@@ -32,3 +36,17 @@ class Turns:
         if thread.ident is None or closed:
             return 0.0
         return time.monotonic() - self._turned_s if thread.is_alive() else math.inf
+
+
+def answer(future: "Future[Any]", call: Callable[[], Any]) -> bool:
+    """Runs `call` and puts its result or error into the future. True for a result. A cancelled future (deadline passed) is not computed."""
+    if not future.set_running_or_notify_cancel():
+        return False
+    try:
+        future.set_result(call())
+        return True
+    except BaseException as error:  # it belongs to this request
+        future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+        return False

@@ -1,7 +1,7 @@
 """One process of a machine compiles kernels; others that start meanwhile wait and take them from numba's cache.
 
 Otherwise a server, its loader and the processes beside them would each compile the same kernels on the same cores. Not here: what is compiled
-(serving/engine, streams/stored).
+(serving/engine, schemas/model).
 Invariant: this is only a wait. If there is no folder to write to, or the lock is not freed in time, a process compiles for itself: slower, but the same
 code.
 """

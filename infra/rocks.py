@@ -19,7 +19,7 @@ Source: RocksDB 9.8 through rocksdict 0.3.29.
 import contextlib
 import json
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -28,11 +28,8 @@ from rocksdict import (
     AccessType,
     Checkpoint,
     ColumnFamily,
-    DBCompressionType,
     IngestExternalFileOptions,
     Rdict,
-    ReadOptions,
-    SstFileWriter,
     WriteBatch,
 )
 
@@ -48,7 +45,6 @@ DEFAULT_FAMILY = "default"
 V = TypeVar("V")
 _CONFIG_NAME = "rocksdict-config.json"
 _MEMTABLES_BYTES = 64 << 20  # of one database, all column families together: more are flushed
-_RUN_NAME = "run.ingest"  # a table file until RocksDB takes it over; one that a crash left is written over
 
 
 class Batch:
@@ -66,6 +62,12 @@ class Batch:
     def put(self, family: str, key: bytes, value: bytes) -> None:
         """Set `key`."""
         self.raw.put(key, value, self._handles[family])
+
+    def put_all(self, family: str, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Set the value of each key."""
+        put, handle = self.raw.put, self._handles[family]
+        for key, value in rows:
+            put(key, value, handle)
 
     def delete(self, family: str, key: bytes) -> None:
         """Remove `key`."""
@@ -98,7 +100,6 @@ class DiskFacts:
 _MEMTABLE = "rocksdb.cur-size-active-mem-table"
 _FLUSHING = ("rocksdb.mem-table-flush-pending", "rocksdb.num-running-flushes")
 _FACTS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.estimate-pending-compaction-bytes")
-_ROWS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.estimate-live-data-size")
 
 
 class Database(Closeable):
@@ -112,7 +113,6 @@ class Database(Closeable):
         self._marks: dict[str, int] = {}
         self._is_changed = False  # since the last mark
         self._names = tuple(families)
-        self._passing: tuple[str, ...] = ()  # families whose blocks stay out of memory
         self._scans: weakref.WeakSet[Scan] = weakref.WeakSet()
         self._open()
 
@@ -134,7 +134,6 @@ class Database(Closeable):
             self._handles = _ByFamily({name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)})
         self.is_open = True
         try:
-            self.keep_no_blocks(self._passing)
             self._marks = {name: decode_mark(self.get(name, MARK_KEY)) for name in self._families}
             check_marks(self.path, noted, self._marks)
             if self._marked and not self.read_only and (has_log or noted is None):
@@ -144,14 +143,6 @@ class Database(Closeable):
             with contextlib.suppress(AifError):
                 self._end()
             raise
-
-    def keep_no_blocks(self, families: Sequence[str]) -> None:
-        """From now on, what is read by key in these families leaves no blocks in memory: for an owner that holds rows itself. To put a block there and
-        another one out costs a quarter of a read."""
-        self._passing, options = tuple(families), ReadOptions()
-        options.fill_cache(False)  # type: ignore[call-arg] # rocksdict: its stub lacks the argument
-        for family in families:
-            self._families[family].set_read_options(options)
 
     @property
     def column_families(self) -> tuple[str, ...]:
@@ -221,17 +212,17 @@ class Database(Closeable):
         if self._failed:
             raise Exception(self._failed)  # what rocksdict raises
 
-    def _mark(self, skipped: str = "") -> None:
-        """Give every family but `skipped` its next mark, and note it. REQUIRES: no other write comes before the memtables are flushed, if they are."""
+    def _mark(self) -> None:
+        """Give every family its next mark, and note it. REQUIRES: no other write comes before the memtables are flushed, if they are."""
         if not self._marked or not self._is_changed:
             return
         following, batch = max(self._marks.values(), default=0) + 1, self.new_batch()
-        marks = {family: following for family in self._families if family != skipped}
+        marks = dict.fromkeys(self._families, following)
         for family in marks:
             batch.put(family, MARK_KEY, encode_mark(following))
         self._write(batch, sync=True)
         self._note(marks)
-        self._is_changed = bool(skipped)
+        self._is_changed = False
 
     def _note(self, marks: Mapping[str, int]) -> None:
         with MappedErrors(self.path, "note of marks"):
@@ -264,26 +255,6 @@ class Database(Closeable):
         with MappedErrors(self.path, "ingest"):
             self._database.ingest_external_file([str(f) for f in files], options)
 
-    def ingest_rows(self, family: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Puts rows, keys strictly ascending, at least one, straight into a table file: durable, and after everything that was written before."""
-        path = self.path / _RUN_NAME
-        self._mark(skipped=family)  # neither a power cut nor a damaged log may lose what was written before these rows
-        with MappedErrors(self.path, f"ingest of {len(rows)} rows"):
-            self._fail_as_told()
-            packed_later = make_options(False)  # by the first compaction: here it would hold the interpreter, a third of the time of a row
-            packed_later.set_compression_type(DBCompressionType.none())
-            writer = SstFileWriter(packed_later)
-            writer.open(str(path))
-            mark = max(self._marks.values(), default=0) + 1
-            writer[MARK_KEY] = encode_mark(mark)
-            for key, value in rows:
-                writer[key] = value
-            writer.finish()
-            options = IngestExternalFileOptions()
-            options.set_move_files(True)
-            self._families[family].ingest_external_file([str(path)], options)
-        self._note({family: mark})
-
     def create_checkpoint(self, directory: Path) -> None:
         """A consistent copy of all column families in the new folder `directory`: hard links, milliseconds."""
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -297,12 +268,6 @@ class Database(Closeable):
         with MappedErrors(self.path, "read of properties"):
             keys, size, debt = (sum(family.property_int_value(name) or 0 for family in self._families.values()) for name in _FACTS)
             return DiskFacts(keys, size, debt, sum(1 for _ in self.path.glob("*.sst")))
-
-    def estimate_rows(self, family: str) -> tuple[int, int]:
-        """(rows, bytes) that the table files of a family hold, by RocksDB's own estimates; what newer files replace is left out."""
-        with MappedErrors(self.path, "read of properties"):
-            keys, whole, live = (self._families[family].property_int_value(name) or 0 for name in _ROWS)
-        return (keys * live // whole if whole else 0), live
 
     def reopen(self) -> None:
         """Close and open again: the way out of a full disk, after which every write fails otherwise. What a write said it did is there."""

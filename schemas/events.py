@@ -13,6 +13,7 @@
 A model's FeatureSchema is not used: acceptance must not depend on which model is live.
 """
 
+import re
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ class Expected:
         return {**union, "custom_error_type": "expected", "custom_error_message": f"expected {self.words}"}
 
 
-Name = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z_][A-Za-z0-9_]{{0,{NAME_CHARS_MAX - 1}}}$")]
+_NAME_PATTERN = rf"^[A-Za-z_][A-Za-z0-9_]{{0,{NAME_CHARS_MAX - 1}}}$"
+Name = Annotated[str, StringConstraints(pattern=_NAME_PATTERN)]
 Label = Annotated[str, StringConstraints(pattern=rf"^[A-Za-z0-9_.:-]{{1,{NAME_CHARS_MAX}}}$")]
 WireId = Annotated[
     Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | Annotated[str, StringConstraints(min_length=1, max_length=TEXT_ID_BYTES_MAX)],
@@ -70,6 +72,9 @@ RawFeatures = Annotated[dict[Name, RawFeature | None], Field(max_length=FEATURES
 TimeMs = Annotated[int, Field(ge=0, le=EVENT_VERSION_MAX)]
 # Not Literal[1], which takes `true` and `1.0` too.
 SchemaNumber = Annotated[int, Field(ge=1, le=1), WithJsonSchema({"const": 1, "type": "integer"})]
+
+
+_is_name = re.compile(_NAME_PATTERN.removesuffix("$") + r"\Z").match
 
 
 def _check_float32(values: list[float]) -> list[float]:
@@ -358,6 +363,11 @@ def _check_ids(update: U, names: Sequence[str], kind: IdKind, partition: int, pa
             update = update.model_copy(update={name: checked})
     check_partition(owner(update), partition, partitions)
     return update
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is a well-formed name of a feature, kind or outcome."""
+    return _is_name(text) is not None
 
 
 def describe_errors(error: ValidationError) -> str:

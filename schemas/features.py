@@ -22,7 +22,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from schemas.errors import Misconfigured
-from schemas.ids import IdKind, hash_bucket, hash_buckets
+from schemas.ids import IdKind, hash_bucket
 from schemas.limits import (
     BAG_VALUES_MAX,
     EMBEDDING_WIDTH_MAX,
@@ -236,14 +236,18 @@ class FeatureSchema:
             return min(float(value), BID_MAX)
         return self.item(self.bid).default
 
+    def bids_of(self, records: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """`bid_of` of many items: float64 [R], the same bits."""
+        if self.bid is not None:
+            values = [r.get(self.bid) for r in records]
+            if _PLAIN_NUMBERS.issuperset(map(type, values)):
+                x_R = np.array(values, np.float64)
+                return np.where(np.isfinite(x_R) & (x_R > 0), np.minimum(x_R, BID_MAX), self.item(self.bid).default)
+        return np.array([self.bid_of(raw) for raw in records], np.float64)
+
     def category_of(self, raw: Mapping[str, Any]) -> int:
         """The bucket of the SIM category; 0 if missing."""
         return self.item(self.sim_category).bucket(raw.get(self.sim_category)) if self.sim_category else 0
-
-    def bids_in(self, x_R: np.ndarray) -> np.ndarray:
-        """`bid_of` of a float64 column in which NaN stands for missing: float64 [R]. The schema must have a bid."""
-        assert self.bid is not None
-        return np.where(np.isfinite(x_R) & (x_R > 0), np.minimum(x_R, BID_MAX), self.item(self.bid).default)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the inverse of `decode_feature_schema`."""
@@ -314,7 +318,7 @@ def encode_features(
         for row, r in enumerate(records):
             values = r.get(feature.name)
             if isinstance(values, (list, tuple)):
-                bags[row, b, : len(values)] = hash_buckets(values[:BAG_VALUES_MAX], feature.buckets, feature.salt)
+                bags[row, b, : len(values)] = [_bucket(value, feature.buckets, feature.salt) for value in values[:BAG_VALUES_MAX]]
     at = 0
     for feature in by_kind[Kind.EMBEDDING]:
         _put_vectors(embeddings[:, at : at + feature.width], feature, records, vectors or {})
@@ -339,6 +343,27 @@ def _is_vector(value: object, width: int) -> TypeGuard[Sequence[float]]:
     return isinstance(value, (list, tuple)) and len(value) == width and all(isinstance(x, (int, float)) and math.isfinite(x) for x in value)
 
 
+@dataclass(frozen=True, slots=True)
+class PlainColumns:
+    """What a row has without the network: category_R int64, the buckets of the SIM category (0 = missing); bid_R float64; realtime_RQ float32."""
+
+    category_R: np.ndarray
+    bid_R: np.ndarray
+    realtime_RQ: np.ndarray
+
+
+def encode_plain_columns(schema: FeatureSchema, records: Sequence[Mapping[str, Any]]) -> PlainColumns:
+    """The columns of R items that need no network."""
+    rows, category, features = len(records), schema.sim_category, schema.realtime_features
+    category_R = schema.item(category).buckets_of([r.get(category) for r in records]) if category else np.zeros(rows)
+    realtime_RQ = np.empty((rows, len(features)), np.float32)
+    for q, feature in enumerate(features):
+        values = [r.get(feature.name) for r in records]
+        realtime_RQ[:, q] = feature.numbers(values) if feature.kind is Kind.NUMERIC else feature.buckets_of(values)
+    return PlainColumns(np.asarray(category_R, np.int64), schema.bids_of(records), realtime_RQ)
+
+
 def encode_realtime(schema: FeatureSchema, raw: Mapping[str, Any]) -> list[float]:
-    """The row's `realtime` column: scaled numbers, and buckets (at most 256, so exact in float32) of categoricals."""
-    return [f.number(raw.get(f.name)) if f.kind is Kind.NUMERIC else float(f.bucket(raw.get(f.name))) for f in schema.realtime_features]
+    """The row's `realtime` column of one item: scaled numbers, and buckets (at most 256, so exact in float32) of categoricals."""
+    values: list[float] = encode_plain_columns(schema, [raw]).realtime_RQ[0].tolist()
+    return values

@@ -43,8 +43,6 @@ DELTA_RECORD_BYTES_MAX = 1 * MIB  # a micro-batch's row changes are cut into rec
 MICRO_BATCH_RECORDS_MAX = 10_000  # of all shards of a worker; each cuts its share into write batches
 WRITE_BATCH_UPDATES_MAX = 2_000  # a larger RocksDB batch holds the GIL too long (50k rows: 90 ms)
 # Of a shard's rows that wait for their tables, in memory: what a restart reads again, and a checkpoint writes in 0.1 s.
-JOURNAL_BYTES_MAX = 24 * MIB
-JOURNALED_ROWS_KEPT_BYTES_MAX = 64 * MIB  # of a shard's rows in memory: those that wait, and those lately read or written
 CONTROL_ENTRY_BYTES_MAX = 256 * KIB
 MANIFEST_BYTES_MAX = 64 * MIB
 

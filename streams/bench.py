@@ -49,13 +49,13 @@ from schemas.model.inputs import FeatureTensors, map_tensors
 from schemas.model.network import AifNetwork
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.builders.full_part import encode_blocks
-from streams.core.item_state import EMBEDDING_HEADER, FEATURES_HEADER
+from streams.core.item_state import ITEM_HEADER, pack_features
 from streams.encoder import RowEncoder
 from streams.garbage import settle_garbage_collection
 from streams.increments_floor import measure_floor
+from streams.kernels import load_kernels
 from streams.shard.reader import ShardReader, open_shard_reader
 from streams.shard.shard import Shard, open_shard
-from streams.stored.kernels import load_kernels
 
 NEARLINE = Bench(
     "bench nearline",
@@ -87,7 +87,7 @@ NEARLINE = Bench(
         Figure(
             "floor_updates_per_s",
             "updates/s",
-            "RocksDB alone, per second of processor time: three reads and two writes an update, row by row (streams/increments_floor.py)",
+            "RocksDB alone, per second of processor time: two reads and two writes an update, row by row (streams/increments_floor.py)",
         ),
         Figure("peak_rss_mb", "MB", "of the worker"),
         Figure("builder_peak_rss_mb", "MB", "of the largest of its children: the builder, or the judge of checkpoints, which has torch"),
@@ -95,9 +95,9 @@ NEARLINE = Bench(
         Figure("start_processor_s", "s", "processor time of a worker and its builder from the start of the program to the first batch"),
     ),
     goals=(
-        "full_over_floor >= 0.5",
+        "full_items_per_s >= 100000",
         "single_events_per_s >= 10000",
-        "batched_items_per_s >= 100000",
+        "batched_items_per_s >= 40000",
         "start_s < 5",
     ),
     options="[--items 1000000]",
@@ -145,11 +145,10 @@ def _measure_build(folder: Path, catalogue: Catalogue, figures: Figures) -> None
     figures.add("floor_fp32_items_per_s", rates.best["floor_fp32"])
     figures.add("fold_updates_per_s", 2 * catalogue.item_count / seconds)
     with open_shard_reader(folder / "checkpoint") as reader:
-        texts = next(reader.scan_blocks()).features
-    component_bytes = FEATURES_HEADER.size + int(texts.ends_R[0] - texts.starts_R[0])
-    embedding_bytes = EMBEDDING_HEADER.size + 4 * checkpoint.spec.schema.mm_width
+        first = next(reader.scan_blocks()).features[0]
+    item_bytes = ITEM_HEADER.size + len(pack_features(first))
     row_bytes = ORDER.itemsize + encoder.layout.row_bytes
-    floor = measure_floor(folder / "floor", catalogue.item_count // SHARDS, component_bytes, embedding_bytes, row_bytes)
+    floor = measure_floor(folder / "floor", catalogue.item_count // SHARDS, item_bytes, row_bytes)
     figures.add("floor_updates_per_s", floor)
 
 
@@ -209,8 +208,8 @@ def _read_inputs(checkpoint: Checkpoint, reader: ShardReader) -> FeatureBlock:
     not be kept."""
     schema = checkpoint.spec.schema
     items = [item for block in reader.scan_blocks() for item in zip(block.features, block.embeddings, strict=True)]
-    raw = [{**features, schema.multimodal: embedding} if schema.multimodal else features for features, embedding in items]
-    return encode_features(schema.item_half_inputs, raw)
+    vectors = {schema.multimodal: np.stack([np.frombuffer(values or b"", "<f4") for _, values in items])} if schema.multimodal else {}
+    return encode_features(schema.item_half_inputs, [features for features, _ in items], vectors)
 
 
 @torch.inference_mode()

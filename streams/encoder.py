@@ -1,7 +1,8 @@
 """Rows of one version: raw features and embeddings of items in, rows of the version's layout out.
 
-Here: projection to the model's schema, the network, signatures, and the columns that need no network. Not here: which rows are stale
-(core/stale.py), storage, the arithmetic of a row (schemas/model/item_network.py). No torch.
+Here: the network, signatures, and the columns that need no network. Not here: which rows are stale
+(core/stale.py), from values to columns
+(schemas/features.py), storage, the arithmetic of a row (schemas/model/item_network.py). No torch.
 
 Invariants (I4, I9): a row's bytes depend on its own inputs and on (checkpoint, encoder fingerprint) alone: not on the other rows of the call, on
 its place among them, or on their number. The build, the increment path and a replay all come through here.
@@ -21,18 +22,14 @@ import numpy as np
 
 from infra.index.store import IndexStore, read_if_there
 from schemas.errors import Corrupted, RejectedInput
+from schemas.features import encode_features, encode_plain_columns
 from schemas.index.layout import row_layout
 from schemas.index.manifest import CHECKPOINT_REPAIR, checkpoint_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from schemas.model.item_network import ItemNetwork, encoder_fingerprint
 from schemas.model.signer import Signer
-from streams.stored.item_block import EmbeddingValues
-from streams.stored.item_columns import PlainColumns, encode_columns, encode_plain_columns
-from streams.stored.kernels import load_kernels
-
-Raw = Mapping[str, Any]
-Embedding = np.ndarray | None
+from streams.kernels import load_kernels
 
 _ENCODERS_KEPT = 4  # live, backup, published and building; shards hold their own references
 
@@ -52,31 +49,35 @@ class RowEncoder:
         self._signer = None if checkpoint.w_hash is None else Signer(checkpoint.w_hash)
         self._schema = checkpoint.spec.schema
 
-    def encode(self, raw_features: Sequence[Raw], embeddings: Sequence[Embedding]) -> np.ndarray:
-        """All columns of R items: structured array [R] of the layout's dtype."""
+    def encode(self, features: Sequence[Mapping[str, Any]], embeddings: Sequence[bytes | None]) -> np.ndarray:
+        """All columns of R items: structured array [R] of the layout's dtype. An embedding is float32 bytes, or None."""
         mm_RM, has_R = self._stack(embeddings)
-        rows = np.zeros(len(raw_features), self.layout.dtype)
-        columns = encode_columns(self._schema, raw_features, mm_RM)
-        self._network.encode_into(columns.inputs, rows["vector"], rows["bridge"])
+        rows = np.zeros(len(features), self.layout.dtype)
+        vectors = {self._schema.multimodal: mm_RM} if self._schema.multimodal else {}
+        inputs = encode_features(self._schema.item_half_inputs, features, vectors)
+        self._network.encode_into(inputs, rows["vector"], rows["bridge"])
         self._sign(rows, mm_RM, has_R, np.ones(len(rows), bool))
-        self._fill_plain(rows, columns.plain)
+        self._fill_plain(rows, features)
         return rows
 
     def rewrite(
-        self, old_rows: np.ndarray, raw_features: Sequence[Raw], embeddings: Sequence[Embedding], signature_stale: np.ndarray
+        self, old_rows: np.ndarray, features: Sequence[Mapping[str, Any]], embeddings: Sequence[bytes | None], signature_stale: np.ndarray
     ) -> np.ndarray:
-        """Rows [R] whose item-half inputs did not change: vector and bridge are kept, the signature is made anew where stale (bool [R])."""
+        """Rows [R] whose item-half inputs did not change: vector and bridge are kept, the signature is computed where stale (bool [R])."""
         rows = np.array(old_rows, self.layout.dtype)
         if (stale_R := np.asarray(signature_stale, bool)).any():
             self._sign(rows, *self._stack(embeddings), stale_R)
-        self._fill_plain(rows, encode_plain_columns(self._schema, raw_features))
+        self._fill_plain(rows, features)
         return rows
 
-    def _stack(self, embeddings: Sequence[Embedding]) -> tuple[np.ndarray, np.ndarray]:
+    def _stack(self, embeddings: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
         """mm_RM float32, and has_R bool: whether this model can read the item's embedding; zeros where not."""
-        if not isinstance(embeddings, EmbeddingValues):
-            embeddings = EmbeddingValues.join([None if one is None else np.asarray(one, np.float32).tobytes() for one in embeddings])
-        mm_RM, has_R = embeddings.stack(self._schema.mm_width)
+        mm_RM = np.zeros((len(embeddings), self._schema.mm_width), np.float32)
+        of_width = [values for values in embeddings if values is not None and len(values) == 4 * mm_RM.shape[1]]
+        if not of_width or not mm_RM.shape[1]:
+            return mm_RM, np.zeros(len(embeddings), bool)
+        has_R = np.array([values is not None and len(values) == 4 * mm_RM.shape[1] for values in embeddings])
+        mm_RM[has_R] = np.frombuffer(b"".join(of_width), "<f4").reshape(-1, mm_RM.shape[1])
         finite_R = np.isfinite(mm_RM).all(axis=1)
         mm_RM[~finite_R] = 0
         return mm_RM, has_R & finite_R
@@ -91,8 +92,9 @@ class RowEncoder:
         self._signer.sign_into(mm_RM, np.flatnonzero(signed_R), rows["signature"])
         rows["has_signature"][signed_R] = 1
 
-    def _fill_plain(self, rows: np.ndarray, columns: PlainColumns) -> None:
+    def _fill_plain(self, rows: np.ndarray, features: Sequence[Mapping[str, Any]]) -> None:
         """The columns that need no network."""
+        columns = encode_plain_columns(self._schema, features)
         rows["category"] = columns.category_R
         rows["bid"] = columns.bid_R
         if self._schema.realtime_features:

@@ -10,7 +10,7 @@ from schemas.model.spec import ModelSpec
 
 
 class Encoder(Protocol):
-    """What a shard, a builder and a replay need of the encoder of a version (streams/encoder.py `RowEncoder`)."""
+    """What a shard, a builder and a replay need of the encoder of a version (streams/encoder.py `RowEncoder`). An embedding is float32 bytes, or None."""
 
     version: int
     spec: ModelSpec
@@ -20,18 +20,18 @@ class Encoder(Protocol):
     checkpoint_sha256: str
     fingerprint: str
 
-    def encode(self, raw_features: Sequence[Mapping[str, Any]], embeddings: Sequence[np.ndarray | None]) -> np.ndarray:
+    def encode(self, features: Sequence[Mapping[str, Any]], embeddings: Sequence[bytes | None]) -> np.ndarray:
         """Rows [R] of the layout's dtype, every column computed."""
         ...
 
     def rewrite(
         self,
         old_rows: np.ndarray,
-        raw_features: Sequence[Mapping[str, Any]],
-        embeddings: Sequence[np.ndarray | None],
+        features: Sequence[Mapping[str, Any]],
+        embeddings: Sequence[bytes | None],
         signature_stale: np.ndarray,
     ) -> np.ndarray:
-        """Rows [R] with the old vector and bridge weights, the rest computed anew; signatures only where `signature_stale`."""
+        """Rows [R] with the old vector and bridge weights, the rest computed anew. Signatures, and so embeddings, only where `signature_stale` (bool [R])."""
         ...
 
 

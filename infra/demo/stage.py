@@ -33,7 +33,7 @@ _WARM = (
     "streams.replay.replay",
     "serving.server",
     "serving.audit.parity",  # with it torch, for the trainer, the audit, and the dry runs of checkpoints
-    "streams.stored.kernels:load_compiled_kernels",
+    "streams.kernels:load_compiled_kernels",
     "serving.engine_kernels:load_compiled_kernels",
 )
 _READY_S_MAX = 180.0

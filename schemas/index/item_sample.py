@@ -25,7 +25,7 @@ ITEM_BYTES_MAX = 16 * 1024  # an item with longer inputs is left out, so that a 
 
 @dataclass(frozen=True, slots=True)
 class SampledItem:
-    """One item: its index key, its features as canonical JSON, its embedding as float32 bytes or None."""
+    """One item: its index key, its features as msgpack, its embedding as float32 bytes or None."""
 
     key: bytes
     features: bytes
@@ -65,7 +65,7 @@ def sample_path(version: int, revision: int, shard: int, data_digest: str) -> st
 def encode_sample(items: Sequence[SampledItem]) -> bytes:
     """Bytes of a sample file."""
     kept = [item for item in items if item.size_bytes <= ITEM_BYTES_MAX]
-    rows = [[i.key.hex(), i.features.decode(), None if i.embedding is None else base64.b64encode(i.embedding).decode()] for i in kept]
+    rows = [[i.key.hex(), _to_text(i.features), None if i.embedding is None else _to_text(i.embedding)] for i in kept]
     return encode_document("sample", {"items": rows, "check": _check(kept)})
 
 
@@ -74,7 +74,7 @@ def decode_sample(raw: bytes) -> list[SampledItem]:
     fields = decode_document("sample", raw)
     try:
         items = [
-            SampledItem(bytes.fromhex(key), features.encode(), None if embedding is None else base64.b64decode(embedding, validate=True))
+            SampledItem(bytes.fromhex(key), _to_bytes(features), None if embedding is None else _to_bytes(embedding))
             for key, features, embedding in fields["items"]
         ]
         check = fields["check"]
@@ -83,6 +83,14 @@ def decode_sample(raw: bytes) -> list[SampledItem]:
     if check != _check(items):
         raise Corrupted("bad_sample", f"sample of {len(items)} items has checksum {_check(items)}, it says {check}")
     return items
+
+
+def _to_text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _to_bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
 
 
 def _check(items: Sequence[SampledItem]) -> str:

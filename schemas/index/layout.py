@@ -16,7 +16,6 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -63,7 +62,7 @@ def _checksum(raw: bytes) -> bytes:
 
 
 def component_hash(component: bytes) -> int:
-    """uint64: BLAKE2b-64 of the bytes of one component of an item, which are its canonical features, or the values of its embedding."""
+    """uint64: BLAKE2b-64 of the bytes of one component of an item, its features as msgpack, or the float32 numbers of its embedding."""
     return int.from_bytes(hashlib.blake2b(component, digest_size=8).digest(), "little")
 
 
@@ -316,8 +315,13 @@ class DeltaRecord:
 
 def encode_delta(kind: IdKind, record: DeltaRecord) -> bytes:
     """One Kafka record of index-deltas (FORMAT.md section 8)."""
-    packed = b"".join(chain.from_iterable((_KEY_LENGTH.pack(len(key)), key, value) for key, value in record.changes))
+    packed = b"".join([pack_change(key, value) for key, value in record.changes])
     return encode_packed_delta(kind, record.header, len(record.changes), packed)
+
+
+def pack_change(key: bytes, value: bytes) -> bytes:
+    """One change as a delta record holds it: the length of its key (uint16), the key, the increment value."""
+    return _KEY_LENGTH.pack(len(key)) + key + value
 
 
 def encode_packed_delta(kind: IdKind, header: DeltaHeader, rows: int, packed: bytes) -> bytes:

@@ -37,7 +37,7 @@ from schemas.model.network import AifNetwork
 from schemas.model.random_inputs import draw_value
 from streams.builders.jobs import CanaryJob
 from streams.core.canary import CanaryFigures, Scores, measure_bad_share, measure_distance, measure_overlap, measure_spread
-from streams.core.item_state import decode_raw_features
+from streams.core.item_state import unpack_features
 from streams.encoder import EncoderCache
 
 HISTORY_MAX = 40
@@ -107,9 +107,7 @@ def _open_live(store: IndexStore, encoders: EncoderCache, status: VersionStatus,
     encoder = encoders.get(status.version, status.checkpoint_sha256)
     inputs = {item.key: item for item in items}
     chosen = [inputs[key] for key in new.sample.keys]
-    features = [decode_raw_features(item.features) for item in chosen]
-    embeddings = [None if item.embedding is None else np.frombuffer(item.embedding, np.float32) for item in chosen]
-    rows_R = encoder.encode(features, embeddings)
+    rows_R = encoder.encode([unpack_features(item.features) for item in chosen], [item.embedding for item in chosen])
     return Side(_open_network(store, status.checkpoint_sha256), SampledRows(new.sample.keys, rows_R))
 
 

@@ -25,8 +25,7 @@ from streams.builders.base_rows import BaseRows, open_base
 from streams.builders.jobs import BuildJob, BuildResult
 from streams.builders.slices import SLICE_ITEMS, BuildSlices
 from streams.encoder_protocol import Encoder
-from streams.shard.reader import ShardReader, open_shard_reader
-from streams.stored.item_block import ItemBlock
+from streams.shard.reader import ItemBlock, ShardReader, open_shard_reader
 
 Progress = Callable[[int], None]  # rows done so far
 
@@ -90,6 +89,6 @@ def _encode_block(encoder: Encoder, block: ItemBlock, base: BaseRows | None) -> 
     rows_R = np.zeros(len(block), encoder.layout.dtype)
     missing = np.flatnonzero(~base.take(block.keys, block.orders_R["input_hash"], rows_R))
     if len(missing):
-        some = block.take(missing)
+        some = block.take(missing.tolist())
         rows_R[missing] = encoder.encode(some.features, some.embeddings)
     return rows_R

@@ -22,8 +22,8 @@ from streams.builders.jobs import BuildJob, CanaryJob, Done, DryRunJob, Failed, 
 from streams.builders.sealer import write_seal
 from streams.encoder import EncoderCache
 from streams.garbage import settle_garbage_collection
+from streams.kernels import load_kernels
 from streams.shard.snapshot import write_snapshot
-from streams.stored.kernels import load_kernels
 
 _PROGRESS_EVERY_S = 0.2
 # A build gets what increments and requests leave: a quarter of a core that they want too, a whole core that is idle.

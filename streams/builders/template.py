@@ -27,7 +27,7 @@ def open_builder_template() -> Template | None:
     """Imports what workers and builders compute with, and forks the template. None if this process has threads already: then a fork is not safe."""
     os.environ.update(_ENVIRONMENT)
     import_single_threaded([_BUILDER])
-    from streams.stored.kernels import load_kernels
+    from streams.kernels import load_kernels
 
     load_kernels()
     template = fork_template()

@@ -6,49 +6,57 @@
     nothing changed (an identical re-sent event)       nothing
 
 Here: the table for one FeatureSchema. Not here: which steps an item took (item_change.py), the rows (streams/shard/rows.py).
-Values are compared as printed, because 1, 1.0 and true are equal in Python and hash into different buckets.
+Values are compared as they are stored, because 1, 1.0 and true are equal in Python and hash into different buckets.
 Invariant: what is stale is the union over all steps of a batch, never the difference between its first and last state. A step that is undone within
 the batch may have reached readers before a crash, after which the same records came in another batch; so the row must be sent again.
 """
 
-import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
+
+import msgspec
 
 from schemas.features import FeatureSchema
 
-
-class Stale(enum.IntFlag):
-    """Parts of a row. VECTOR stands for vector and bridge weights, which are made together."""
-
-    NOTHING = 0
-    ROW = 1
-    SIGNATURE = 2
-    VECTOR = 4
-
-
-EVERYTHING = Stale.ROW | Stale.SIGNATURE | Stale.VECTOR
+# Flags of parts of a row, as plain integers: the operators of an enum cost more than everything else here. VECTOR stands for vector and bridge weights, which
+# are made together.
+NOTHING, ROW, SIGNATURE, VECTOR = 0, 1, 2, 4
+EVERYTHING = ROW | SIGNATURE | VECTOR
+_pack = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 @dataclass(frozen=True)
 class Dependencies:
-    """The dependency table of one model: which features its item half reads, and what an embedding touches."""
+    """The dependency table of one model: which features its item half reads, and the flags of what an embedding touches."""
 
     inputs: tuple[str, ...]
-    by_embedding: Stale
+    by_embedding: int
 
-    def by_features(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Stale:
-        """What a change from `before` to `after` makes stale; the two are known to differ somewhere."""
-        differ = repr(list(map(before.get, self.inputs))) != repr(list(map(after.get, self.inputs)))
-        return Stale.ROW | Stale.VECTOR if differ else Stale.ROW
+    def by_features(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+        """The flags of what a change from `before` to `after` makes stale; the two are known to differ somewhere. A missing value and null are the same."""
+        return ROW | VECTOR if _pack(self._inputs_of(before)) != _pack(self._inputs_of(after)) else ROW
+
+    @cached_property
+    def _take(self) -> Callable[[Mapping[str, Any]], Any]:
+        return itemgetter(*self.inputs) if self.inputs else lambda _: None
+
+    def _inputs_of(self, features: Mapping[str, Any]) -> Any:
+        """The values of all inputs; of a features map without gaps in a fifth of the time."""
+        try:
+            return self._take(features)
+        except KeyError:
+            found = tuple(map(features.get, self.inputs))
+            return found if len(found) > 1 else found[0]
 
 
 def dependencies_of(schema: FeatureSchema) -> Dependencies:
     """The table of a model with this schema."""
-    by_embedding = Stale.ROW
+    by_embedding = ROW
     if schema.multimodal is not None:
-        by_embedding |= Stale.SIGNATURE
+        by_embedding |= SIGNATURE
         if schema.multimodal_is_input:
-            by_embedding |= Stale.VECTOR
+            by_embedding |= VECTOR
     return Dependencies(tuple(f.name for f in schema.item_half_inputs), by_embedding)

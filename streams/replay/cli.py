@@ -109,7 +109,7 @@ class _Run:
         from infra.index.checkpoint_upload import describe_checkpoint
         from schemas.model.checkpoint import read_checkpoint
         from streams.encoder import EncoderCache, RowEncoder
-        from streams.stored.kernels import load_kernels
+        from streams.kernels import load_kernels
 
         if file is not None:
             load_kernels()

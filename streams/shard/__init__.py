@@ -3,8 +3,8 @@
 shard.py          one micro-batch, the versions and the outbox of a shard: read it first
 task.py           the serial task that owns a shard: queue, retries, sending the outbox
 decode.py         from the bytes of a record to updates and rejections
-fold.py           updates folded into the stored components
-rows.py           rows of a version that the changed items need; upsert_rows.py does the same for many upserts at once
+fold.py           updates folded into the stored items
+rows.py           rows of a version that the changed items need
 outbox.py         messages for Kafka, stored in the shard; outbox_sender.py sends them
 batch_result.py   what a batch did, for metrics
 start.py          where a shard's data comes from when it is opened

@@ -5,25 +5,25 @@ Invariant: whether an update is accepted is a pure function of topic, partition 
 once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import TypeVar
 
 import numpy as np
 
-from infra.joined import Joined
 from infra.kafka.reader import SourceRecord
+from schemas import event_reader
 from schemas.errors import RejectedInput
+from schemas.event_reader import read_item_features, read_new_items
 from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord, Rejection, check_partition, decode_updates
 from schemas.ids import Id, IdKind, decode_id, encode_index_key
-from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, encode_raw_features
-from streams.stored.plain_records import PlainRecords, read_plain_records
-from streams.stored.record_texts import OP, UPSERT, UPSERT_BY_PYTHON
-from streams.stored.upserts import Upserts
+from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, pack_features
 
 Update = FeaturesUpdate | EmbeddingUpdate
+_Item = ItemFeaturesUpdate | event_reader.ItemFeaturesUpdate | NewItem | event_reader.NewItem
+T = TypeVar("T", bound=_Item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,53 +39,12 @@ class DecodedRecord:
 
 
 def decode_source_records(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> list[DecodedRecord]:
-    """Decodes records of both topics of one shard. Each is judged alone, but those that are plainly written are read together. Never raises for bad
-    bytes: they become rejections."""
-    places = [i for i, r in enumerate(records) if r.topic == ITEM_FEATURES and r.value is not None and len(r.value) <= RECORD_BYTES_MAX]
-    plain = _decode_plain_records([records[i] for i in places], kind, shards) if places else []
-    updates_at = dict(zip(places, plain, strict=True))
-    return [_decode(record, updates_at.get(i), kind, shards) for i, record in enumerate(records)]
+    """Decodes records of both topics of one shard, each alone. Never raises for bad bytes: they become rejections."""
+    return [decode_source_record(record, kind, shards) for record in records]
 
 
-def _decode_plain_records(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> Sequence[Sequence[Update] | None]:
-    """The updates of each record that is written as publishers write it, read without the pydantic models; None if only the models can judge it."""
-    read = read_plain_records([value for r in records if (value := r.value) is not None], kind, records[0].partition, shards)
-    if read is None:
-        return [None] * len(records)
-    columns = read.upserts(kind, [r.offset for r in records])
-    is_upsert_U = (read.fields_U9[:, OP] == UPSERT).tolist()
-    found: list[Sequence[Update] | None] = []
-    for n, record in enumerate(records):
-        at = read.updates_of(n)
-        if at.start == at.stop:
-            found.append(None)
-        elif all(is_upsert_U[at]):
-            found.append(Upserts(columns, at.start, at.stop))
-        else:
-            found.append(_decode_mixed(record, read, n, columns.keys))
-    return found
-
-
-def _decode_mixed(record: SourceRecord, read: PlainRecords, n: int, keys: Joined) -> list[Update] | None:
-    """The updates of a plain record that also has deletes, or upserts that only Python can read. None if only the models can judge it."""
-    value, at, updates = record.value, read.updates_of(n), list[Update]()
-    assert value is not None
-    for index, (key, fields) in enumerate(zip(keys.cut(at.start, at.stop).present(), read.fields_U9[at].tolist(), strict=True)):
-        op, _, _, _, version, raw_begin, raw_end, begin, end = fields
-        if op == UPSERT:
-            updates.append(FeaturesUpdate(key, version, record.offset, index, False, read.raw_of(raw_begin, raw_end)))
-        elif op == UPSERT_BY_PYTHON:
-            try:
-                update = ItemFeaturesUpdate.model_validate_json(value[begin:end])
-            except ValueError:  # then the models judge the whole record
-                return None
-            updates.append(FeaturesUpdate(key, version, record.offset, index, False, encode_raw_features(update.features)))
-        else:
-            updates.append(FeaturesUpdate(key, version, record.offset, index, dead=True))
-    return updates
-
-
-def _decode(record: SourceRecord, plain: Sequence[Update] | None, kind: IdKind, shards: int) -> DecodedRecord:
+def decode_source_record(record: SourceRecord, kind: IdKind, shards: int) -> DecodedRecord:
+    """Decodes one record. Never raises for bad bytes: they become rejections."""
     if record.skipped:
         return DecodedRecord(record, [], [])
     if record.topic == NEW_ITEMS:
@@ -93,21 +52,57 @@ def _decode(record: SourceRecord, plain: Sequence[Update] | None, kind: IdKind, 
     assert record.topic == ITEM_FEATURES, record.topic
     if record.value is None and record.key is not None:
         return _decode_removal(record, record.key, kind, shards)
-    if plain is not None:
-        return DecodedRecord(record, plain, [])
+    return _decode_item_features(record, kind, shards)
+
+
+def _decode_item_features(record: SourceRecord, kind: IdKind, shards: int) -> DecodedRecord:
+    read = None if record.value is None else read_item_features(record.value)
+    if read is not None:
+        accepted, rejected = _judge_owners(read, kind, record.partition, shards)
+        return DecodedRecord(record, [_features_update(record, index, item, update) for index, item, update in accepted], rejected)
     decoded = decode_updates(ItemFeaturesRecord, ItemFeaturesUpdate, record.value, kind, record.partition, shards, _item_of)
-    return DecodedRecord(record, [_features_update(record, index, update) for index, update in decoded.accepted], decoded.rejected)
+    return DecodedRecord(record, [_features_update(record, index, u.item_id, u) for index, u in decoded.accepted], decoded.rejected)
+
+
+def _decode_new_items(record: SourceRecord, kind: IdKind, shards: int) -> DecodedRecord:
+    read = None if record.value is None else read_new_items(record.value)
+    accepted: list[tuple[int, Id, Sequence[float]]]
+    if read is not None:
+        judged, rejected = _judge_owners(read, kind, record.partition, shards)
+        accepted = [(index, item, update.embedding) for index, item, update in judged]
+    else:
+        decoded = decode_updates(NewItemsRecord, NewItem, record.value, kind, record.partition, shards, _item_of)
+        accepted, rejected = [(index, u.item_id, u.embedding) for index, u in decoded.accepted], decoded.rejected
+    values = _to_float32([numbers for *_, numbers in accepted])
+    updates = [EmbeddingUpdate(encode_index_key(item), record.offset, i, raw) for (i, item, _), raw in zip(accepted, values, strict=True)]
+    return DecodedRecord(record, updates, rejected)
+
+
+def _judge_owners(updates: Iterable[T], kind: IdKind, partition: int, shards: int) -> tuple[list[tuple[int, Id, T]], list[Rejection]]:
+    """(updates whose ids may come in this partition, as (index, id, update); rejections of the others)."""
+    accepted: list[tuple[int, Id, T]] = []
+    rejected: list[Rejection] = []
+    for index, update in enumerate(updates):
+        try:
+            item = decode_id(update.item_id, kind)
+            check_partition(item, partition, shards)
+            accepted.append((index, item, update))
+        except RejectedInput as error:
+            rejected.append(Rejection(index, error.code, error.message, error.disposition))
+    return accepted, rejected
 
 
 def _item_of(update: ItemFeaturesUpdate | NewItem) -> Id:
     return update.item_id
 
 
-def _features_update(record: SourceRecord, index: int, update: ItemFeaturesUpdate) -> FeaturesUpdate:
-    key = encode_index_key(update.item_id)
+def _features_update(
+    record: SourceRecord, index: int, item: Id, update: ItemFeaturesUpdate | event_reader.ItemFeaturesUpdate
+) -> FeaturesUpdate:
+    key = encode_index_key(item)
     if update.op == "delete":
-        return FeaturesUpdate(key, update.version, record.offset, index, dead=True)
-    return FeaturesUpdate(key, update.version, record.offset, index, False, encode_raw_features(update.features))
+        return FeaturesUpdate(key, update.version, record.offset, index, True, b"", {})
+    return FeaturesUpdate(key, update.version, record.offset, index, False, pack_features(update.features), update.features)
 
 
 def _decode_removal(record: SourceRecord, record_key: bytes, kind: IdKind, shards: int) -> DecodedRecord:
@@ -119,15 +114,7 @@ def _decode_removal(record: SourceRecord, record_key: bytes, kind: IdKind, shard
         return DecodedRecord(record, [], [Rejection(0, "bad_id", f"the record's key is not UTF-8: {error}", "malformed")])
     except RejectedInput as error:
         return DecodedRecord(record, [], [Rejection(0, error.code, error.message, error.disposition)])
-    return DecodedRecord(record, [FeaturesUpdate(encode_index_key(item), None, record.offset, 0, dead=True)], [])
-
-
-def _decode_new_items(record: SourceRecord, kind: IdKind, shards: int) -> DecodedRecord:
-    decoded = decode_updates(NewItemsRecord, NewItem, record.value, kind, record.partition, shards, _item_of)
-    values = _to_float32([update.embedding for _, update in decoded.accepted])
-    keys = [encode_index_key(update.item_id) for _, update in decoded.accepted]
-    updates = [EmbeddingUpdate(key, record.offset, i, raw) for key, (i, _), raw in zip(keys, decoded.accepted, values, strict=True)]
-    return DecodedRecord(record, updates, decoded.rejected)
+    return DecodedRecord(record, [FeaturesUpdate(encode_index_key(item), None, record.offset, 0, True, b"", {})], [])
 
 
 def _to_float32(embeddings: Sequence[Sequence[float]]) -> list[bytes]:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infra.journaled_rocks import JournaledBatch, JournaledDatabase
+from infra.rocks import Batch, Database
 from schemas.errors import Corrupted
 from schemas.ids import IdKind
 from schemas.index.layout import DeltaHeader, encode_packed_delta
@@ -117,13 +117,13 @@ class Outgoing:
         self.next_delta += 1
 
 
-def put_outbox(batch: JournaledBatch, entries: Sequence[OutboxEntry]) -> None:
+def put_outbox(batch: Batch, entries: Sequence[OutboxEntry]) -> None:
     """Puts the entries into their WriteBatch. A value that several of them share is stored once."""
     for entry, value_at in zip(entries, plan_shared_values(entries), strict=True):
         batch.put(OUTBOX, encode_outbox_key(entry.sequence), encode_outbox_entry(entry, value_at))
 
 
-def read_outbox(database: JournaledDatabase, entries_max: int, after: int) -> list[OutboxEntry]:
+def read_outbox(database: Database, entries_max: int, after: int) -> list[OutboxEntry]:
     """The oldest entries with a sequence above `after`, at most `entries_max` and about OUTBOX_PAGE_BYTES, with their values."""
     scan = database.scan(OUTBOX, encode_outbox_key(after + 1))
     entries: list[OutboxEntry] = []
@@ -146,7 +146,7 @@ def read_outbox(database: JournaledDatabase, entries_max: int, after: int) -> li
     return entries
 
 
-def _read_value(database: JournaledDatabase, sequence: int) -> bytes | None:
+def _read_value(database: Database, sequence: int) -> bytes | None:
     key = encode_outbox_key(sequence)
     raw = database.get(OUTBOX, key)
     if raw is None:

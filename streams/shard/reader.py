@@ -5,23 +5,45 @@ a build therefore reads only from a checkpoint (protocol B8). The directory must
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from infra.closeable import Closeable
-from infra.joined import join_some, join_stored
 from infra.rocks import Database, open_read_only
 from infra.rocks_scan import Scan
 from schemas.errors import Corrupted
 from schemas.index.item_sample import SampledItem
+from schemas.index.layout import ORDER
 from schemas.limits import BUILD_ROWS_AT_ONCE
-from streams.core.item_state import decode_embedding_component, decode_features_component
+from streams.core.item_state import StoredEmbedding, StoredFeatures, decode_item, encode_order, unpack_features
 from streams.core.shard_state import ShardState, ShardVersion, decode_shard_state, decode_shard_version
-from streams.shard.fold import EMBEDDINGS, FEATURES
+from streams.shard.fold import EMBEDDINGS, ITEMS, embedding_missing
 from streams.shard.shard import INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
-from streams.stored.item_block import ItemBlock, cut_item_block, find_live
 
+Live = tuple[bytes, StoredFeatures, StoredEmbedding | None]  # a live item: index key, components
 _key, _value = itemgetter(0), itemgetter(1)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemBlock:
+    """R live items in key order: index keys, orders_R (ORDER [R]), features by name, and embeddings (float32 bytes, None without one)."""
+
+    keys: list[bytes]
+    orders_R: np.ndarray
+    features: list[dict[str, Any]]
+    embeddings: list[bytes | None]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, places: Sequence[int]) -> "ItemBlock":
+        """The items at some places, ascending."""
+        some = [[column[place] for place in places] for column in (self.keys, self.features, self.embeddings)]
+        return ItemBlock(some[0], self.orders_R[places], some[1], some[2])  # type: ignore[arg-type]
 
 
 class ShardReader(Closeable):
@@ -46,24 +68,37 @@ class ShardReader(Closeable):
     def scan_blocks(self, start_key: bytes = b"", rows: int = BUILD_ROWS_AT_ONCE) -> Iterator[ItemBlock]:
         """Live items from `start_key` on, in key order, in blocks of at most `rows`."""
         embeddings = _Embeddings(self._database.scan(EMBEDDINGS, start_key), rows)
-        scan = self._database.scan(FEATURES, start_key)
+        scan = self._database.scan(ITEMS, start_key)
         while page := scan.take(rows):
-            keys, features = list(map(_key, page)), join_stored(list(map(_value, page)))
-            if len(live := find_live(features)) < len(keys):
-                keys, features = [keys[place] for place in live.tolist()], features.take(live)
-            if keys:
-                yield cut_item_block(keys, features, join_some(embeddings.take(keys)))
+            live: list[Live] = []
+            for key, value in page:
+                features, embedding = decode_item(value)
+                if features is not None and not features.dead:
+                    live.append((key, features, embedding))
+            if live:
+                keys = [key for key, *_ in live]
+                orders = b"".join([encode_order(features, embedding) for _, features, embedding in live])
+                yield ItemBlock(
+                    keys, np.frombuffer(orders, ORDER), [unpack_features(f.raw) for _, f, _ in live], self._embeddings_of(live, embeddings)
+                )
+
+    @staticmethod
+    def _embeddings_of(live: Sequence[Live], embeddings: "_Embeddings") -> list[bytes | None]:
+        """The embeddings of items in key order. Raises Corrupted (`embedding_missing`)."""
+        found = embeddings.take([key for key, *_ in live])
+        for (key, _, embedding), values in zip(live, found, strict=True):
+            if values is None and embedding is not None:
+                raise embedding_missing(key)
+        return found
 
     def find_inputs(self, keys: Sequence[bytes]) -> list[SampledItem]:
         """The inputs of these items, without those that are not there or deleted."""
-        features = self._database.multi_get(FEATURES, keys)
-        embeddings = self._database.multi_get(EMBEDDINGS, keys)
         found = []
-        for key, raw, raw_embedding in zip(keys, features, embeddings, strict=True):
-            component = None if raw is None else decode_features_component(raw)
-            if component is not None and not component.dead:
-                embedding = None if raw_embedding is None else decode_embedding_component(raw_embedding).values
-                found.append(SampledItem(key, component.raw, embedding))
+        values = zip(self._database.multi_get(ITEMS, keys), self._database.multi_get(EMBEDDINGS, keys), strict=True)
+        for key, (item, embedding) in zip(keys, values, strict=True):
+            features = None if item is None else decode_item(item)[0]
+            if features is not None and not features.dead:
+                found.append(SampledItem(key, features.raw, embedding))
         return found
 
     def scan_increments(self, version: int) -> Iterator[tuple[bytes, bytes]]:
@@ -107,7 +142,7 @@ class _Embeddings:
 def open_shard_reader(checkpoint_dir: Path) -> ShardReader:
     """Opens a checkpoint of a shard. Raises Corrupted (`not_a_shard`)."""
     database = open_read_only(checkpoint_dir)
-    missing = {FEATURES, EMBEDDINGS, INCREMENTS, META} - set(database.column_families)
+    missing = {ITEMS, EMBEDDINGS, INCREMENTS, META} - set(database.column_families)
     if missing:
         database.close()
         raise Corrupted("not_a_shard", f"{checkpoint_dir} has no column families {sorted(missing)}: it is no checkpoint of a shard")

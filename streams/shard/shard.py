@@ -1,12 +1,12 @@
 """A shard: partition p of item-features and new-items, held in one RocksDB directory with one owner (docs/PROTOCOL.md, A).
 
-    features     index key -> features component            embeddings  index key -> embedding component
+    items        index key -> both components of the item   embeddings  index key -> float32 numbers of its embedding
     increments   version (u64 big-endian) + index key -> order and row, of every version that receives increments
     outbox       sequence -> message still to be sent        meta        state, identity, one entry for each version
 
 Here: `Shard`: a micro-batch as ONE WriteBatch (components, rows of every receiving version, outbox, counters, next offsets), the versions of the shard,
-its outbox. Not here: decoding (decode.py), the fold (fold.py), rows (rows.py, upsert_rows.py), the outbox in the database
-(outbox.py), the serial task (task.py), start checks (start.py), reading a checkpoint (reader.py).
+its outbox. Not here: decoding (decode.py), the fold (fold.py), rows (rows.py), the outbox in the database (outbox.py), the serial task (task.py), start
+checks (start.py), reading a checkpoint (reader.py).
 Invariants: only this directory is the truth, so a crash between any two steps is a crash before or after one WriteBatch (I1). The same log to the same
 offsets gives the same components, counters and rows, whatever the batches (I4). Not thread-safe: one serial task owns it.
 """
@@ -19,14 +19,13 @@ from typing import Any
 
 from infra.clock import Clock
 from infra.failpoints import failpoint
-from infra.joined import Joined, join_stored, prefix_each
-from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase
 from infra.kafka.dead_letters import encode_dead_letter
 from infra.kafka.reader import SourceRecord
-from infra.rocks import Database, open_database
+from infra.recent_rows import RecentRows
+from infra.rocks import Batch, Database, open_database
 from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import Init
-from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, plan_delta_cuts
+from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, pack_change, plan_delta_cuts
 from schemas.topics import DEAD_LETTER_PREFIX
 from streams.core.batching import plan_batches, plan_fresh
 from streams.core.item_state import is_covered
@@ -45,17 +44,14 @@ from streams.core.stale import dependencies_of
 from streams.encoder_protocol import Encoder
 from streams.shard.batch_result import BatchResult, StageWatch
 from streams.shard.decode import DecodedRecord, decode_source_records
-from streams.shard.fold import EMBEDDINGS, FEATURES, FoldedBatch, fold_batch
+from streams.shard.fold import EMBEDDINGS, ITEMS, FoldedBatch, fold_batch, read_embeddings
 from streams.shard.outbox import OUTBOX, OutboxEntry, Outgoing, encode_outbox_key, put_outbox, read_outbox
 from streams.shard.rows import RowChanges, encode_row_changes
-from streams.shard.upsert_rows import encode_upsert_rows
-from streams.stored.folded_upserts import is_fold_loaded
-from streams.stored.packed_changes import PackedChanges, pack_changes
 
 INCREMENTS, META = "increments", "meta"
-JOURNALED = (FEATURES, EMBEDDINGS, INCREMENTS)
-COLUMN_FAMILIES = (*JOURNALED, JOURNAL, OUTBOX, META)
+COLUMN_FAMILIES = (ITEMS, EMBEDDINGS, INCREMENTS, OUTBOX, META)
 STATE_KEY, IDENTITY_KEY, INDEX_KEY, VERSION_PREFIX = b"state", b"identity", b"index", b"version/"
+RECENT_ROWS_BYTES_MAX = 32 << 20  # of each of the two families that a batch reads
 WATERMARK_EVERY_S = 0.1  # B16: at most ten a second
 
 
@@ -79,7 +75,9 @@ class Shard:
 
     def __init__(self, database: Database, number: int, init: Init, clock: Clock) -> None:
         self.number, self.init = number, init
-        self.database, self._clock = JournaledDatabase(database, JOURNALED), clock  # of its owner, who also flushes it before a checkpoint
+        self.database, self._clock = database, clock
+        self._items = RecentRows(database, ITEMS, RECENT_ROWS_BYTES_MAX)
+        self._increments = RecentRows(database, INCREMENTS, RECENT_ROWS_BYTES_MAX)
         self._encoders: dict[int, Encoder] = {}
         self._watermark_at = float("-inf")
         self._watermarked: ShardState | None = None
@@ -159,7 +157,7 @@ class Shard:
         return result
 
     def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult, watch: StageWatch) -> list[OutboxEntry]:
-        folded = self._fold(decoded)
+        folded = fold_batch(decoded, self._items.multi_get)
         for one in decoded:
             if not one.record.skipped:
                 result.record_times_ms.setdefault(one.record.topic, []).append(one.record.timestamp_ms)
@@ -167,21 +165,20 @@ class Shard:
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         self._add_dead_letters(decoded, outgoing, result)
         after = self._advanced(decoded, folded.counts)
-        for family, key, component in folded.components():
-            batch.put(family, key, component)
-        if folded.upserts is not None:
-            batch.put_joined(FEATURES, *folded.upserts.stored())
+        items = folded.stored_items()
         watch.lap(result, "fold")
-        after = self._put_rows(batch, folded, after, outgoing, result)
+        rows, after = self._encode_rows(folded, after, outgoing, result)
         watch.lap(result, "rows")
+        batch.put_all(ITEMS, items)
+        batch.put_all(EMBEDDINGS, folded.stored_embeddings())
+        batch.put_all(INCREMENTS, rows)
         self._commit(batch, after, outgoing)
+        self._items.note_written(items)
+        self._increments.note_written(rows)
         watch.lap(result, "write")
         for topic, count in folded.counts.items():
             result.counts[topic] = result.counts.get(topic, TopicCounts()) + count
         return outgoing.entries
-
-    def _fold(self, decoded: Sequence[DecodedRecord]) -> FoldedBatch:
-        return fold_batch(decoded, self.database, together=is_fold_loaded())
 
     def _advanced(self, decoded: Sequence[DecodedRecord], counts: Mapping[str, TopicCounts]) -> ShardState:
         next_offsets = {**self.state.next_offsets, **{d.record.topic: d.record.offset + 1 for d in decoded}}
@@ -196,42 +193,35 @@ class Shard:
                 outgoing.add(DEAD_LETTER_PREFIX + one.record.topic, None, key, value, tuple(headers))
                 result.dead_letters[one.record.topic, rejection.disposition] += 1
 
-    def _put_rows(
-        self, batch: JournaledBatch, folded: FoldedBatch, after: ShardState, outgoing: Outgoing, result: BatchResult
-    ) -> ShardState:
-        """Adds rows and deltas for EVERY version that receives increments. Returns the state with the work that was done for each."""
+    def _encode_rows(
+        self, folded: FoldedBatch, after: ShardState, outgoing: Outgoing, result: BatchResult
+    ) -> tuple[list[tuple[bytes, bytes]], ShardState]:
+        """(rows of the family `increments`, the state with the work that was done) for EVERY version that receives increments; adds their deltas."""
+        stored: list[tuple[bytes, bytes]] = []
         done: dict[int, Mapping[str, int]] = {}
         for version, encoder in sorted(self._encoders.items()):
-            rows = self._encode_rows(encoder, folded)
-            if (changes := rows.joined()) is not None:
-                keys, values = changes
-                batch.put_joined(INCREMENTS, prefix_each(increment_prefix(version), keys), values)
-                self._add_deltas(version, pack_changes(keys, values), after, outgoing)
+            prefix, dependencies = increment_prefix(version), dependencies_of(encoder.spec.schema)
+
+            def old_rows(keys: Sequence[bytes], prefix: bytes = prefix) -> list[bytes | None]:
+                return self._increments.multi_get([prefix + key for key in keys])
+
+            rows = encode_row_changes(encoder, dependencies, folded.items, old_rows, lambda items: read_embeddings(self.database, items))
+            if rows.changes:
+                stored += [(prefix + key, value) for key, value in rows.changes]
+                self._add_deltas(version, rows, after, outgoing)
             result.work += rows.work
             done[version] = rows.work
         self._add_watermark_if_due(after, outgoing)
-        return fold_work(after, done)
+        return stored, fold_work(after, done)
 
-    def _encode_rows(self, encoder: Encoder, folded: FoldedBatch) -> RowChanges:
-        prefix, dependencies = increment_prefix(encoder.version), dependencies_of(encoder.spec.schema)
-
-        def old_rows_of(keys: Joined) -> Joined:
-            return self.database.get_joined(INCREMENTS, prefix_each(prefix, keys))
-
-        rows = encode_row_changes(encoder, dependencies, folded.items, lambda keys: old_rows_of(join_stored(keys)).to_list())
-        if folded.upserts is not None:
-            rows += encode_upsert_rows(encoder, dependencies, folded.upserts, old_rows_of)
-        return rows
-
-    def _add_deltas(self, version: int, changes: PackedChanges, after: ShardState, outgoing: Outgoing) -> None:
+    def _add_deltas(self, version: int, rows: RowChanges, after: ShardState, outgoing: Outgoing) -> None:
         """Only the last delta record of a batch names the offsets after the batch, because the earlier ones do not hold all of its rows."""
-        ends = changes.ends_R.tolist()
-        cuts = plan_delta_cuts(ends)
+        packed = [pack_change(key, value) for key, value in rows.changes]
+        cuts = plan_delta_cuts(list(itertools.accumulate(map(len, packed))))
         for cut in cuts:
             offsets = after.delta_offsets if cut is cuts[-1] else self.state.delta_offsets
             header = DeltaHeader(version, self.number, outgoing.next_delta, offsets, after.source_ms)
-            packed = changes.bytes_T[ends[cut.start - 1] if cut.start else 0 : ends[cut.stop - 1]]
-            outgoing.add_delta(self.init.id_kind, header, cut.stop - cut.start, packed.tobytes())
+            outgoing.add_delta(self.init.id_kind, header, cut.stop - cut.start, b"".join(packed[cut]))
 
     def _add_watermark_if_due(self, after: ShardState, outgoing: Outgoing) -> None:
         """One for each version that receives rows. So nothing is claimed of a frozen version, also to a server that has not heard of the freeze."""
@@ -242,15 +232,23 @@ class Shard:
                 outgoing.add_delta(self.init.id_kind, header)
             self._watermark_at, self._watermarked = now, after
 
-    def _commit(self, batch: JournaledBatch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
+    def _commit(self, batch: Batch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
         """The one place where the shard moves on: outbox and state are added to the batch, which is then written as a whole."""
         put_outbox(batch, outgoing.entries)
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
         batch.put(META, STATE_KEY, encode_shard_state(after))
         failpoint("before-write")
-        self.database.write(batch, sync=sync)
+        try:
+            self.database.write(batch, sync=sync)
+        except BaseException:
+            self._forget_rows()  # the batch is there or not: `recover` finds out
+            raise
         failpoint("after-write")
         self.state = after
+
+    def _forget_rows(self) -> None:
+        self._items.forget()
+        self._increments.forget()
 
     def write_watermark(self) -> list[OutboxEntry]:
         """Puts the source offsets into the outbox if readers lack them and the last watermark is long enough ago (B16). Returns what it put there."""
@@ -280,6 +278,7 @@ class Shard:
         batch = self.database.new_batch()
         batch.delete_range(INCREMENTS, increment_prefix(started.version), increment_prefix(started.version + 1))
         self._put_version(batch, started)
+        self._increments.forget()
         failpoint("after-building")
         return started
 
@@ -308,6 +307,7 @@ class Shard:
         batch.delete(META, _version_key(version))
         batch.delete_range(INCREMENTS, increment_prefix(version), increment_prefix(version + 1))
         self.database.write(batch, sync=True)
+        self._increments.forget()
         self._versions.pop(version, None)
         self._encoders.pop(version, None)
 
@@ -315,7 +315,6 @@ class Shard:
         """Removes rows of a version whose last change lies before the offsets `before`, because its full part has them. Tombstones stay, because readers
         need their order. Looks at up to `rows_max` entries from `after_key` on. Returns the key to go on from, None at the end. A kill in between
         leaves more rows than needed, never fewer."""
-        self.database.settle()  # otherwise a removed row would come back from the journal
         prefix, batch, last = increment_prefix(version), self.database.new_batch(), None
         scan = self.database.scan(INCREMENTS, prefix + after_key, increment_prefix(version + 1))
         for key, value in itertools.islice(scan, rows_max):
@@ -325,9 +324,10 @@ class Shard:
         scan.close()
         if len(batch):
             self.database.write(batch)
+            self._increments.forget()
         return last
 
-    def _put_version(self, batch: JournaledBatch, version: ShardVersion) -> None:
+    def _put_version(self, batch: Batch, version: ShardVersion) -> None:
         batch.put(META, _version_key(version.version), encode_shard_version(version))
         self.database.write(batch, sync=True)
         self._versions = dict(sorted({**self._versions, version.version: version}.items()))
@@ -360,6 +360,7 @@ class Shard:
 
         The state is read again, because a write that failed may be there all the same. What readers were told is forgotten, because it is uncertain too.
         """
+        self._forget_rows()
         self.database.reopen()
         self._read_state()
         self._encoders = {version: encoder for version, encoder in self._encoders.items() if version in self._versions}

@@ -24,9 +24,9 @@ from streams.builders.pool import BuilderPool
 from streams.builders.running_jobs import OwnedShard
 from streams.builders.template import start_from
 from streams.encoder import EncoderCache
+from streams.kernels import load_kernels
 from streams.settings import BuildSection, WorkerSettings
 from streams.shard.log_ends import KafkaLogEnds
-from streams.stored.kernels import load_kernels
 from streams.versions.attempts import StepReport
 from streams.versions.messages import VersionMessages
 from streams.versions.reconcile import Reconciler, ReconcileSettings

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from infra.joined import join_stored
-from infra.journaled_rocks import decode_journal_entry, encode_journal_entry
 from infra.kafka.dead_letters import decode_dead_letter, encode_dead_letter
 from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError
@@ -52,10 +50,10 @@ from serving.users.user_batch import decode_user_record
 from streams.core.item_state import (
     StoredEmbedding,
     StoredFeatures,
-    decode_embedding_component,
-    decode_features_component,
-    encode_embedding_component,
-    encode_features_component,
+    decode_item,
+    encode_item,
+    pack_features,
+    unpack_features,
 )
 from streams.core.shard_state import (
     ShardState,
@@ -294,14 +292,13 @@ READERS: Sequence[Reader] = (
     Reader("dead letter", lambda: b"1", _letter),
     Reader("shard state", lambda: json.loads(encode_shard_state(ShardState())), decode_shard_state),
     Reader("shard version", lambda: json.loads(encode_shard_version(ShardVersion(5, "building", "cpu"))), decode_shard_version),
-    Reader("features component", lambda: encode_features_component(StoredFeatures((1, 2, 0), False, b"{}", (1, 2, 0), 5)), decode_features_component),
-    Reader("embedding component", lambda: encode_embedding_component(StoredEmbedding((1, 0), bytes(8), (1, 0), 5)), decode_embedding_component),
-    Reader("outbox entry", lambda: encode_outbox_entry(OutboxEntry(0, "t", 1, b"k", b"v", (("h", b"x"),))), _outbox),
     Reader(
-        "journal entry",
-        lambda: encode_journal_entry({"features": (join_stored([b"a", b"bc"]), join_stored([b"x", b"yz"]))}),
-        decode_journal_entry,
+        "stored item",
+        lambda: encode_item(StoredFeatures((1, 2, 0), False, b"\x80", (1, 2, 0), 5), StoredEmbedding((1, 0), (1, 0), 5)),
+        decode_item,
     ),
+    Reader("stored features", lambda: pack_features({"price": 1.5, "tags": ["a", 1], "gone": None}), unpack_features),
+    Reader("outbox entry", lambda: encode_outbox_entry(OutboxEntry(0, "t", 1, b"k", b"v", (("h", b"x"),))), _outbox),
     Reader("user head", lambda: encode_head(Head(1, 2, 3)), decode_head),
     Reader("user events", lambda: [json.loads(encode_event(EVENT))] * 2, lambda raw: decode_events([raw[1:-1]])),
     Reader("user view state", lambda: json.loads(encode_view_state(ViewState({USER_FEATURES: {0: 1}}, {"a": "b"}, 1, 2))), decode_view_state),

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.journaled_rocks import JOURNAL
 from infra.rocks import Database, open_database
 from infra.rocks_marks import NOTE_NAME
 from schemas.errors import Corrupted
 
-FAMILIES = ("rows", "counts", JOURNAL)
+FAMILIES = ("rows", "counts")
 State = dict[str, dict[bytes, bytes]]
 
 
@@ -56,22 +55,6 @@ class Owner:
         self.database.write(batch)
         self.states.append(state)
 
-    def ingest(self) -> None:
-        """Moves a journal entry to a table file, as infra/journaled_rocks.py does."""
-        rows = [(b"%03d" % key, self._random.randbytes(30)) for key in sorted(self._random.sample(range(200), 10))]
-        self._change(lambda batch: batch.put(JOURNAL, b"1", b"rows"), {**self.states[-1], JOURNAL: {b"1": b"rows"}})
-        self.database.ingest_rows("rows", rows)
-        self.marked = len(self.states)
-        state = {**self.states[-1], "rows": {**self.states[-1]["rows"], **dict(rows)}}
-        self.states.append(state)
-        self._change(lambda batch: batch.delete(JOURNAL, b"1"), {**state, JOURNAL: {}})
-
-    def _change(self, change: Callable[..., None], state: State) -> None:
-        batch = self.database.new_batch()
-        change(batch)
-        self.database.write(batch)
-        self.states.append(state)
-
     def flush(self) -> None:
         self.database.flush()
         self.marked = len(self.states) - 1
@@ -83,12 +66,12 @@ def _read(database: Database) -> State:
 
 @pytest.fixture
 def written(tmp_path: Path) -> list[Written]:
-    """A closed directory, one whose owner was killed after a flush, and one that was killed while a flush and an ingest lay behind it and writes followed."""
+    """A closed directory, one whose owner was killed after a flush, and one that was killed while two flushes lay behind it and writes followed."""
     owner = Owner(tmp_path / "owned")
     for rows in (20, 5, 9):
         owner.write(rows)
         owner.flush()
-    owner.ingest()
+    owner.flush()
     after_ingest = _copy_of(owner, tmp_path / "after-ingest")
     owner.flush()
     flushed = _copy_of(owner, tmp_path / "flushed")

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-from infra.journaled_rocks import JOURNAL, JournaledDatabase
 from infra.processes import wait_until
 from infra.rocks import open_database
 
@@ -34,10 +33,8 @@ def test_ascending_keys_that_are_removed_again_leave_no_table_files_of_removals(
         wait_until(lambda: _count(tmp_path / "d") <= 2 * _FILES_PER_FAMILY_MAX, 10, "table files to be merged")
 
 
-def test_many_small_batches_and_checkpoints_keep_few_table_files_of_journaled_rows(tmp_path: Path) -> None:
-    families = ("rows", JOURNAL)
-    with open_database(tmp_path / "d", families) as plain:
-        database = JournaledDatabase(plain, ("rows",))
+def test_many_small_batches_and_checkpoints_keep_few_table_files_of_rows(tmp_path: Path) -> None:
+    with open_database(tmp_path / "d", ("rows",)) as database:
         for round_ in range(_ROUNDS):
             for n in range(3):
                 batch = database.new_batch()

@@ -120,4 +120,4 @@ def test_a_column_of_bids_is_that_of_the_items_one_by_one(values: list[float]) -
     schema = small_schema()
     assert schema.bid is not None
     one_by_one = np.array([schema.bid_of({schema.bid: value}) for value in values], np.float64)
-    assert schema.bids_in(np.array(values, np.float64)).tobytes() == one_by_one.tobytes()
+    assert schema.bids_of([{schema.bid: value} for value in values]).tobytes() == one_by_one.tobytes()

@@ -12,12 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import infra.journaled_rocks
 import streams.builders.base_rows
 import streams.builders.full_part
 import streams.builders.running_jobs
 import streams.builders.sealer
-import streams.shard.fold
+import streams.shard.shard
 import streams.shard.snapshot
 import streams.shard.start
 from infra.clock import Clock
@@ -37,7 +36,7 @@ from tests.sim.store import MemoryStore
 from tests.sim.world import World
 
 _FILE = (PartFile("000001.sst", 1, "0" * 64),)  # a part with rows has files
-_JOURNAL_BYTES_MAX = 4_000  # a dozen rows: histories are short
+_RECENT_ROWS_BYTES_MAX = 4_000  # a dozen rows: histories are short
 
 
 class Boundary:
@@ -133,8 +132,7 @@ def _replacements(boundary: Boundary) -> list[tuple[Any, str, object]]:
     unique: Callable[[], str] = boundary.world.unique
     removal = SimpleNamespace(rmtree=boundary.remove)
     return [
-        (infra.journaled_rocks, "JOURNAL_BYTES_MAX", _JOURNAL_BYTES_MAX),
-        (infra.journaled_rocks, "_READ_ALL_MIN", 1 if boundary.world.seed % 4 == 1 else 2),
+        (streams.shard.shard, "RECENT_ROWS_BYTES_MAX", _RECENT_ROWS_BYTES_MAX),
         (streams.builders.base_rows, "read_full_part", boundary.read_full_part),
         (streams.builders.base_rows, "read_incremental_part", boundary.read_incremental_part),
         (streams.builders.base_rows, "verify_part", boundary.verify_part),
@@ -145,7 +143,6 @@ def _replacements(boundary: Boundary) -> list[tuple[Any, str, object]]:
         (streams.builders.sealer, "read_full_part", boundary.read_full_part),
         (streams.builders.sealer, "new_unique", unique),
         (streams.builders.running_jobs, "new_unique", unique),
-        (streams.shard.fold, "TOGETHER_MIN", 1 if boundary.world.seed % 4 == 2 else streams.shard.fold.TOGETHER_MIN),
         (streams.builders.running_jobs, "shutil", removal),
         (streams.shard.snapshot, "open_shard_reader", boundary.open_shard_reader),
         (streams.shard.start, "open_shard", boundary.open_shard),

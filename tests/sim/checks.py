@@ -29,10 +29,10 @@ from schemas.index.control import ControlState, Entry, decode_entry
 from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import Manifest, Seal, decode_manifest
 from schemas.topics import SHARD_TOPICS
-from streams.core.item_state import decode_embedding_component, decode_features_component
+from streams.core.item_state import decode_item
 from streams.core.shard_state import TopicCounts
 from streams.core.versions import plan_promotion, plan_wish
-from streams.shard.shard import EMBEDDINGS, FEATURES, INCREMENTS, increment_prefix
+from streams.shard.shard import EMBEDDINGS, INCREMENTS, ITEMS, increment_prefix
 from tests.sim.encoder import FINGERPRINT, SimEncoder, encoder_of
 from tests.sim.haste import QuickLog
 from tests.sim.oracle import ExpectedRow, ShardOracle, input_hash_of
@@ -144,15 +144,14 @@ def check_shard(world: World, task: Task) -> None:
 
 def _check_components(oracle: ShardOracle, task: Task) -> None:
     database = task.shard.database
-    held = {k: decode_features_component(v) for k, v in database.scan(FEATURES)}
-    for key in {**held, **oracle.features[-1]}:
-        found, expected = held.get(key), oracle.features[-1].get(key)
-        same = (
-            found and expected and (found.order, found.changed, found.dead) == (expected.order, expected.changed, expected.features is None)
-        )
-        require(bool(same), "components", "features of %s: %s, expected %s", key.hex(), found, expected)
-    embeddings = {k: decode_embedding_component(v) for k, v in database.scan(EMBEDDINGS)}
-    found_embeddings = {k: (e.changed, e.values) for k, e in embeddings.items()}
+    items = {k: decode_item(v) for k, v in database.scan(ITEMS)}
+    for key in items.keys() | oracle.features[-1]:
+        found, expected = items.get(key, (None, None))[0], oracle.features[-1].get(key)
+        told = None if found is None else (found.order, found.changed, found.dead)
+        wanted = None if expected is None else (expected.order, expected.changed, expected.features is None)
+        require(told == wanted, "components", "features of %s: %s, expected %s", key.hex(), found, expected)
+    values = dict(database.scan(EMBEDDINGS))
+    found_embeddings = {k: (e.changed, values.get(k)) for k, (_, e) in items.items() if e is not None}
     expected_embeddings = {k: (e.changed, e.values) for k, e in oracle.embeddings[-1].items()}
     require(found_embeddings == expected_embeddings, "components", "embeddings: %s, expected %s", found_embeddings, expected_embeddings)
 

@@ -35,6 +35,9 @@ class MemoryBatch:
     def put(self, family: str, key: bytes, value: bytes) -> None:
         self.changes.append((family, key, value))
 
+    def put_all(self, family: str, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        self.changes += [(family, key, value) for key, value in rows]
+
     def delete(self, family: str, key: bytes) -> None:
         self.changes.append((family, key, None))
 
@@ -190,20 +193,8 @@ class MemoryDatabase:
         self.directory.write(batch.changes, sync)
         self._point("after a write")
 
-    def ingest_rows(self, family: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        batch = self.new_batch()
-        for key, value in rows:
-            batch.put(family, key, value)
-        self.write(batch, sync=True)
-
     def facts(self) -> DiskFacts:
         return DiskFacts(sum(map(len, self.directory.families.values())), 0, 0, 0)
-
-    def estimate_rows(self, family: str) -> tuple[int, int]:
-        return len(self.directory.families[family]), 0
-
-    def keep_no_blocks(self, families: Sequence[str]) -> None:
-        """Nothing of it can be seen."""
 
     def begin_flush(self) -> None:
         """Nothing of it can be seen."""

@@ -50,15 +50,15 @@ class SimEncoder:
     def layout(self) -> RowLayout:
         return LAYOUT
 
-    def encode(self, raw_features: Sequence[Mapping[str, Any]], embeddings: Sequence[np.ndarray | None]) -> np.ndarray:
-        rows = [self.row(raw, b"" if e is None else e.tobytes()) for raw, e in zip(raw_features, embeddings, strict=True)]
+    def encode(self, raw_features: Sequence[Mapping[str, Any]], embeddings: Sequence[bytes | None]) -> np.ndarray:
+        rows = [self.row(raw, e or b"") for raw, e in zip(raw_features, embeddings, strict=True)]
         return np.frombuffer(b"".join(rows), LAYOUT.dtype)
 
     def rewrite(
         self,
         old_rows: np.ndarray,
         raw_features: Sequence[Mapping[str, Any]],
-        embeddings: Sequence[np.ndarray | None],
+        embeddings: Sequence[bytes | None],
         signature_stale: np.ndarray,
     ) -> np.ndarray:
         rows = self.encode(raw_features, embeddings).copy()

@@ -6,47 +6,38 @@ Here: replacements with the same results (test_fakes.py compares them; a change 
 import dataclasses
 import functools
 import operator
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+import msgspec
 
 import infra.index.control_log
 import infra.index.parts
 import infra.index.retention
-import infra.journaled_rocks
 import schemas.index.control
 import schemas.index.control_entry
 import schemas.index.manifest
 import streams.builders.sealer
 import streams.core.shard_state
 import streams.shard.decode
-import streams.shard.fold
 import streams.shard.outbox
 import streams.shard.reader
-import streams.shard.rows
 import streams.shard.shard
 import streams.shard.snapshot
-import streams.stored.upserts
 import streams.versions.attempts
 import streams.versions.publication
 from infra.index.control_folds import control_path
 from infra.index.control_log import ControlLog
-from infra.joined import Joined, join_stored
-from infra.journaled_rocks import _COUNTS, JournaledDatabase, Rows, decode_journal_entry
 from infra.kafka.reader import SourceRecord
-from schemas.events import IndexEvent, decode_updates
+from schemas.events import IndexEvent
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, decode_entry, fold_entry
 from schemas.index.layout import RowLayout, decode_layout
 from schemas.index.manifest import decode_manifest, decode_seal, encode_manifest, encode_seal
 from schemas.index.snapshot import decode_snapshot, encode_snapshot
-from schemas.topics import ITEM_FEATURES
-from streams.core.item_state import FeaturesUpdate
 from streams.core.shard_state import decode_shard_state, decode_shard_version, encode_shard_state, encode_shard_version
+from streams.shard.decode import DecodedRecord
 from streams.shard.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
-from streams.stored.plain_records import load_records
-from tests.sim.plain_rows import PlainHeldRows, PlainRows, join_plain_runs, pack_plain_changes, prefix_plain
 from tests.sim.quick_json import QuickEncoder, QuickJson
 
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
@@ -55,8 +46,7 @@ _ROWS_MAX = 10_000
 _NOTHING_READ = ControlState()
 _real_fields = dataclasses.fields
 _control_path = functools.cache(control_path)
-_find_unsettled = JournaledDatabase._unsettled_rows
-_decode_plain_records, _narrow = streams.shard.decode._decode_plain_records, streams.shard.decode._to_float32
+_decode_source_record = streams.shard.decode.decode_source_record
 
 
 @functools.cache
@@ -135,47 +125,21 @@ class QuickLog(ControlLog):
         return map(self._read, numbers)
 
 
-# --- records and rows -----------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------------------------------
+
+
+def decode_known_record(record: SourceRecord, kind: IdKind, shards: int) -> DecodedRecord:
+    """`decode_source_record`: what a record says is remembered by its bytes, as if it stood at offset 0."""
+    if record.skipped:
+        return _decode_source_record(record, kind, shards)
+    known = _decode_at_0(record.topic, record.partition, record.key, record.value, kind, shards)
+    updates = [msgspec.structs.replace(update, offset=record.offset) for update in known.updates]
+    return DecodedRecord(record, updates, list(known.rejected))
 
 
 @functools.lru_cache(_RECORDS_MAX)
-def _decode_plain_record(value: bytes, partition: int, kind: IdKind, shards: int) -> tuple[Any, ...] | None:
-    """What it says, as if it stood at offset 0."""
-    (found,) = _decode_plain_records([SourceRecord(ITEM_FEATURES, partition, 0, b"", value, (), 0)], kind, shards)
-    return None if found is None else tuple(found)
-
-
-def _move_to(offset: int, updates: Sequence[Any]) -> list[FeaturesUpdate]:
-    return [FeaturesUpdate(u.key, u.version, offset, u.index, u.dead, u.raw) for u in updates]
-
-
-def decode_each_record(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> Sequence[Sequence[Any] | None]:
-    """`_decode_plain_records` of streams/shard/decode.py, record by record."""
-    read = [_decode_plain_record(r.value or b"", r.partition, kind, shards) for r in records]
-    return [None if one is None else _move_to(r.offset, one) for r, one in zip(records, read, strict=True)]
-
-
-def _to_float32(embeddings: Sequence[Sequence[float]]) -> list[bytes | None]:
-    return list(_to_known_float32(tuple(map(tuple, embeddings))))
-
-
-@functools.lru_cache(_RECORDS_MAX)
-def _to_known_float32(embeddings: tuple[tuple[float, ...], ...]) -> tuple[bytes | None, ...]:
-    return tuple(_narrow(embeddings))
-
-
-def encode_plain_journal_entry(rows: Mapping[str, Rows]) -> bytes:
-    """`encode_journal_entry` of a few rows, without arrays."""
-    parts: list[bytes] = []
-    for family, (keys, values) in rows.items():
-        name, keys_R, values_R = family.encode(), keys.present(), values.present()
-        ends = (*accumulate(map(len, keys_R)), *accumulate(map(len, values_R)))
-        parts += [_COUNTS.pack(len(name), len(keys_R)), name, struct.pack(f"<{len(ends)}I", *ends), *keys_R, *values_R]
-    return b"".join(parts)
-
-
-def _unsettled_rows(database: JournaledDatabase, family: str) -> list[tuple[bytes, bytes]]:
-    return _find_unsettled(database, family) if database._entries else []
+def _decode_at_0(topic: str, partition: int, key: bytes | None, value: bytes | None, kind: IdKind, shards: int) -> DecodedRecord:
+    return _decode_source_record(SourceRecord(topic, partition, 0, key, value, (), 0), kind, shards)
 
 
 def decode_known_layout(raw: Mapping[str, Any]) -> RowLayout:
@@ -185,16 +149,6 @@ def decode_known_layout(raw: Mapping[str, Any]) -> RowLayout:
             return layout
     _layouts.append((raw, decode_layout(raw)))
     return _layouts[-1][1]
-
-
-@functools.lru_cache(_ROWS_MAX)
-def _join_known(values: tuple[bytes, ...]) -> Joined:
-    return join_stored(values)
-
-
-def join_known(values: Sequence[bytes]) -> Joined:
-    """`join_stored`; nobody writes into what it gives."""
-    return _join_known(tuple(values))
 
 
 _layouts: list[tuple[Mapping[str, Any], RowLayout]] = []
@@ -241,8 +195,6 @@ def _codecs() -> Iterator[tuple[Any, str, object]]:
         write, read = remembered(encode, decode)
         yield from ((module, encode.__name__, write) for module in writers)
         yield from ((module, decode.__name__, read) for module in readers)
-    write, read = remembered(encode_plain_journal_entry, decode_journal_entry)
-    yield from ((infra.journaled_rocks, "encode_journal_entry", write), (infra.journaled_rocks, "decode_journal_entry", read))
     write, read = remembered_outbox()
     yield from ((streams.shard.outbox, "encode_outbox_entry", write), (streams.shard.outbox, "decode_outbox_entry", read))
 
@@ -254,12 +206,11 @@ def _decoded_once() -> Iterator[tuple[Any, str, object]]:
 
 
 def shortcuts(is_literal: bool) -> list[tuple[Any, str, object]]:
-    """Replacements for one history. `is_literal`: rows, journal and codecs are left as they are, compiled passes over a batch as well."""
-    load_records()  # a kernel that comes in the middle would be another history's
+    """Replacements for one history. `is_literal`: codecs are left as they are."""
     return [
         *_ALWAYS,
         (infra.index.control_log, "fold_entry", shared_fold()),
-        *(_decoded_once() if is_literal else (*_PLAIN_ROWS, *_codecs())),
+        *(_decoded_once() if is_literal else _codecs()),
     ]
 
 
@@ -275,18 +226,6 @@ _CODECS: list[tuple[Callable[..., bytes], Callable[..., Any], tuple[Any, ...], t
     (encode_seal, decode_seal, (streams.builders.sealer,), (infra.index.retention, streams.versions.publication)),
     (encode_snapshot, decode_snapshot, (), (infra.index.retention, streams.shard.snapshot)),
 ]
-_PLAIN_ROWS: list[tuple[Any, str, object]] = [
-    (streams.shard.decode, "_decode_plain_records", decode_each_record),
-    (infra.journaled_rocks, "HeldRows", PlainHeldRows),
-    (infra.journaled_rocks, "join_some", PlainRows),
-    *(
-        (module, "join_stored", PlainRows)
-        for module in (infra.journaled_rocks, streams.shard.shard, streams.shard.rows, streams.shard.fold)
-    ),
-    *((module, "join_runs", join_plain_runs) for module in (infra.journaled_rocks, streams.shard.rows)),
-    (streams.shard.shard, "prefix_each", prefix_plain),
-    (streams.shard.shard, "pack_changes", pack_plain_changes),
-]
 _ALWAYS: list[tuple[Any, str, object]] = [
     (dataclasses, "asdict", fast_asdict),
     (dataclasses, "replace", fast_replace),
@@ -294,14 +233,8 @@ _ALWAYS: list[tuple[Any, str, object]] = [
     (schemas.index.control, "decode_entry", functools.lru_cache(_RECORDS_MAX)(decode_entry)),
     (infra.index.control_log, "ControlState", lambda: _NOTHING_READ),
     (streams.versions.attempts, "IndexEvent", functools.lru_cache(_ROWS_MAX)(IndexEvent)),
-    (JournaledDatabase, "_unsettled_rows", _unsettled_rows),
     (schemas.index.manifest, "decode_layout", decode_known_layout),
-    (streams.shard.decode, "decode_updates", functools.lru_cache(_RECORDS_MAX)(decode_updates)),
-    (streams.shard.decode, "_to_float32", _to_float32),
+    (streams.shard.decode, "decode_source_record", decode_known_record),
     *((module, "_JSON", QuickEncoder()) for module in (schemas.index.control_entry, schemas.index.manifest, streams.core.shard_state)),
     *((module, "json", QuickJson) for module in (schemas.index.control_entry, schemas.index.manifest, streams.core.shard_state)),
-    *(
-        (module, "join_stored", join_known)
-        for module in (infra.journaled_rocks, streams.shard.shard, streams.shard.rows, streams.shard.fold, streams.stored.upserts)
-    ),
 ]

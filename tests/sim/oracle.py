@@ -5,11 +5,12 @@ are anywhere. Not here: who is compared with it (checks.py).
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+import msgspec
 
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 
@@ -122,21 +123,21 @@ class ShardOracle:
         return view
 
 
-def _canonical(features: Mapping[str, Any] | None) -> str:
-    return "" if features is None else _encode(tuple(features.items()))
+def _canonical(features: Mapping[str, Any] | None) -> bytes:
+    return b"" if features is None else _encode(tuple(features.items()))
 
 
 @cache
-def _encode(features: tuple[tuple[str, Any], ...]) -> str:
-    return json.dumps(dict(features), sort_keys=True, separators=(",", ":"))
+def _encode(features: tuple[tuple[str, Any], ...]) -> bytes:
+    return msgspec.msgpack.encode(dict(sorted(features)))
 
 
 @cache
-def _hash_of(text: str, embedding: bytes) -> int:
-    features, values = (int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little") for raw in (text.encode(), embedding))
+def _hash_of(packed: bytes, embedding: bytes) -> int:
+    features, values = (int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little") for raw in (packed, embedding))
     return (features + 0x9E3779B97F4A7C15 * (values if embedding else 0)) % (1 << 64)
 
 
 def input_hash_of(row: ExpectedRow) -> int:
-    """The input hash that an order of this row carries: of the canonical JSON and the embedding's bytes; 0 for a deleted one."""
+    """The input hash that an order of this row carries: of the features as msgpack and the embedding's bytes; 0 for a deleted one."""
     return 0 if row.features is None else _hash_of(_canonical(row.features), row.embedding)

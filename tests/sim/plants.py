@@ -20,7 +20,8 @@ import streams.shard.shard
 import streams.versions.shard_versions
 import tests.sim.server
 import tests.sim.worker
-from infra.journaled_rocks import JOURNAL, JournaledBatch, JournaledDatabase
+from infra.recent_rows import RecentRows
+from infra.rocks import Batch
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import State
 from serving.audit.version_rows import order_advances
@@ -28,7 +29,6 @@ from streams.builders.base_rows import BaseRows
 from streams.builders.jobs import BuildJob, SealJob
 from streams.builders.running_jobs import on_shard
 from streams.builders.sealer import SealPoint
-from streams.core.item_state import StoredFeatures
 from streams.core.shard_state import ShardState
 from streams.core.versions import ShardAction, ShardFacts
 from streams.shard.fold import FoldedBatch
@@ -102,15 +102,24 @@ def _deleted_items_come_back(_: World, __: Boundary) -> Sequence[Replacement]:
     "manifest",
 )
 def _markers_dropped(_: World, __: Boundary) -> Sequence[Replacement]:
-    put = Shard._put_rows
+    encode = Shard._encode_rows
+    commit = Shard._commit
+    dead = list[bytes]()
 
-    def put_rows(shard: Shard, batch: JournaledBatch, folded: FoldedBatch, *others: Any) -> ShardState:
-        for item in folded.items:
-            if isinstance(item.features, StoredFeatures) and item.features.dead:
-                batch.delete(streams.shard.shard.FEATURES, item.key)
-        return put(shard, batch, folded, *others)
+    def encode_rows(shard: Shard, folded: FoldedBatch, *others: Any) -> Any:
+        dead[:] = [item.key for item in folded.items if item.features is not None and item.features.dead]
+        return encode(shard, folded, *others)
 
-    return [(Shard, "_put_rows", put_rows)]
+    def drop_and_commit(shard: Shard, batch: Batch, *others: Any, **options: Any) -> None:
+        for key in dead:
+            batch.delete(streams.shard.shard.ITEMS, key)
+        commit(shard, batch, *others, **options)
+
+    return [
+        (Shard, "_encode_rows", encode_rows),
+        (Shard, "_commit", drop_and_commit),
+        (RecentRows, "note_written", lambda rows, _: rows.forget()),
+    ]
 
 
 @_plant("a watermark moves topic by topic, also to offsets of a shard that was set back in the other topic", "watermark")
@@ -189,21 +198,23 @@ def _export_from_the_live_shard(world: World, boundary: Boundary) -> Sequence[Re
     "watermark",
 )
 def _two_writers(world: World, _: Boundary) -> Sequence[Replacement]:
-    write = Shard._write_micro_batch
-    inside: list[Shard] = []
+    write, original_fold = Shard._write_micro_batch, streams.shard.shard.fold_batch
+    writing: list[Shard] = []
 
-    def fold(shard: Shard, decoded: Any) -> FoldedBatch:
-        folded = original_fold(shard, decoded)
-        if shard not in inside and not world.calm and world.random.random() < 0.3:
-            inside.append(shard)
-            try:
-                _apply_other_topic(world, shard)
-            finally:
-                inside.pop()
+    def write_noted(shard: Shard, *others: Any) -> Any:
+        writing.append(shard)
+        try:
+            return write(shard, *others)
+        finally:
+            writing.pop()
+
+    def fold(decoded: Any, stored_items: Any) -> FoldedBatch:
+        folded = original_fold(decoded, stored_items)
+        if len(writing) == 1 and not world.calm and world.random.random() < 0.3:
+            _apply_other_topic(world, writing[0])
         return folded
 
-    original_fold = Shard._fold
-    return [(Shard, "_fold", fold), (Shard, "_write_micro_batch", write)]
+    return [(streams.shard.shard, "fold_batch", fold), (Shard, "_write_micro_batch", write_noted)]
 
 
 def _apply_other_topic(world: World, shard: Shard) -> None:
@@ -216,7 +227,7 @@ def _apply_other_topic(world: World, shard: Shard) -> None:
 
 @_plant("the next offsets are written after the batch, not with it", "applied", "components", "served rows", "watermark", "dead letters")
 def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
-    def commit(shard: Shard, batch: JournaledBatch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
+    def commit(shard: Shard, batch: Batch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
         put_outbox(batch, outgoing.entries)
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
         shard.database.write(batch, sync=sync)
@@ -235,20 +246,16 @@ def _skipped_offsets_left_out(_: World, __: Boundary) -> Sequence[Replacement]:
 
 
 @_plant(
-    "the journal is emptied before its rows are in table files", "components", "rows of a version", "served rows", "applied", "watermark"
+    "rows in memory outlive a write whose outcome is unknown",
+    "components",
+    "rows of a version",
+    "served rows",
+    "applied",
+    "watermark",
+    "manifest",
 )
-def _journal_emptied_first(_: World, __: Boundary) -> Sequence[Replacement]:
-    settle = JournaledDatabase.settle
-
-    def empty_first(database: JournaledDatabase) -> None:
-        batch = database._database.new_batch()
-        for key in database._entries:
-            batch.delete(JOURNAL, key)
-        if len(batch):
-            database._database.write(batch, sync=True)
-        settle(database)
-
-    return [(JournaledDatabase, "settle", empty_first)]
+def _rows_outlive_a_failed_write(_: World, __: Boundary) -> Sequence[Replacement]:
+    return [(RecentRows, "forget", lambda _: None)]
 
 
 @_plant(

@@ -12,36 +12,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infra.held_rows import HeldRows
 from infra.index.parts import read_full_part, read_incremental_part, write_full_part, write_incremental_part
 from infra.index.store import FolderStore, IndexStore, open_index_store
-from infra.joined import Joined, join_runs, join_some, join_stored, prefix_each
-from infra.journaled_rocks import encode_journal_entry
 from infra.rocks import open_database, open_read_only
 from schemas.errors import Corrupted, Unavailable
 from schemas.ids import IdKind
 from schemas.index.layout import ORDER, RowBlock, encode_increment, is_newer
 from schemas.index.manifest import Part, PartFile, Seal
-from schemas.topics import ITEM_FEATURES
-from streams.shard.decode import _decode_plain_records
+from schemas.topics import ITEM_FEATURES, NEW_ITEMS
+from streams.shard.decode import decode_source_record
 from streams.shard.outbox import decode_outbox_entry
-from streams.stored.packed_changes import pack_changes
-from streams.stored.plain_records import load_records
 from tests.sim import haste
 from tests.sim.boundary import Boundary
 from tests.sim.disk import Disk, open_memory_database
 from tests.sim.encoder import LAYOUT
 from tests.sim.haste import (
     _ALWAYS,
-    decode_each_record,
-    encode_plain_journal_entry,
+    decode_known_record,
     fast_asdict,
     fast_fields,
     remembered,
     remembered_outbox,
 )
 from tests.sim.history import run_history
-from tests.sim.plain_rows import PlainHeldRows, PlainRows, join_plain_runs, pack_plain_changes, prefix_plain
 from tests.sim.quick_json import QuickEncoder, QuickJson
 from tests.sim.server import may_replace
 from tests.sim.store import MemoryStore
@@ -235,55 +228,6 @@ def test_quick_json_is_json(separators: tuple[str, str]) -> None:
             json.loads(bad)
 
 
-def test_a_journal_entry_made_without_arrays_is_the_entry() -> None:
-    keys, values = [b"a", b"bc", b""], [b"", b"x" * 70_000, b"y"]
-    rows = {"features": (join_stored(keys), join_stored(values)), "increments": (join_stored([b"k"]), join_stored([b"v"]))}
-    assert encode_plain_journal_entry(rows) == encode_journal_entry(rows)
-    part_of_it = {"features": tuple(one.cut(1, 3) for one in rows["features"])}
-    assert encode_plain_journal_entry(part_of_it) == encode_journal_entry(part_of_it)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_plain_rows_are_held_as_rows_are(seed: int) -> None:
-    """Puts, settlings, forgetting and look-ups in any order, asked with rows of either kind."""
-    chance, real, plain = random.Random(seed), HeldRows(seed % 2 == 1), PlainHeldRows(seed % 2 == 1)
-    every = [bytes([n]) * n for n in range(1, 9)]
-    for _ in range(60):
-        keys = [chance.choice(every) for _ in range(chance.randrange(4))]
-        values = [chance.choice((None, b"", b"x" * chance.randrange(20))) for _ in keys]
-        match chance.randrange(8):
-            case 0:
-                both(real, plain, lambda held: held.settle())
-            case 1:
-                both(real, plain, lambda held: held.let_go())
-            case _:
-                settled = chance.random() < 0.5
-                values = [value if settled else value or b"" for value in values]  # only a reader may find nothing
-                real.put(join_stored(keys), join_some(values), settled)
-                plain.put(PlainRows(keys), PlainRows(values), settled)
-        found, alike, asked_so = real.get(join_stored(every)), plain.get(PlainRows(every)), plain.get(join_stored(every))
-        assert isinstance(asked_so, Joined)
-        assert real.unknown(found).tolist() == list(plain.unknown(alike)) == list(plain.unknown(asked_so))
-        known = sorted({*range(len(every))} - {*plain.unknown(alike)})
-        assert found.take(np.array(known, int)).to_list() == alike.take(known).to_list() == asked_so.take(np.array(known, int)).to_list()
-        unsettled = [sorted(zip(k.present(), v.present(), strict=True)) for k, v in (real.unsettled(), plain.unsettled())]
-        assert unsettled[0] == unsettled[1]
-
-
-def both(real: HeldRows, plain: PlainHeldRows, step: Callable[[Any], None]) -> None:
-    step(real)
-    step(plain)
-
-
-def test_plain_rows_are_joined_and_packed_as_rows_are() -> None:
-    keys, values = [b"a", b"bc", b""], [b"", b"x" * 300, b"y"]
-    real, plain = (join_stored(keys), join_stored(values)), (PlainRows(keys), PlainRows(values))
-    assert prefix_plain(b"12", plain[0]).to_list() == prefix_each(b"12", real[0]).to_list() == prefix_plain(b"12", real[0]).to_list()
-    assert [part.tolist() for part in pack_plain_changes(*plain)] == [part.tolist() for part in pack_changes(*real)]
-    for runs in ([plain[0]], [plain[0], plain[1]], [real[0], plain[1]]):
-        assert join_plain_runs(runs).to_list() == join_runs([join_stored(run.present()) for run in runs]).to_list()  # type: ignore[arg-type]
-
-
 def test_what_was_written_is_what_would_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every codec that gives readers what was written in the place of what its bytes say."""
     compared: Counter[str] = Counter()
@@ -293,7 +237,7 @@ def test_what_was_written_is_what_would_be_read(monkeypatch: pytest.MonkeyPatch)
 
         def read_both(*raw: Any) -> Any:
             found = read(*raw)
-            assert without_arrays(found) == without_arrays(decode(*raw))
+            assert found == decode(*raw)
             compared[decode.__name__] += 1
             return found
 
@@ -303,23 +247,16 @@ def test_what_was_written_is_what_would_be_read(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(haste, "remembered_outbox", lambda: comparing(remembered_outbox, decode_outbox_entry))
     for seed in range(24):
         assert run_history(seed).violation is None
-    assert compared.keys() == {
-        *(decode.__name__ for _, decode, _, _ in haste._CODECS), "decode_journal_entry", "decode_outbox_entry"
-    }, compared  # fmt: skip
+    assert compared.keys() == {*(decode.__name__ for _, decode, _, _ in haste._CODECS), "decode_outbox_entry"}, compared
 
 
-def without_arrays(found: Any) -> Any:
-    return {family: [run.to_list() for run in rows] for family, rows in found.items()} if isinstance(found, dict) else found
-
-
-def test_a_record_read_alone_is_read_as_in_a_batch() -> None:
+def test_a_remembered_record_is_the_record() -> None:
     world = World(2, 1, Chances())
     for _ in range(30):
         world.publish_items()
-    records = [r for r in world.topics[ITEM_FEATURES, 0].records if r.value is not None]
-    load_records()
-    together, alone = _decode_plain_records(records, IdKind.INT64, 1), decode_each_record(records, IdKind.INT64, 1)
-    assert [None if r is None else list(r) for r in together] == [None if r is None else list(r) for r in alone]
+        world.publish_embedding()
+    for record in (r for topic in (ITEM_FEATURES, NEW_ITEMS) for r in world.topics[topic, 0].records):
+        assert [decode_known_record(record, IdKind.INT64, 1) for _ in range(2)] == 2 * [decode_source_record(record, IdKind.INT64, 1)]
 
 
 def test_what_is_remembered_is_asked_for() -> None:

@@ -16,7 +16,8 @@ from schemas.index.control import Init
 from schemas.index.layout import RowLayout, decode_increment, row_layout
 from schemas.model.spec import ModelSpec
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.shard.shard import EMBEDDINGS, FEATURES, INCREMENTS, Shard, open_shard
+from streams.shard.fold import ITEMS as ITEMS_FAMILY
+from streams.shard.shard import EMBEDDINGS, INCREMENTS, Shard, open_shard
 
 SHARDS = 2
 INIT = Init(SHARDS, 2, IdKind.INT64, {ITEM_FEATURES: "t.item-features", NEW_ITEMS: "t.new-items"}, {ITEM_FEATURES: "A", NEW_ITEMS: "B"})
@@ -66,14 +67,14 @@ class HashEncoder:
     def layout(self) -> RowLayout:
         return row_layout(self.spec)
 
-    def encode(self, raw_features: Sequence[Mapping[str, Any]], embeddings: Sequence[np.ndarray | None]) -> np.ndarray:
+    def encode(self, raw_features: Sequence[Mapping[str, Any]], embeddings: Sequence[bytes | None]) -> np.ndarray:
         self.encoded += len(raw_features)
         rows = np.zeros(len(raw_features), self.layout.dtype)
         names = [f.name for f in self.spec.schema.item_half_inputs]
         for row, raw, embedding in zip(rows, raw_features, embeddings, strict=True):
             inputs = [raw.get(n) for n in names if n != self.spec.schema.multimodal]
             if self.spec.schema.multimodal_is_input:
-                inputs.append(None if embedding is None else embedding.tolist())
+                inputs.append(None if embedding is None else np.frombuffer(embedding, "<f4").tolist())
             row["vector"] = _noise(self.version, inputs, self.spec.width)
             row["bridge"] = _noise(-1 - self.version, inputs, self.spec.bridges)
         self._plain(rows, raw_features, embeddings, np.ones(len(rows), bool))
@@ -83,7 +84,7 @@ class HashEncoder:
         self,
         old_rows: np.ndarray,
         raw_features: Sequence[Mapping[str, Any]],
-        embeddings: Sequence[np.ndarray | None],
+        embeddings: Sequence[bytes | None],
         signature_stale: np.ndarray,
     ) -> np.ndarray:
         self.rewritten += len(raw_features)
@@ -92,14 +93,14 @@ class HashEncoder:
         return rows
 
     def _plain(
-        self, rows: np.ndarray, raw_features: Sequence[Mapping[str, Any]], embeddings: Sequence[np.ndarray | None], stale: np.ndarray
+        self, rows: np.ndarray, raw_features: Sequence[Mapping[str, Any]], embeddings: Sequence[bytes | None], stale: np.ndarray
     ) -> None:
         schema = self.spec.schema
         for row, raw, embedding, again in zip(rows, raw_features, embeddings, stale, strict=True):
             if again:
-                usable = embedding is not None and len(embedding) == schema.mm_width
+                usable = embedding is not None and len(embedding) == 4 * schema.mm_width
                 row["has_signature"] = usable
-                row["signature"] = np.packbits(_noise(7, embedding.tolist(), 16) > 0) if usable else 0
+                row["signature"] = np.packbits(_noise(7, np.frombuffer(embedding, "<f4").tolist(), 16) > 0) if usable else 0
             row["category"], row["bid"] = schema.category_of(raw), schema.bid_of(raw)
             row["realtime"] = encode_realtime(schema, raw)[0]
 
@@ -141,7 +142,7 @@ def open_test_shard(directory: Path, clock: ManualClock | None = None) -> Shard:
 
 def everything(shard: Shard) -> dict[str, Any]:
     """All that must not depend on batches or crashes: components, increments, counters, offsets."""
-    held = {family: list(shard.database.scan(family)) for family in (FEATURES, EMBEDDINGS, INCREMENTS)}
+    held = {family: list(shard.database.scan(family)) for family in (ITEMS_FAMILY, EMBEDDINGS, INCREMENTS)}
     return {**held, "counters": shard.state.counters, "next": shard.next_offsets, "source_ms": shard.state.source_ms}
 
 

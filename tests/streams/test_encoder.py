@@ -20,10 +20,10 @@ def make_encoder(spec: ModelSpec, version: int = 3) -> RowEncoder:
     return RowEncoder(version, read_checkpoint(encode_checkpoint(make_network(spec), "model", {})))
 
 
-def split(items: list[dict[str, object]]) -> tuple[list[dict[str, object]], list[np.ndarray | None]]:
+def split(items: list[dict[str, object]]) -> tuple[list[dict[str, object]], list[bytes | None]]:
     """Features and embeddings as a shard stores them."""
     raw = [{k: v for k, v in item.items() if k != "image"} for item in items]
-    return raw, [np.array(item["image"], np.float32) if "image" in item else None for item in items]
+    return raw, [np.array(item["image"], np.float32).tobytes() if "image" in item else None for item in items]
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -40,7 +40,7 @@ def test_only_a_stale_signature_is_made_anew() -> None:
     encoder = make_encoder(SPECS["image_not_an_input"])
     raw, embeddings = split(make_items(4, seed=3))
     old = encoder.encode(raw, embeddings)
-    other = [np.full(MM_WIDTH, float(i + 1), np.float32) * (-1) ** np.arange(MM_WIDTH) for i in range(4)]
+    other = [(np.full(MM_WIDTH, i + 1) * (-1) ** np.arange(MM_WIDTH)).astype(np.float32).tobytes() for i in range(4)]
     stale = np.array([True, False, False, True])
     rewritten = encoder.rewrite(old, raw, other, stale)
     fresh = encoder.encode(raw, other)
@@ -48,8 +48,8 @@ def test_only_a_stale_signature_is_made_anew() -> None:
     assert (rewritten["signature"][~stale] == old["signature"][~stale]).all()
 
 
-@pytest.mark.parametrize("bad", [None, np.ones(MM_WIDTH + 1, np.float32), np.full(MM_WIDTH, np.inf, np.float32)])
-def test_an_embedding_the_model_cannot_read_counts_as_missing(bad: np.ndarray | None) -> None:
+@pytest.mark.parametrize("bad", [None, np.ones(MM_WIDTH + 1, np.float32).tobytes(), np.full(MM_WIDTH, np.inf, np.float32).tobytes()])
+def test_an_embedding_the_model_cannot_read_counts_as_missing(bad: bytes | None) -> None:
     encoder = make_encoder(SPECS["full"])
     raw, _ = split(make_items(1))
     row = encoder.encode([{**raw[0], "image": [1.0] * MM_WIDTH}], [bad])
@@ -60,7 +60,7 @@ def test_an_embedding_the_model_cannot_read_counts_as_missing(bad: np.ndarray | 
 def test_signatures_are_those_of_equation_5() -> None:
     encoder = make_encoder(SPECS["full"])
     raw, embeddings = split(make_items(5, seed=4))
-    rows, known = encoder.encode(raw, embeddings), [e for e in embeddings if e is not None]
+    rows, known = encoder.encode(raw, embeddings), [np.frombuffer(e, "<f4") for e in embeddings if e is not None]
     expected = encode_signatures(np.stack(known), make_network(SPECS["full"]).w_hash_KM)
     assert (rows["signature"][rows["has_signature"] == 1] == expected).all()
 

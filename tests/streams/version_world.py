@@ -36,7 +36,7 @@ from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.builders.jobs import Job
 from streams.builders.pool import Ticket
 from streams.builders.process import run_job
-from streams.core.item_state import encode_raw_features
+from streams.core.item_state import pack_features
 from streams.core.misbehaviour import ReportHistory
 from streams.encoder import EncoderCache, RowEncoder
 from streams.shard.shard import Shard, open_shard
@@ -159,15 +159,15 @@ class World:
             if update["item_id"] not in features or order > features[update["item_id"]][0]:
                 features[update["item_id"]] = order, update["op"] == "delete", update.get("features", {})
         embeddings = {
-            u["item_id"]: np.array(u["embedding"], np.float32) for _, _, u in _updates(self.logs[NEW_ITEMS, shard][: ends[NEW_ITEMS]])
+            u["item_id"]: np.array(u["embedding"], np.float32).tobytes()
+            for _, _, u in _updates(self.logs[NEW_ITEMS, shard][: ends[NEW_ITEMS]])
         }
         live = sorted(i for i, (_, dead, _) in features.items() if not dead)
         encoder = encoder_of(version, seed)
         rows = encoder.encode([features[i][2] for i in live], [embeddings.get(i) for i in live])
         orders = np.zeros(len(live), ORDER)
         for order, item in zip(orders, live, strict=True):
-            embedding = embeddings.get(item)
-            order["input_hash"] = input_hash(encode_raw_features(features[item][2]), b"" if embedding is None else embedding.tobytes())
+            order["input_hash"] = input_hash(pack_features(features[item][2]), embeddings.get(item, b""))
         digest = ShardDigest(encoder.layout, encoder.model_id, encoder.lsh_version)
         if live:
             digest.update(RowBlock([encode_index_key(i) for i in live], orders, rows))

@@ -12,7 +12,6 @@ from schemas.ids import IdKind
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.shard.decode import decode_source_records
-from streams.stored.plain_records import load_records
 
 FEATURES = {"price": 1.5, "brand": "b1", "stock": True, "tags": ["a", "b"], "gone": None}
 
@@ -30,7 +29,6 @@ def draw(seed: int, count: int) -> list[SourceRecord]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_bad_record_is_judged_alike(seed: int) -> None:
-    load_records()
     accepted = rejected = 0
     for record in draw(seed, 400):
         judged = count_topic(record.topic, [record])
@@ -54,7 +52,6 @@ def test_the_same_chance_draws_the_same_records_of_every_kind() -> None:
 @pytest.mark.parametrize("container", [b"[]", b"{ }", b'[""]', b"[[],1]"])
 def test_a_value_deep_in_lists_is_a_dead_letter_and_no_error(depth: int, letters: set[int], container: bytes) -> None:
     """Three of the 200 are the record's own. A value in one container more does not read; an empty container is a value."""
-    load_records()
     filled = container not in (b"[]", b"{ }")
     deep = b"[" * (depth - 1 - filled) + container + b"]" * (depth - 1 - filled)
     value = b'{"schema":1,"updates":[{"item_id":0,"version":1},{"item_id":0,"version":%b}]}' % deep

@@ -15,18 +15,19 @@ from streams.core.item_state import (
     FeaturesUpdate,
     StoredEmbedding,
     StoredFeatures,
-    decode_embedding_component,
-    decode_features_component,
-    decode_raw_features,
-    encode_embedding_component,
-    encode_features_component,
+    decode_item,
+    encode_item,
     encode_order,
-    encode_raw_features,
     fold_embedding,
     fold_features,
+    input_hash_of,
     is_covered,
     order_of,
+    pack_features,
+    unpack_features,
 )
+
+EMPTY, ONE = pack_features({}), pack_features({"a": 1})
 
 updates = st.builds(
     FeaturesUpdate,
@@ -35,8 +36,13 @@ updates = st.builds(
     st.integers(0, 5),
     st.integers(0, 2),
     st.booleans(),
-    st.sampled_from([b"{}", b'{"a":1}']),
+    st.sampled_from([EMPTY, ONE]),
+    st.just({}),
 )
+
+
+def put(version: int, offset: int, raw: bytes = EMPTY) -> FeaturesUpdate:
+    return FeaturesUpdate(b"k", version, offset, 0, False, raw, {})
 
 
 def held_features(order: tuple[int, int, int], dead: bool, raw: bytes, changed: tuple[int, int, int]) -> StoredFeatures:
@@ -44,7 +50,7 @@ def held_features(order: tuple[int, int, int], dead: bool, raw: bytes, changed: 
 
 
 def held_embedding(order: tuple[int, int], values: bytes, changed: tuple[int, int]) -> StoredEmbedding:
-    return StoredEmbedding(order, values, changed, component_hash(values))
+    return StoredEmbedding(order, changed, component_hash(values))
 
 
 def fold_all(events: list[FeaturesUpdate]) -> StoredFeatures | None:
@@ -71,10 +77,10 @@ def test_the_highest_order_wins_in_whatever_order_updates_arrive_and_however_oft
 
 
 def test_an_identical_update_advances_the_order_and_not_the_order_of_the_last_change() -> None:
-    first = fold_features(None, FeaturesUpdate(b"k", 1, 0, 0, False, b"{}"))
-    again = fold_features(first, FeaturesUpdate(b"k", 2, 1, 0, False, b"{}"))
+    first = fold_features(None, put(1, 0))
+    again = fold_features(first, put(2, 1))
     assert again is not None and again.order == (2, 1, 0) and again.changed == (1, 0, 0)
-    other = fold_features(again, FeaturesUpdate(b"k", 3, 2, 0, False, b'{"a":1}'))
+    other = fold_features(again, put(3, 2, ONE))
     assert other is not None and other.changed == other.order == (3, 2, 0)
     one = fold_embedding(None, EmbeddingUpdate(b"k", 4, 1, b"abcd"))
     two = fold_embedding(one, EmbeddingUpdate(b"k", 7, 0, b"abcd"))
@@ -82,9 +88,9 @@ def test_an_identical_update_advances_the_order_and_not_the_order_of_the_last_ch
 
 
 def test_a_removal_without_version_takes_the_stored_one_and_0_where_nothing_is_stored() -> None:
-    removal = FeaturesUpdate(b"k", None, 9, 0, True)
+    removal = FeaturesUpdate(b"k", None, 9, 0, True, b"", {})
     assert (stored := fold_features(None, removal)) is not None and stored.order == (0, 9, 0)
-    stored = fold_features(held_features((7, 3, 1), False, b"{}", (7, 3, 1)), removal)
+    stored = fold_features(held_features((7, 3, 1), False, EMPTY, (7, 3, 1)), removal)
     assert stored is not None and stored.order == (7, 9, 0) and stored.dead
 
 
@@ -95,57 +101,61 @@ def test_an_embedding_is_superseded_by_a_higher_offset_or_index_only() -> None:
     assert fold_embedding(stored, EmbeddingUpdate(b"k", 5, 2, b"efgh")) == held_embedding((5, 2), b"efgh", (5, 2))
 
 
-def test_components_have_these_bytes() -> None:
-    features = held_features((1, 2, 3), True, b"", (1, 2, 0))
-    assert (
-        encode_features_component(features).hex()
-        == "010000000000000002000000000000000300" + "010000000000000002000000000000000000" + "01" + 16 * "0"
-    )
-    embedding = held_embedding((2, 1), b"\x00\x00\x80?", (0, 1))
-    hashed = hashlib.blake2b(embedding.values, digest_size=8).hexdigest()
-    assert encode_embedding_component(embedding).hex() == "02000000000000000100" + "00000000000000000100" + hashed + "0000803f"
-    assert decode_features_component(encode_features_component(features)) == features
-    assert decode_embedding_component(encode_embedding_component(embedding)) == embedding
+def test_a_stored_item_has_these_bytes() -> None:
+    features, embedding = held_features((1, 2, 3), False, EMPTY, (1, 2, 0)), held_embedding((2, 1), b"\x00\x00\x80?", (0, 1))
+    hashed = [hashlib.blake2b(raw, digest_size=8).hexdigest() for raw in (EMPTY, b"\x00\x00\x80?")]
+    order, changed = "010000000000000002000000000000000300", "010000000000000002000000000000000000"
+    embedding_orders = "02000000000000000100" + "00000000000000000100"
+    assert encode_item(features, embedding).hex() == order + changed + "00" + hashed[0] + embedding_orders + hashed[1] + "80"
 
 
-@pytest.mark.parametrize("value", [b"", b"x" * 44])
-def test_a_torn_features_component_is_named(value: bytes) -> None:
-    with pytest.raises(Corrupted, match="bad_features_component"):
-        decode_features_component(value)
+@pytest.mark.parametrize(
+    "features", [None, held_features((9, 1 << 40, 255), False, ONE, (3, 2, 1)), held_features((1, 2, 3), True, b"", (1, 2, 3))]
+)
+@pytest.mark.parametrize("embedding", [None, held_embedding((0, 0), b"abcd", (0, 0))])
+def test_a_stored_item_reads_as_it_was_written(features: StoredFeatures | None, embedding: StoredEmbedding | None) -> None:
+    assert decode_item(encode_item(features, embedding)) == (features, embedding)
 
 
-@pytest.mark.parametrize("value", [b"", b"x" * 27, b"x" * 30])
-def test_a_torn_embedding_component_is_named(value: bytes) -> None:
-    with pytest.raises(Corrupted, match="bad_embedding_component"):
-        decode_embedding_component(value)
+@pytest.mark.parametrize("value", [b"", b"x" * 72])
+def test_a_torn_item_is_named(value: bytes) -> None:
+    with pytest.raises(Corrupted, match="bad_item"):
+        decode_item(value)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x81", b"\x01", b"\x81\xa1\xff\x01"])
+def test_torn_features_are_named(raw: bytes) -> None:
+    with pytest.raises(Corrupted, match="bad_stored_features"):
+        unpack_features(raw)
 
 
 def test_equal_features_have_equal_bytes_whatever_the_order_of_names_and_unlike_values_have_not() -> None:
-    assert encode_raw_features({"b": [1, 2.5], "a": "é"}) == encode_raw_features({"a": "é", "b": [1, 2.5]})
-    distinct = [encode_raw_features({"a": value}) for value in (1, 1.0, True, "1", None, 0.0, -0.0)]
+    assert pack_features({"b": [1, 2.5], "a": "é"}) == pack_features({"a": "é", "b": [1, 2.5]})
+    distinct = [pack_features({"a": value}) for value in (1, 1.0, True, "1", None, 0.0, -0.0)]
     assert len(set(distinct)) == len(distinct)
-    assert decode_raw_features(encode_raw_features({"a": [1, "x"]})) == {"a": [1, "x"]}
+    assert unpack_features(pack_features({"a": [1, "x"]})) == {"a": [1, "x"]}
 
 
 def test_a_rows_order_has_the_last_changes_the_input_hash_and_minus_one_without_embedding() -> None:
-    features = held_features((3, 9, 0), False, b"{}", (2, 4, 1))
-    assert order_of(features, None) == (2, 4, 1, -1, 0, input_hash(b"{}", b""), 0)
+    features = held_features((3, 9, 0), False, EMPTY, (2, 4, 1))
+    assert order_of(features, None) == (2, 4, 1, -1, 0, input_hash(EMPTY, b""), 0)
+    assert input_hash_of(features, None) == input_hash(EMPTY, b"")
     embedding = held_embedding((8, 2), b"abcd", (6, 0))
     order = np.array([order_of(features, embedding)], ORDER)[0]
-    assert order.dtype == ORDER and order["embedding_offset"] == 6 and order["input_hash"] == input_hash(b"{}", b"abcd")
+    assert order.dtype == ORDER and order["embedding_offset"] == 6 and order["input_hash"] == input_hash(EMPTY, b"abcd")
     assert order_of(held_features((3, 9, 0), True, b"", (3, 9, 0)), embedding)[5:] == (0, 1)
 
 
 def test_an_orders_bytes_are_those_of_the_array_form() -> None:
-    features, embedding = held_features((9, 8, 7), False, b'{"a":1}', (3, 1 << 40, 255)), held_embedding((5, 0), b"\x00" * 8, (4, 2))
+    features, embedding = held_features((9, 8, 7), False, ONE, (3, 1 << 40, 255)), held_embedding((5, 0), b"\x00" * 8, (4, 2))
     for some in (embedding, None):
         assert encode_order(features, some) == np.array([order_of(features, some)], ORDER).tobytes()
 
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_a_full_part_covers_a_row_whose_components_lie_before_it_and_never_a_tombstone(dead: bool) -> None:
-    features = StoredFeatures((9, 4, 0), dead, b"" if dead else b"{}", (9, 4, 0), 0)
-    increment = encode_order(features, StoredEmbedding((6, 0), b"\0" * 4, (6, 0), 0))
+    features = StoredFeatures((9, 4, 0), dead, b"" if dead else EMPTY, (9, 4, 0), 0)
+    increment = encode_order(features, StoredEmbedding((6, 0), (6, 0), 0))
     for features_end, embeddings_end in [(5, 7), (4, 7), (5, 6)]:
         covered = is_covered(increment, {ITEM_FEATURES: features_end, NEW_ITEMS: embeddings_end})
         assert covered == (not dead and (features_end, embeddings_end) == (5, 7))

@@ -24,9 +24,8 @@ from schemas.ids import encode_index_key
 from schemas.index.layout import decode_delta, decode_increment, is_newer
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.core.shard_state import TopicCounts
-from streams.shard.reader import open_shard_reader
+from streams.shard.reader import ItemBlock, open_shard_reader
 from streams.shard.shard import Shard
-from streams.stored.item_block import ItemBlock
 from tests.memory import MEMORY
 from tests.streams.shard_world import (
     ITEMS,

@@ -1,14 +1,15 @@
 """Items of a checkpoint in blocks: every live one, in order, whatever is dead or lacks an embedding, and however many a block has."""
 
 import itertools
-import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.core.item_state import DEAD_AT, EMBEDDING_HEADER, FEATURES_HEADER
+from schemas.errors import Corrupted
+from streams.core.item_state import StoredEmbedding, StoredFeatures, encode_item, pack_features
+from streams.shard.fold import EMBEDDINGS, ITEMS
 from streams.shard.reader import ShardReader, _Embeddings
-from streams.shard.shard import EMBEDDINGS, FEATURES
 
 
 class Pages:
@@ -34,34 +35,37 @@ class Families:
         return Pages({k: v for k, v in self._families[family].items() if k >= start and (end is None or k < end)})
 
 
-def features_of(number: int, dead: bool) -> bytes:
-    head = bytearray(FEATURES_HEADER.size)
-    head[0], head[DEAD_AT] = number, dead
-    return bytes(head) + b'{"price":%d}' % number
+def item_of(number: int, there: bool, dead: bool, embedded: bool) -> bytes:
+    order = (number, 0, 0)
+    features = StoredFeatures(order, dead, b"" if dead else pack_features({"price": number}), order, 0) if there else None
+    return encode_item(features, StoredEmbedding((number, 0), (number, 0), 1) if embedded else None)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=20), st.integers(1, 7))
 def test_blocks_are_the_live_items_in_order(items: list[tuple[bool, bool, bool]], rows: int) -> None:
     """(whether the item has features, whether they are dead, whether it has an embedding)."""
-    keys = [bytes([0, number]) for number in range(len(items))]
-    features = {key: features_of(key[1], dead) for key, (there, dead, _) in zip(keys, items, strict=True) if there}
-    embeddings = {
-        key: bytes(EMBEDDING_HEADER.size) + bytes([key[1]] * 8) for key, (_, _, embedded) in zip(keys, items, strict=True) if embedded
-    }
-    reader = ShardReader(Families({FEATURES: features, EMBEDDINGS: embeddings}))  # type: ignore[arg-type]
+    stored = {bytes([0, number]): item_of(number, *item) for number, item in enumerate(items)}
+    embeddings = {bytes([0, number]): bytes([number] * 8) for number, (_, _, embedded) in enumerate(items) if embedded}
+    reader = ShardReader(Families({ITEMS: stored, EMBEDDINGS: embeddings}))  # type: ignore[arg-type]
     blocks = list(reader.scan_blocks(rows=rows))
-    live = [key for key, (there, dead, _) in zip(keys, items, strict=True) if there and not dead]
+    live = [bytes([0, number]) for number, (there, dead, _) in enumerate(items) if there and not dead]
     assert [key for block in blocks for key in block.keys] == live
-    assert [text for block in blocks for text in block.features] == [json.loads(features[key][FEATURES_HEADER.size :]) for key in live]
-    found = [None if e is None else e.tobytes() for block in blocks for e in block.embeddings]
-    assert found == [embeddings[key][EMBEDDING_HEADER.size :] if key in embeddings else None for key in live]
+    assert [features for block in blocks for features in block.features] == [{"price": key[1]} for key in live]
+    assert [values for block in blocks for values in block.embeddings] == [embeddings.get(key) for key in live]
+    assert [int(order["features_version"]) for block in blocks for order in block.orders_R] == [key[1] for key in live]
     assert all(0 < len(block) <= rows for block in blocks)
+
+
+def test_an_embedding_that_an_item_names_and_the_shard_lacks_is_named() -> None:
+    reader = ShardReader(Families({ITEMS: {b"k": item_of(1, True, False, True)}, EMBEDDINGS: {}}))  # type: ignore[arg-type]
+    with pytest.raises(Corrupted, match="embedding_missing"):
+        list(reader.scan_blocks())
 
 
 def test_embeddings_of_no_item_between_two_keys_are_not_held() -> None:
     """A topic of embeddings may be of a far larger catalogue."""
-    rows, held = {number.to_bytes(2, "big"): bytes(EMBEDDING_HEADER.size) for number in range(1_000)}, []
+    rows, held = {number.to_bytes(2, "big"): b"abcd" for number in range(1_000)}, []
 
     class Watched(Pages):
         def take(self, rows_max: int) -> list[tuple[bytes, bytes]]:

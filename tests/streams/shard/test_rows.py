@@ -26,7 +26,7 @@ from tests.streams.shard_world import (
 )
 
 RAW: list[dict[str, Any]] = [{"brand": f"b{i % 3}", "category": f"c{i % 2}", "price": 1.0 + i, "stock": i} for i in range(7)]
-EMBEDDINGS = [None if i % 3 == 2 else np.array([i, 1, -2, 0.5], np.float32) for i in range(7)]
+EMBEDDINGS = [None if i % 3 == 2 else np.array([i, 1, -2, 0.5], np.float32).tobytes() for i in range(7)]
 
 
 def real_encoder(version: int = 0) -> RowEncoder:
@@ -77,7 +77,7 @@ def test_a_feature_changes_exactly_the_columns_that_the_staleness_table_says(
 def test_a_rewrite_gives_the_bits_of_an_encode_where_no_input_of_the_network_changed(encoder: RowEncoder | HashEncoder) -> None:
     old = encoder.encode(RAW, EMBEDDINGS)
     later = [{**raw, "price": 50.0 + i, "stock": 3} for i, raw in enumerate(RAW)]
-    embeddings = [np.array([1, 1, 1, float(i)], np.float32) if i % 2 else e for i, e in enumerate(EMBEDDINGS)]
+    embeddings = [np.array([1, 1, 1, float(i)], np.float32).tobytes() if i % 2 else e for i, e in enumerate(EMBEDDINGS)]
     stale = np.array([bool(i % 2) for i in range(7)])
     assert encoder.rewrite(old, later, embeddings, stale).tobytes() == encoder.encode(later, embeddings).tobytes()
 

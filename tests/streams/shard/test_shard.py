@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from infra.kafka.dead_letters import decode_dead_letter
@@ -152,7 +153,7 @@ def test_a_checkpoint_is_one_moment_and_gives_live_items_in_key_order(shard: Sha
         assert block.keys == sorted(encode_index_key(i) for i in (A, B))
         at_a, at_b = (block.keys.index(encode_index_key(i)) for i in (A, B))
         assert block.features[at_a] == {"brand": "a"} and block.features[at_b] == {"brand": "b"}
-        assert block.embeddings[at_a].tolist() == [1, 0, 0, 0] and block.embeddings[at_b] is None
+        assert np.frombuffer(block.embeddings[at_a] or b"", "<f4").tolist() == [1, 0, 0, 0] and block.embeddings[at_b] is None
         assert reader.next_offsets == {ITEM_FEATURES: 1, NEW_ITEMS: 1} and set(reader.versions) == {2}
         increments = dict(reader.scan_increments(2))
         assert set(increments) == {encode_index_key(i) for i in (A, B, C)}

@@ -196,7 +196,7 @@ def test_a_table_that_does_not_read_while_it_is_used_is_set_aside_at_the_next_st
     records = [features_record(n, *(upsert(item, n, brand=str((n + item + 2) ** 150)) for item in ITEMS)) for n in (0, 1)]
     with closing(start(directory, store, WHOLE)) as shard:
         shard.apply(records[:1])
-        shard.database.settle()
+        shard.database.flush()
         table = max(directory.glob("*.sst"), key=lambda p: p.stat().st_size)
         table.write_bytes(table.read_bytes()[:5000] + b"damage" + table.read_bytes()[5006:])
         snapshot = take(store, shard, tmp_path / "scratch")

@@ -21,7 +21,7 @@ from streams.builders.canary import run_canary
 from streams.builders.jobs import CanaryJob, Job
 from streams.builders.pool import Ticket
 from streams.core.canary import CanaryFigures, CanaryRules
-from streams.core.item_state import decode_raw_features
+from streams.core.item_state import unpack_features
 from streams.encoder import EncoderCache
 from streams.versions.promotion import Promotion
 from tests.streams.shard_world import ManualClock, embed, upsert
@@ -325,7 +325,7 @@ def test_a_sample_is_spread_over_all_shards_and_keys_and_has_the_sealed_inputs(t
     ids = [int.from_bytes(item.key) - (1 << 63) for item in sample]
     assert len(set(ids)) == len(ids) and 250 <= len(ids) <= 300 + SHARDS_SAMPLED_MAX
     assert sum(10_000 <= i < 11_500 for i in ids) > 80 and sum(i >= 11_500 for i in ids) > 80
-    assert all(decode_raw_features(item.features)["price"] == i for item, i in zip(sample, ids, strict=True) if i >= 10_000)
+    assert all(unpack_features(item.features)["price"] == i for item, i in zip(sample, ids, strict=True) if i >= 10_000)
     found = find_rows(world.store, manifest, [*(item.key for item in sample), encode_index_key(999_999)])
     assert list(found.keys) == [item.key for item in sample]
     assert read_item_sample(world.store, manifest, 300) == sample
@@ -346,6 +346,4 @@ def test_rows_of_a_sample_are_those_of_the_merged_view(world: World, worker: Wor
     sample = read_item_sample(world.store, world.manifest(1), 64)
     assert len(sample) == 64
     ids = [int.from_bytes(item.key) - (1 << 63) for item in sample]
-    assert all(
-        (decode_raw_features(item.features)["price"] == 9.0) == (i % 3 == 0) and i % 3 != 1 for item, i in zip(sample, ids, strict=True)
-    )
+    assert all((unpack_features(item.features)["price"] == 9.0) == (i % 3 == 0) and i % 3 != 1 for item, i in zip(sample, ids, strict=True))

@@ -49,7 +49,7 @@ def test_a_table_of_a_shard_that_does_not_read_in_a_build_is_named_and_the_next_
     fill(world)
     worker.settle()
     shard = worker.tasks[0].shard
-    shard.database.settle()
+    shard.database.flush()
     table = max(shard.database.path.glob("*.sst"), key=lambda p: p.stat().st_size)
     raw = bytearray(table.read_bytes())
     raw[len(raw) // 3] ^= 8

@@ -10,7 +10,12 @@ import typer
 from infra.cli import build_app
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", "ARCHITECTURE.md", "schemas/index/FORMAT.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "schemas/index/FORMAT.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
+]
 PARTS = ("infra", "streams", "serving", "schemas", "tests")
 FILES = [path.relative_to(ROOT).as_posix() for part in PARTS for path in (ROOT / part).rglob("*")]
 GROUPS = {"aif broker", "aif bench", "aif index", "aif eval", "aif publish"}  # named as a whole

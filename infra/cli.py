@@ -6,9 +6,7 @@ Here: the application, and `aif config`. Each other group stands beside what it 
     topics, publish                  infra/kafka/cli.py
     dlq                              infra/kafka/dlq_cli.py
     index, model                     infra/index/cli.py
-    demo                             infra/demo/cli.py
     doctor, status                   infra/tools/cli.py
-    bench                            infra/bench/cli.py, and those of the other parts
     import                           infra/data/cli.py
 
 Standard library and typer only, so that `aif --help` starts in a fraction of a second (a test holds that); what is heavy is imported inside
@@ -26,11 +24,9 @@ from typing import Annotated
 
 import typer
 
-from infra.bench.cli import register as register_bench
 from infra.broker.cli import broker_app
-from infra.command import CHOICES, SETTINGS_CLASSES, AsJson, print_table, register_measured
+from infra.command import CHOICES, SETTINGS_CLASSES, AsJson, print_table
 from infra.data.cli import register as register_import
-from infra.demo.cli import demo
 from infra.index.cli import index_app, model_app
 from infra.kafka.cli import publish_app, topics_app
 from infra.kafka.dlq_cli import register as register_dlq
@@ -109,10 +105,7 @@ def commands(app: typer.Typer) -> None:
     app.add_typer(index_app, name="index")
     app.add_typer(model_app, name="model")
     app.command("status", short_help="The broker and its topics, the versions and their age.")(status)
-    register_measured("infra.demo.program:DEMO")
-    app.command("demo", short_help="From nothing to ranked answers, measured.")(demo)
     app.command("doctor", short_help="Look whether everything that is needed is there.")(doctor)
-    register_bench(app)
     register_dlq(app)
 
 

@@ -19,19 +19,17 @@ if TYPE_CHECKING:
 # The type of the flag that every command has which prints data: `def show(as_json: AsJson = False)`.
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
-BENCH_HELP = "Measure what the system takes, beside its floors."  # of the group `aif bench`, which several parts fill
-
 # What the parts register, each its own in its `commands(app)`, read when all have. Nothing is imported before it is shown.
 # "module:Class" of every process's settings, for `aif config show`.
 SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]
 # "module:function" that explains a section of a model's file, for `aif config show --model FILE`: it gives rows with name, value and origin.
 CHOICES: dict[str, str] = {}
-# "module:BENCH" of everything that measures (infra/bench/declared.py), for `aif bench keep` and `aif bench report`.
+# "module:BENCH" of everything that measures (infra/declared.py), for `aif bench keep` and `aif bench report`.
 BENCHES: list[str] = []
 
 
 def register_measured(*paths: str) -> None:
-    """Name declarations ("serving.bench.rank:RANK") for `aif bench report`, in the order of its sections; to be called in a `commands(app)`."""
+    """Name declarations ("streams.training.program:TRAIN") for `aif bench report`, in the order of its sections; to be called in a `commands(app)`."""
     BENCHES.extend(path for path in paths if path not in BENCHES)
 
 
@@ -54,7 +52,7 @@ def read_settings() -> "InfraSettings":
 
 
 def command_group(app: typer.Typer, name: str, about: str) -> typer.Typer:
-    """The group `name` of the application, made when the first part asks for it: `aif bench` has commands of every part."""
+    """The group `name` of the application, made when the first part asks for it."""
     for registered in app.registered_groups:
         if registered.name == name and registered.typer_instance is not None:
             return registered.typer_instance

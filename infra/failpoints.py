@@ -4,7 +4,7 @@
 when it passes NAME for the PASSES-th time. It makes FILE before that, so that the test knows. Children inherit the variable.
 `failing_disk()`: the environment variable FAILING_DISK names a folder. While it holds a file `full` or `broken`, every write to a database or an index
 store on a disk fails with ENOSPC or EIO, in every process that inherits it.
-Not here: who kills and what must hold (infra/bench/crash.py).
+Not here: who kills and what must hold (lab/system/crash.py).
 Invariant: a name that is not in FAILPOINTS can neither be passed nor armed, so the list is complete.
 """
 

@@ -2,7 +2,7 @@
 
 Loading torch, numba and our kernels costs a process 3 s of a core, and a worker, its builders, a server and its loader all load the same. A fork has
 all of it at once, and shares the memory until it writes to it. Here: the template process, the two ways to make one, and the children as their owner sees
-them. Not here: what is imported and run (streams/builders/template.py, infra/demo/stage.py).
+them. Not here: what is imported and run (streams/builders/template.py, lab/demo/stage.py).
 
     fork_template     this process forks its template before it has opened anything, so what it has imported is imported once
     launch_template   another process imports the modules; for parents that have threads already, such as the demo

@@ -2,7 +2,7 @@
 
 Here: starting a program in its own process group with a log file, waiting until it is ready, stopping several (TERM, then KILL), free ports; which
 signals end a process of ours in order.
-Not here: what the children are (infra/broker/server.py, infra/demo/stage.py).
+Not here: what the children are (infra/broker/server.py, lab/demo/stage.py).
 Invariants: a child started with `dies_with_parent` is killed by the kernel when this process ends, however it ends. For the kernel the parent is the
 *thread* that forked, so one thread forks every child and lives as long as the process.
 """

@@ -8,7 +8,6 @@
     core        decisions as pure functions: admission, ladder, routing, forms of tensors
     audit       answers computed again by the reference, from files or beside the engine
     merger      a caller of both calls over several servers
-    bench       what is measured of all this
 
 A request goes protocols, calls, engine. server.py wires the rooms together; what the process tells of itself is in reports.py, status_view.py and
 engine_metrics.py.

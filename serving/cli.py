@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.command import AsJson, print_table, register_measured, register_settings, say
-from serving.bench.cli import register as register_bench
 
 if TYPE_CHECKING:
     from schemas.requests import RankAnswer
@@ -25,7 +24,6 @@ def commands(app: typer.Typer) -> None:
     app.command("serve", short_help="Online: rankings over HTTP and gRPC.")(serve)
     app.command("query", short_help="Rank candidates for one user.")(query)
     app.command("verify-answers", short_help="Recompute answers with the reference model.")(verify_answers)
-    register_bench(app)
 
 
 def serve(

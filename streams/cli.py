@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from infra.command import BENCH_HELP, AsJson, command_group, print_data, print_figures, register_measured, register_settings
-from streams.evaluation.cli import register as register_eval
+from infra.command import AsJson, print_data, register_settings
 from streams.replay.cli import register as register_replay
 from streams.shard.cli import register as register_shards
 from streams.training.cli import register as register_train
@@ -15,24 +14,10 @@ from streams.training.cli import register as register_train
 def commands(app: typer.Typer) -> None:
     """Register the commands of `streams` onto the `aif` application."""
     register_settings("streams.settings:WorkerSettings")
-    register_measured("streams.bench:NEARLINE")
     app.command("worker", short_help="Nearline: topics in, index versions out.")(worker)
-    command_group(app, "bench", BENCH_HELP).command("nearline", short_help="Builds and increments beside their floors.")(bench_nearline)
     register_shards(app)
     register_replay(app)
     register_train(app)
-    register_eval(app)
-
-
-def bench_nearline(
-    items: Annotated[int, typer.Option(min=1_000, help="Items of the synthetic catalogue.")] = 50_000,
-    updates: Annotated[int, typer.Option(min=1_000, help="Increments, one per record and again 256 per record.")] = 50_000,
-    as_json: AsJson = False,
-) -> None:
-    """Items/s of a full build beside the bare network; updates/s of a worker, one and 256 per record; memory; start."""
-    from streams.bench import measure_nearline
-
-    print_figures(measure_nearline(items, updates).as_dict(), as_json)
 
 
 def worker(

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from infra.bench.declared import Bench, Figure
-from infra.bench.report import Figures
+from infra.declared import Bench, Figure
+from infra.figures import Figures
 from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore, open_index_store
 from schemas.errors import Corrupted, RejectedInput

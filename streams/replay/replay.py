@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.bench.declared import Bench, Figure
-from infra.bench.report import Figures
 from infra.clock import Clock
+from infra.declared import Bench, Figure
+from infra.figures import Figures
 from infra.files import write_file_durably
 from infra.kafka.log_gaps import with_skipped_offsets
 from infra.kafka.reader import SourceRecord, read_topic

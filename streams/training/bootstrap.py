@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from infra.bench.report import Interval
+from infra.figures import Interval
 from schemas.errors import Misconfigured
 from streams.training.metrics import UserValues
 

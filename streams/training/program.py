@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
-from infra.bench.declared import Bench, Figure
-from infra.bench.report import Figures
+from infra.declared import Bench, Figure
+from infra.figures import Figures
 from infra.index.checkpoint_upload import check_id_kind
 from infra.index.store import open_index_store
 from infra.kafka.publisher import Publisher

@@ -80,5 +80,5 @@ def test_a_disk_that_is_told_to_fail_fails_every_write_and_a_database_until_it_i
 
 def test_every_failpoint_of_the_list_is_passed_somewhere_in_the_code() -> None:
     root = Path(__file__).parents[2]
-    code = "".join(path.read_text() for folder in ("infra", "streams") for path in (root / folder).rglob("*.py"))
+    code = "".join(path.read_text() for folder in ("infra", "streams", "lab") for path in (root / folder).rglob("*.py"))
     assert {name for name in FAILPOINTS if f'failpoint("{name}")' in code} == FAILPOINTS

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from confluent_kafka import Producer
 
-from infra.demo.server import RankingServer
-from infra.demo.stage import Stage
 from infra.kafka.dead_letters import DeadLetterSource, dead_letter_topic, decode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.processes import Child, wait_ready, wait_until
+from lab.demo.server import RankingServer
+from lab.demo.stage import Stage
 from schemas.errors import Unavailable
 from schemas.events import Behaviour, CheckpointRecord
 from schemas.features import Feature, FeatureSchema, Kind, Scope

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.demo.program import DemoOptions, run_demo
-from infra.demo.stage import json_figures
 from infra.processes import start_child, wait_until
+from lab.demo.program import DemoOptions, run_demo
+from lab.demo.stage import json_figures
 from schemas.errors import Misconfigured
 from tests.system.conftest import WAIT_S
 
@@ -89,7 +89,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(moment: str, tmp_path: Path, boots
 def test_a_setting_that_no_process_reads_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every child would refuse it, and be started again."""
     monkeypatch.setenv("AIF_NOTHING", "1")
-    monkeypatch.setattr("infra.demo.program._open_catalogue", lambda _: pytest.fail("the catalogue was opened"))
+    monkeypatch.setattr("lab.demo.program._open_catalogue", lambda _: pytest.fail("the catalogue was opened"))
     with pytest.raises(Misconfigured, match="unknown_setting"):
         run_demo(DemoOptions())
 

@@ -16,9 +16,9 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from infra.demo.stage import SHARDS
 from infra.files import sha256_of_file
 from infra.processes import wait_until
+from lab.demo.stage import SHARDS
 from schemas.ids import partition_of
 from schemas.index.lifecycle import State
 from schemas.index.manifest import manifest_path

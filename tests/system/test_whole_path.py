@@ -4,9 +4,9 @@ import itertools
 import json
 from typing import Any
 
-from infra.demo.server import wire_ids
-from infra.demo.stage import json_figures
 from infra.processes import wait_until
+from lab.demo.server import wire_ids
+from lab.demo.stage import json_figures
 from schemas.features import Feature, Kind, Scope
 from schemas.model.spec import ModelSpec
 from tests.system.conftest import ITEMS, WAIT_S, System, schema_of

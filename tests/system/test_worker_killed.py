@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from infra.demo.stage import SHARDS, json_figures
 from infra.kafka.admin import end_offsets
 from infra.kafka.reader import SourceRecord
 from infra.processes import wait_until
+from lab.demo.stage import SHARDS, json_figures
 from schemas.events import NewItem
 from schemas.ids import IdKind, partition_of
 from schemas.index.layout import decode_delta

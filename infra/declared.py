@@ -1,0 +1,103 @@
+"""What a bench says of itself, beside the code that measures it: its figures (name, unit, meaning) and the goals they are held to.
+
+Here: the words of a declaration. Not here: the values (infra/figures.py), the runs that are kept (lab/figures/kept.py), docs/BENCHMARKS.md
+that is made of both (lab/figures/document.py).
+A name may have holes: `engine_p50_ms_{candidates}` is one figure for each number of candidates. What stands in a hole has no dot, but for that of
+a number.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+_SIGNS: Mapping[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    "<": operator.lt,
+    ">=": operator.ge,
+    ">": operator.gt,
+    "==": operator.eq,
+}
+_HOLE = re.compile(r"\{\w+\}")
+_BOUNDS = ("_low", "_high")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure, or one for everything that its holes may stand for. An interval's bounds, NAME_low and NAME_high, are not declared beside it."""
+
+    name: str
+    unit: str
+    meaning: str
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """What its names look like; a group for each hole."""
+        literals = (re.escape(literal) for literal in _HOLE.split(self.name))
+        return re.compile(r"([^.]+?(?:\.\d+)?)".join(literals))
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`figure` <= `factor`, or <= `factor` times the figure `base` of the same run; `sign` may be another comparison."""
+
+    figure: str
+    sign: str
+    factor: float
+    base: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> "Goal":
+        """From `name <= 1.1` or `name <= 2 x name`. ValueError for anything else."""
+        words = text.split()
+        if len(words) not in (3, 5) or words[1] not in _SIGNS or words[3:4] not in ([], ["x"]):
+            raise ValueError(f"goal {text!r}: expected `figure <= 1.1` or `figure <= 2 x figure`, with one of {' '.join(_SIGNS)}")
+        return cls(words[0], words[1], float(words[2]), words[4] if len(words) == 5 else None)
+
+    def __str__(self) -> str:
+        bound = f"{self.sign} {self.factor:,.10g}"
+        return bound if self.base is None else f"{bound} x `{self.base}`"
+
+    def is_met(self, values: Mapping[str, float | None]) -> bool | None:
+        """Whether a run with these values reaches it; None where one of the figures is not there."""
+        value, base = values.get(self.figure), 1.0 if self.base is None else values.get(self.base)
+        return None if value is None or base is None else _SIGNS[self.sign](value, self.factor * base)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A command that measures. `command` is what follows `aif`, `options` what a run is usually asked, `about` a short paragraph.
+
+    `asked`: the parts of its config that say what it was asked, () = all; the others say what it found. Of two figures whose holes both fit a
+    name, the first is meant.
+    """
+
+    command: str
+    about: str
+    figures: tuple[Figure, ...]
+    goals: tuple[str, ...] = ()
+    options: str = ""
+    asked: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`rank` of `bench rank`, `eval-online-live` of `eval online --live`: of its file."""
+        return "-".join(re.findall(r"\w+", self.command.removeprefix("bench ")))
+
+    def figure_of(self, name: str) -> Figure | None:
+        """The declared figure whose name, or one of whose names, this is."""
+        return next((figure for figure in self.figures if figure.pattern.fullmatch(name)), None)
+
+    def declares(self, name: str) -> bool:
+        """Whether it is a figure's name, or that of a bound of one."""
+        ends = [name.removesuffix(end) for end in ("", *_BOUNDS) if name.endswith(end)]
+        return any(self.figure_of(one) for one in ends)
+
+    def parsed_goals(self) -> list[Goal]:
+        """The goals. ValueError where one is not of the form, or of a figure that is not declared."""
+        goals = [Goal.parse(text) for text in self.goals]
+        for goal in goals:
+            if unknown := [name for name in (goal.figure, goal.base) if name is not None and not self.declares(name)]:
+                raise ValueError(f"{self.command}: a goal names {unknown[0]}, which is not declared")
+        return goals

@@ -1,0 +1,120 @@
+"""The `aif` commands of `lab`: demo, bench, eval. Only typer and the standard library at module level; heavy imports belong inside the commands.
+
+Here: the benches of the whole system and of `streams`, and `aif bench keep|report`. Not here: demo/cli.py, serving/cli.py, evaluation/cli.py.
+"""
+
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.command import BENCHES, AsJson, print_figures, register_measured, say
+from lab.demo.cli import demo
+from lab.evaluation.cli import register as register_eval
+from lab.serving.cli import register as register_serving
+
+if TYPE_CHECKING:
+    from infra.declared import Bench
+
+Docs = Annotated[
+    Path, typer.Option(exists=True, file_okay=False, help="The folder of BENCHMARKS.md; the runs are in benchmarks beside it.")
+]
+
+
+def commands(app: typer.Typer) -> None:
+    """Register the commands of `lab` onto the `aif` application."""
+    app.command("demo", short_help="From nothing to ranked answers, measured.")(demo)
+    group = typer.Typer(help="Measure what the system takes, beside its floors.", no_args_is_help=True)
+    app.add_typer(group, name="bench")
+    register_measured("lab.demo.program:DEMO", "lab.system.freshness:FRESHNESS", "lab.system.crash:CRASH", "lab.system.scale:SCALE")
+    group.command("keep", short_help="File what --json printed among the runs in docs/benchmarks.")(keep)
+    group.command("report", short_help="Write docs/BENCHMARKS.md from the runs that are kept.")(report)
+    group.command("freshness", short_help="From publish to visible in an answer.")(freshness)
+    group.command("crash", short_help="Kills under traffic; then every event is counted.")(crash)
+    group.command("scale", short_help="Build, disk and memory by number of items.")(scale)
+    register_serving(group)
+    register_measured("lab.nearline.nearline:NEARLINE")
+    group.command("nearline", short_help="Builds and increments beside their floors.")(bench_nearline)
+    register_eval(app)
+
+
+def freshness(
+    rate: Annotated[float, typer.Option(min=1.0, help="Updates per second, one per record.")] = 2_000.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Seconds of the measurement without a build.")] = 20.0,
+    items: Annotated[int, typer.Option(min=1_000, help="Items of the synthetic catalogue.")] = 50_000,
+    builds: Annotated[int, typer.Option(min=0, help="Full builds during the measurement that follows.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Publish to visible in a server's answers: visible_p50_ms, visible_p99_ms, visible_during_build_p99_ms, rate_per_s, lost."""
+    from lab.system.freshness import measure_freshness
+
+    print_figures(measure_freshness(rate, seconds, items, builds).as_dict(), as_json)
+
+
+def crash(
+    kills: Annotated[int, typer.Option(min=1, max=10_000, help="How often something is killed.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of what is killed, where, and what is published.")] = 0,
+    items: Annotated[int, typer.Option(min=100, help="Items of the synthetic catalogue.")] = 2_000,
+    rate: Annotated[float, typer.Option(min=1.0, help="Updates per second all the while.")] = 200.0,
+    as_json: AsJson = False,
+) -> None:
+    """Kill worker and broker and fail the disk under traffic, then count: kills, acknowledged, lost, doubled, dead_letters_missing, dead_letters_wrong,
+    catch_up_p50_s, digest_equal."""
+    from lab.system.crash import measure_crash
+
+    print_figures(measure_crash(kills, seed, items, rate).as_dict(), as_json)
+
+
+def scale(sizes: Annotated[str, typer.Option(help="Numbers of items, with commas.")] = "100000,1000000", as_json: AsJson = False) -> None:
+    """Time of a full build, bytes on disk and memory by number of items: build_s_N, disk_bytes_per_item_N, raw_bytes_per_item_N, rss_mb_N."""
+    from lab.system.scale import measure_scale
+
+    numbers = [int(size) if size.strip().isdecimal() else 0 for size in sizes.split(",")]
+    if not all(numbers):
+        raise typer.BadParameter(f"--sizes {sizes}: expected numbers from 1 on, with commas between, for example 100000,1000000")
+    print_figures(measure_scale(numbers).as_dict(), as_json)
+
+
+def bench_nearline(
+    items: Annotated[int, typer.Option(min=1_000, help="Items of the synthetic catalogue.")] = 50_000,
+    updates: Annotated[int, typer.Option(min=1_000, help="Increments, one per record and again 256 per record.")] = 50_000,
+    as_json: AsJson = False,
+) -> None:
+    """Items/s of a full build beside the bare network; updates/s of a worker, one and 256 per record; memory; start."""
+    from lab.nearline.nearline import measure_nearline
+
+    print_figures(measure_nearline(items, updates).as_dict(), as_json)
+
+
+def keep(
+    files: Annotated[list[str], typer.Argument(help="What commands printed with --json, a file each; - is standard input.")],
+    docs: Docs = Path("docs"),
+) -> None:
+    """File runs of anything that measures, also `aif demo`, `train`, `replay`, `verify-answers` and `eval`, in docs/benchmarks/NAME.json.
+
+    The last few runs that were asked the same are kept; a run that was asked something else (--quick, fewer rows) replaces none of them.
+    """
+    from lab.figures.kept import keep_run
+
+    benches = declared_benches()
+    for file in files:
+        try:
+            text = typer.get_text_stream("stdin").read() if file == "-" else Path(file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"{file}: {error}; expected what a command printed with --json") from error
+        say(keep_run(docs / "benchmarks", benches, text, "standard input" if file == "-" else Path(file).name))
+
+
+def report(docs: Docs = Path("docs")) -> None:
+    """Write docs/BENCHMARKS.md: every figure that is declared, its goal, and the runs that are kept."""
+    from lab.figures.document import render_benchmarks
+
+    path = docs / "BENCHMARKS.md"
+    path.write_text(render_benchmarks(declared_benches(), docs / "benchmarks"))
+    say(f"wrote {path}")
+
+
+def declared_benches() -> "list[Bench]":
+    """Everything that measures, of every installed part, in the order in which the parts registered it."""
+    return [resolve_name(path) for path in BENCHES]

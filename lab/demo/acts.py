@@ -1,0 +1,234 @@
+"""What the demo shows, act by act; each returns what it measured. The acts know the stage and the catalogue, not the model.
+
+Relevance is design-independent: the ids that matter are the catalogue's (`Evaluation`), the ranking is the server's answer over HTTP.
+"""
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.background import Background
+from infra.data.catalogue import Catalogue, Evaluation, HeldOutUser
+from infra.kafka.publisher import Publisher
+from infra.processes import Child, wait_until
+from lab.demo.progress import Step
+from lab.demo.server import Ranked, RankingServer, wire_ids
+from lab.demo.stage import Stage
+from schemas.errors import Unavailable
+from schemas.events import ItemFeaturesUpdate, NewItem
+from schemas.ids import Id, encode_wire_id
+
+UPDATES_SHOWN = 50
+NEW_ITEMS_SHOWN = 20
+CANDIDATES_DURING_SWITCH = 400
+BEHAVIOURS_DURING_SWITCH = 200
+ANSWERS_DURING_SWITCH_MIN = 1_000
+_TRAINED_S_MAX = 600.0
+_VISIBLE_S_MAX = 90.0  # a killed worker is back after its group session has ended
+
+
+def publish_catalogue(publisher: Publisher, catalogue: Catalogue, step: Step) -> None:
+    """Everything the catalogue has, each kind of event to its topic: items, embeddings, profiles, histories, impressions."""
+    for title, events, publish in (
+        ("items", catalogue.items(), publisher.publish_items),
+        ("embeddings", catalogue.new_items(), publisher.publish_new_items),
+        ("profiles", catalogue.users(), publisher.publish_users),
+        ("behaviours", catalogue.behaviours(), publisher.publish_behaviours),
+        ("impressions", catalogue.impressions(), publisher.publish_impressions),
+    ):
+        step.tell(title)
+        publish(_counted(events, step))
+    publisher.flush()
+
+
+def _counted(events: Iterator[Any], step: Step) -> Iterator[Any]:
+    for number, event in enumerate(events, 1):
+        yield event
+        if number % 1_000 == 0:
+            step.advance(1_000)
+
+
+def wait_first_checkpoint(stage: Stage, trainer: Child) -> Path:
+    """The trainer's first checkpoint, as soon as it is there. Raises Unavailable with the trainer's log if it ends without one."""
+    wait_until(
+        lambda: bool(stage.checkpoints()) or not trainer.alive(), _TRAINED_S_MAX, f"a checkpoint of the trainer (log {trainer.log_path})"
+    )
+    if not stage.checkpoints():
+        stage.finish(trainer)
+    return stage.checkpoints()[0]
+
+
+# --- ranking ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Quality:
+    """HR@K or recall@K of the model, of popularity and of chance on the same candidates, and the latency of each ranking."""
+
+    model: list[float] = field(default_factory=list)
+    popularity: list[float] = field(default_factory=list)
+    chance: list[float] = field(default_factory=list)
+    took_ms: list[float] = field(default_factory=list)
+
+
+def show_ranking(server: RankingServer, evaluation: Evaluation, step: Step) -> Quality:
+    """Ranks the candidates of every held-out user, who the server knows only from the topics."""
+    quality = Quality()
+    chance = np.random.default_rng(0)
+    for user in evaluation.users:
+        body = {
+            "user_id": encode_wire_id(user.user_id),
+            "item_ids": wire_ids(user.candidates),
+            "top_k": evaluation.k,
+            "deadline_ms": 30_000,
+        }
+        ranked = server.prerank(body)
+        quality.took_ms.append(ranked.took_ms)
+        quality.model.append(_found(ranked.ids, user, evaluation))
+        by_popularity = np.argsort(-evaluation.popularity_of(user.candidates), kind="stable")[: evaluation.k]
+        quality.popularity.append(_found(wire_ids(user.candidates[by_popularity]), user, evaluation))
+        by_chance = chance.permutation(len(user.candidates))[: evaluation.k]
+        quality.chance.append(_found(wire_ids(user.candidates[by_chance]), user, evaluation))
+        step.advance()
+    return quality
+
+
+def _found(ids: Sequence[Id], user: HeldOutUser, evaluation: Evaluation) -> float:
+    """Share of the relevant items among `ids`: of all of them for hr, of min(k, all) for recall."""
+    relevant = {encode_wire_id(i) for i in user.relevant}
+    return len(relevant & set(ids)) / min(len(relevant), evaluation.k)
+
+
+# --- freshness -------------------------------------------------------------------------------------------------------
+
+
+def show_updates(
+    server: RankingServer, publisher: Publisher, user_id: Id, changes: Iterator[ItemFeaturesUpdate], step: Step
+) -> list[float]:
+    """Milliseconds from before the produce call to an answer with another score, one item after the other."""
+    waited = []
+    for change in changes:
+        before = _score(server, user_id, change.item_id)
+        if before is None:
+            continue
+        started = time.perf_counter()
+        publisher.publish_item(change.item_id, change.version, dict(change.features))
+        _wait_visible(lambda i=change.item_id, b=before: _score(server, user_id, i) != b, f"the new score of item {change.item_id}")
+        waited.append((time.perf_counter() - started) * 1e3)
+        step.advance()
+    return waited
+
+
+def show_new_items(
+    server: RankingServer, publisher: Publisher, user_id: Id, arrivals: Iterator[tuple[ItemFeaturesUpdate, NewItem | None]], step: Step
+) -> list[float]:
+    """Milliseconds from before the produce call to an answer that scores an item nobody knew."""
+    waited = []
+    for features, embedding in arrivals:
+        started = time.perf_counter()
+        if embedding is None:
+            publisher.publish_item(features.item_id, features.version, dict(features.features))
+        else:
+            publisher.publish_new_item(features.item_id, embedding.embedding, features.features, features.version)
+        _wait_visible(lambda i=features.item_id: _score(server, user_id, i) is not None, f"new item {features.item_id}")
+        waited.append((time.perf_counter() - started) * 1e3)
+        step.advance()
+    return waited
+
+
+def _score(server: RankingServer, user_id: Id, item_id: Id) -> float | None:
+    items = server.prerank({"user_id": encode_wire_id(user_id), "item_ids": [encode_wire_id(item_id)]}).answer["items"]
+    return items[0]["score"] if items else None
+
+
+def _wait_visible(condition: Any, what: str) -> None:
+    wait_until(condition, _VISIBLE_S_MAX, f"{what} to be visible in an answer", poll_s=0.001)
+
+
+# --- versions --------------------------------------------------------------------------------------------------------
+
+
+class Load(Background):
+    """Requests without a pause from one thread, every answer kept with its request for the audit."""
+
+    def __init__(self, url: str, evaluation: Evaluation) -> None:
+        self._server = RankingServer(url)
+        self._bodies = [_inline_body(user) for user in evaluation.users[:50]]
+        self.answers: list[tuple[Mapping[str, Any], Ranked]] = []
+        super().__init__(self._run)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            super().__exit__(kind)
+        finally:
+            self._server.close()
+
+    def _run(self) -> None:
+        for number in itertools.count():
+            if self.stopping.is_set():
+                return
+            body = {**self._bodies[number % len(self._bodies)], "request_id": f"load-{number}"}
+            self.answers.append((body, self._server.prerank(body)))
+
+    def versions(self) -> list[str]:
+        """Versions in the order in which answers named them."""
+        seen = [ranked.version for _, ranked in self.answers]
+        return [v for i, v in enumerate(seen) if i == 0 or v != seen[i - 1]]
+
+
+def _inline_body(user: HeldOutUser) -> dict[str, Any]:
+    """A request that carries its user, so that the audit can recompute it from the request alone."""
+    behaviours = [
+        {"item_id": encode_wire_id(b.item_id), "kind": b.kind, "time_ms": b.time_ms, "features": dict(b.features)}
+        for b in user.behaviours[-BEHAVIOURS_DURING_SWITCH:]
+    ]
+    return {
+        "user_id": encode_wire_id(user.user_id),
+        "features": dict(user.features),
+        "behaviours": behaviours,
+        "item_ids": wire_ids(user.candidates[:CANDIDATES_DURING_SWITCH]),
+        "deadline_ms": 30_000,
+    }
+
+
+def show_switches(
+    stage: Stage, load: Load, publisher: Publisher, checkpoints: Sequence[Path], changes: Iterator[ItemFeaturesUpdate], step: Step
+) -> int:
+    """Publishes checkpoint after checkpoint under load, prices changing all the while; returns how many versions went live."""
+    with load:
+        for checkpoint in checkpoints:
+            version = publisher.publish_checkpoint_file(stage.control.store, checkpoint).offset
+            for change in itertools.islice(changes, 20):
+                publisher.publish_item(change.item_id, change.version, dict(change.features))
+            publisher.flush()
+            stage.wait_for(partial(_answers_from, load, version), f"answers from version {version}")
+            step.tell(f"version {version} answers")
+            step.advance()
+        stage.wait_for(lambda: load.error is not None or len(load.answers) >= ANSWERS_DURING_SWITCH_MIN, "enough answers under load")
+    return len(load.versions()) - 1
+
+
+def _answers_from(load: Load, version: int) -> bool:
+    if load.error is not None:
+        raise Unavailable("load_failed", f"a request failed while versions switched: {load.error}")
+    return bool(load.answers) and load.answers[-1][1].version == str(version)
+
+
+def write_answers(path: Path, load: Load) -> None:
+    """The load's requests and answers as JSON lines, for `aif verify-answers`."""
+    with path.open("w") as file:
+        for body, ranked in load.answers:
+            file.write(json.dumps({"request": body, "answer": ranked.answer}) + "\n")
+
+
+def median(values: Sequence[float]) -> float | None:
+    """Median, or None where nothing was measured."""
+    return statistics.median(values) if values else None

@@ -1,0 +1,112 @@
+"""`aif eval tables`, `aif eval data` and `aif eval online`. Only typer and the standard library at module level."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infra.command import AsJson, print_figures, register_measured, say
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group `aif eval`."""
+    register_measured("lab.evaluation.tables:TABLES", "lab.evaluation.mapped_data:DATA")
+    register_measured("lab.evaluation.drift:ONLINE", "lab.evaluation.live_bench:LIVE")
+    group = typer.Typer(help="How good the models are, measured.", no_args_is_help=True)
+    app.add_typer(group, name="eval")
+    group.command("tables", short_help="The paper's Tables 2 and 3, and its figure on bridges.")(tables)
+    group.command("data", short_help="One model on your own files, against plain scores.")(data)
+    group.command("online", short_help="A world that moves: frozen model against a follower.")(online)
+
+
+def tables(
+    out: Annotated[Path, typer.Option(help="Folder of the results; cells that are there are not computed again.")] = Path("results"),
+    quick: Annotated[bool, typer.Option("--quick", help="One seed and few models: minutes instead of hours.")] = False,
+    processes: Annotated[int, typer.Option(min=0, help="Cells side by side, one thread each. 0 = one per core.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each training, if not the usual number.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each model, if not the usual number.")] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="Train nothing: report on the cells of the plan that are there.")] = False,
+    saved: Annotated[
+        bool, typer.Option("--saved", help="Write the report anew from the figures.json of the last run; compute nothing.")
+    ] = False,
+    data_figures: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="A saved `aif eval data --json` (and NAME.tried.toml beside it), to stand in the report; repeatable.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md, report.html and pictures beside the paper's numbers."""
+    _use_one_thread()
+    from lab.evaluation.program import run_tables
+
+    cores = len(os.sched_getaffinity(0))
+    figures = run_tables(out, quick, processes or cores, steps, seeds, finished, saved, data_figures or ())
+    say(f"wrote {out / 'RESULTS.md'} and {out / 'report.html'}")
+    print_figures(figures.as_dict(), as_json)
+
+
+def data(
+    directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder with the CSV, JSON-lines or Parquet files.")],
+    mapping: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")],
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of the training (default: as many as learn each request twice, 100 to 2,000).")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="copr, click, or softmax, which suits sampled negatives (default: the mapping's).")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=1e-6, help="Highest learning rate (default: 0.002).")] = None,
+    batch_requests: Annotated[int | None, typer.Option(min=1, help="Requests of a batch (default: 16).")] = None,
+    hash_bits: Annotated[int | None, typer.Option(min=8, help="Bits of a signature (default: 256).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights and batches (default: 0).")] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Measure from this date or time on, like 2011-10-01; nothing later is learned from.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--until", help="Measure what is taken before this date or time.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the model here, its figures in the card.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train one model on mapped files and measure it on their held-out users against popularity and repeats, with paired intervals.
+
+    What is not given here is taken from the mapping's [evaluation], [train] and [model].
+    """
+    _use_one_thread()
+    from lab.evaluation.mapped_data import LOSSES, DataOptions, run_data
+
+    if loss is not None and loss not in LOSSES:
+        raise typer.BadParameter(f"{loss!r}, expected one of {sorted(LOSSES)}", param_hint="--loss")
+    options = DataOptions(directory, mapping, steps, loss, learning_rate, batch_requests, hash_bits, seed, out, start, end)
+    print_figures(run_data(options).as_dict(), as_json)
+
+
+def online(
+    out: Annotated[Path, typer.Option(help="Folder of the picture; seeds that are there are not computed again.")] = Path("results"),
+    quick: Annotated[bool, typer.Option("--quick", help="One seed and a small world: two minutes.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Instead: a broker, a worker and a follower, and how long its checkpoint takes to be live.")
+    ] = False,
+    items: Annotated[int, typer.Option(min=1_000, help="Items with --live.")] = 100_000,
+    as_json: AsJson = False,
+) -> None:
+    """A world that moves: HR@100 over time of a frozen model and of the same one that follows, and the share of the loss that is recovered."""
+    _use_one_thread()
+    if live:
+        from lab.evaluation.live_bench import measure_live
+
+        print_figures(measure_live(items).as_dict(), as_json)
+        return
+    from lab.evaluation.drift import run_online
+
+    figures = run_online(out, quick)
+    say(f"wrote {out / 'online.png'}")
+    print_figures(figures.as_dict(), as_json)
+
+
+def _use_one_thread() -> None:
+    """Sets the number of threads of the numerical libraries to one, before they are imported: each process computes with one thread."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")

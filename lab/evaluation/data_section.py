@@ -1,0 +1,83 @@
+"""A section of the report about data that `aif eval data` has measured, made from its saved output.
+
+    shop.json         the output of `aif eval data --json`: every score by every measure, and what the model gains over the plain scores
+    shop.tried.toml   optional, written by hand and stored beside it: what was tried before, as `text`, `header`, `rows` and `notes`.
+                      It is a file of its own because the next run replaces the JSON file
+
+Here: reading the two files, and the section made of them. Not here: any measurement (mapped_data.py), the report around the section (report.py).
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lab.evaluation.document import Block, Heading, Paragraph, Table
+from schemas.errors import Misconfigured
+
+_GAUCS = {"gauc": "GAUC, all pairs", "gauc_new": "GAUC, items new to the user"}
+_AT_K = re.compile(r"recall_at_(\d+)")
+
+
+def read_data_figures(path: Path) -> Mapping[str, Any]:
+    """A saved output of `aif eval data --json`, with the content of the `.tried.toml` file beside it, if there is one, under "tried".
+
+    Raises Misconfigured (`not_data_figures`, `not_what_was_tried`).
+    """
+    try:
+        raw = json.loads(path.read_text())
+        assert raw["command"] == "eval data" and raw["figures"]
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise Misconfigured("not_data_figures", f"{path} is no saved output of `aif eval data --json`: {error!r}") from error
+    tried = path.with_suffix(".tried.toml")
+    return {**raw, "tried": _read_tried(tried)} if tried.exists() else raw
+
+
+def _read_tried(path: Path) -> Mapping[str, Any]:
+    """The content of a `.tried.toml` file. Raises Misconfigured (`not_what_was_tried`)."""
+    try:
+        tried = tomllib.loads(path.read_text())
+        assert {"text", "header", "rows", "notes"} == set(tried)
+        assert all(len(row) == len(tried["header"]) for row in tried["rows"])
+    except (OSError, ValueError, TypeError, AssertionError) as error:
+        raise Misconfigured(
+            "not_what_was_tried", f"{path} needs text, header, rows as long as the header, and notes, and nothing else: {error!r}"
+        ) from error
+    return tried
+
+
+def data_section(raw: Mapping[str, Any]) -> list[Block]:
+    """The section's blocks: a table of every score by every measure, with the model's gain over the best plain score, then what was tried before.
+
+    `raw` is what `read_data_figures` returns.
+    """
+    values = {name: entry["value"] for name, entry in raw["figures"].items()}
+    data = next(iter(values)).rsplit(".", 2)[0]  # the name of the data may have dots of its own
+    named = [name.removeprefix(f"{data}.").partition(".") for name in values]
+    titles = {measure: title for _, _, measure in named if (title := _title(measure)) is not None}
+    scores = list(dict.fromkeys(score for score, _, measure in named if measure in titles))
+    rows = [[score, *(_told(values, f"{data}.{score}.{measure}") for measure in titles)] for score in scores]
+    gains = {score: [_told(values, f"{data}.{score}.{measure}_gain", "+") for measure in titles] for score in scores}
+    rows += [[f"{score}, paired gain over the best plain score", *told] for score, told in gains.items() if set(told) != {"-"}]
+    told = ", ".join(f"{name} {value}" for name, value in raw["config"].items() if value is not None)
+    users = values.get(f"{data}.users")
+    text = f"Written by `aif eval data` ({told})" + (f", {users:,.0f} held-out users." if users else ".")
+    blocks: list[Block] = [Heading(data), Paragraph(text), Table(("score", *titles.values()), rows)]
+    if tried := raw.get("tried"):
+        blocks += [Paragraph(tried["text"]), Table(tried["header"], tried["rows"]), Paragraph(tried["notes"])]
+    return blocks
+
+
+def _title(measure: str) -> str | None:
+    """How a measure is headed; None for a bound of one, a gain, or anything else."""
+    at_k = _AT_K.fullmatch(measure)
+    return f"R@{at_k[1]}" if at_k else _GAUCS.get(measure)
+
+
+def _told(values: Mapping[str, float], name: str, sign: str = "") -> str:
+    if values.get(name) is None:
+        return "-"
+    value, low, high = (values.get(f"{name}{end}") for end in ("", "_low", "_high"))
+    return f"{value:{sign}.4f}" + (f" [{low:{sign}.4f}, {high:{sign}.4f}]" if low is not None and high is not None else "")

@@ -1,0 +1,268 @@
+"""`aif eval data`: trains one model on a catalogue that a mapping file describes, and compares it with scores that need no learning.
+
+Here: the held-out users' candidates as matrices, the plain scores, the measures and the figures. Not here: reading files (infra/data), training
+(training/trainer.py).
+No leak: histories and item features are as of the evaluation time, and the events contain nothing later (infra/data/mapped_catalogue.py).
+A history is as long here as SimTier reads it, because much of what frequent buyers buy again they bought long ago.
+
+    popularity   what the catalogue calls popularity: positives of the last days, or clicks times bid
+    repeats      how often the user met the item before; among equals, popularity
+
+The figures are those of DATA, below. Each measure has `_low` and `_high`, the bounds of its 95% interval over users.
+
+Arrays: U users, C candidates (padded), T tasks.
+"""
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import Progress
+
+from infra.command import say
+from infra.data.catalogue import Evaluation
+from infra.data.doubts import find_doubts
+from infra.data.mapped_catalogue import MappedCatalogue
+from infra.data.mapping import DataMapping, read_mapping
+from infra.declared import Bench, Figure
+from infra.figures import Figures
+from infra.progress import counted, open_progress, tell_parts
+from schemas.model.checkpoint import write_checkpoint
+from schemas.model.network import AifNetwork
+from schemas.model.score import rank_scores
+from schemas.train_choices import TrainChoices
+from streams.training.bootstrap import Bootstrap
+from streams.training.histories import fold_users
+from streams.training.impressions import TrainingSet, join_table
+from streams.training.item_table import build_item_table
+from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
+from streams.training.model_file import apply_choices, default_spec
+from streams.training.questions import ask, score_tasks
+from streams.training.similarity_start import new_network
+from streams.training.trainer import fit
+
+DATA = Bench(
+    "eval data",
+    "One model on any mapped catalogue, against what needs no learning: popularity, and repeats (times met before, then popularity).",
+    (
+        Figure("{data}.{score}.gauc", "ratio", "AUC of each user over all candidates, weighted by positives"),
+        Figure("{data}.{score}.gauc_new", "ratio", "the same over candidates that the user has not met"),
+        Figure("{data}.{score}.recall_at_{k}", "ratio", "hits in the best k over min(k, positives); k of the mapping's [evaluation]"),
+        Figure("{data}.aif.{measure}_gain", "ratio", "over the best plain score of that measure, paired"),
+        Figure("{data}.users", "count", "measured users"),
+        Figure("{data}.requests", "count", "requests learnt from"),
+        Figure("{data}.aif.fit_s", "s", "seconds of the fit"),
+    ),
+    goals=(
+        "online_retail.aif.gauc >= 0.857",
+        "online_retail.aif.gauc_new >= 0.813",
+        "online_retail.aif.recall_at_100 >= 0.477",
+        "online_retail.aif.gauc_gain >= 0.025",
+        "online_retail.aif.gauc_gain_low >= 0.021",
+    ),
+    options="DIR --mapping FILE",
+)
+
+PAIRS_AT_ONCE = 2_000_000  # candidates whose measures are taken together
+CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each
+SEEN_OFTEN = 4  # how many times a request may be learnt without a warning; beyond, the network overfits and recall falls
+MODEL = "aif"
+_W_HASH_SEED = 0  # models of other seeds are compared under the same hashing
+_DRAWN: dict[str, Any] = {"outcomes": 1.0, "soft_labels": False}
+LOSSES: Mapping[str, Mapping[str, Any]] = {  # choices of [train]
+    "copr": {"copr": 0.3, "click": 1.0, "softmax": 0.0, **_DRAWN},
+    "click": {"copr": 0.0, "click": 1.0, "softmax": 0.0, **_DRAWN},
+    "softmax": {"copr": 0.0, "click": 0.0, "softmax": 1.0, **_DRAWN},
+}
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """The options of `aif eval data`; see its help. None: the mapping's value, or else the default for mapped data."""
+
+    directory: Path
+    mapping: Path
+    steps: int | None = None
+    loss: str | None = None
+    learning_rate: float | None = None
+    batch_requests: int | None = None
+    hash_bits: int | None = None
+    seed: int | None = None
+    out: Path | None = None
+    start: str | None = None
+    end: str | None = None
+
+    def mapped(self) -> DataMapping:
+        """The mapping, with the period from the command line, and with as many users as `CANDIDATES_MAX` leaves room for."""
+        mapping = read_mapping(self.mapping)
+        users_max = max(1, CANDIDATES_MAX // mapping.holdout.candidates_max)
+        period = {"start": self.start, "end": self.end}
+        named: dict[str, Any] = {name: value for name, value in period.items() if value is not None}
+        return mapping.model_copy(update={"holdout": mapping.holdout.model_copy(update={"users_max": users_max, **named})})
+
+    def train(self, of_catalogue: TrainChoices) -> TrainChoices:
+        """How to train: the command line's choices, else the catalogue's."""
+        weights = LOSSES[self.loss] if self.loss is not None else {}
+        names = ("steps", "learning_rate", "batch_requests", "seed")
+        named = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return of_catalogue.replaced({**weights, **named})
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of the held-out users, all [U, C]: ids (object, None where padded), which are relevant (bool), how often the user met each
+    before, and its popularity (float64)."""
+
+    ids_UC: np.ndarray
+    relevant_UC: np.ndarray
+    met_UC: np.ndarray
+    popularity_UC: np.ndarray
+
+    def present(self) -> np.ndarray:
+        """Which places hold a candidate and are not padding, bool [U, C]."""
+        return self.ids_UC != np.array(None)
+
+    def of(self, users: slice) -> "Candidates":
+        """Those of some of the users."""
+        return Candidates(self.ids_UC[users], self.relevant_UC[users], self.met_UC[users], self.popularity_UC[users])
+
+
+def run_data(options: DataOptions) -> Figures:
+    """Trains one model, measures it beside the plain scores, and writes its checkpoint if `out` is given.
+
+    Raises Misconfigured for a mapping that leaves nothing to learn from or to measure.
+    """
+    torch.set_num_threads(1)
+    mapping = options.mapped()
+    with open_progress() as progress:
+        catalogue = MappedCatalogue(mapping, options.directory, tell=tell_parts(progress, "rows of [{}]"))
+        chosen = options.train(catalogue.train)
+        torch.manual_seed(chosen.seed)
+        for doubt in find_doubts(catalogue.sources):
+            say(f"warning: {doubt}")
+        network, data = _join(catalogue, options, chosen, progress)
+        chosen = chosen.with_steps(len(data))
+        if mapping.impressions is None and (times := chosen.steps * chosen.batch_requests / max(1, len(data))) > SEEN_OFTEN:
+            say(f"warning: {len(data):,} sampled requests are few: each is learnt {times:.0f} times; a shorter window_days gives more")
+        task = progress.add_task("percent of the training", total=100)
+        report = fit(network, data, chosen, lambda share: progress.update(task, completed=round(100 * share)))
+        progress.update(task, completed=100)
+        evaluation = catalogue.evaluation()
+        measured = _measure_all(network, data, evaluation, progress)
+    told = {"directory": options.directory.name, "mapping": options.mapping.name, "hash_bits": network.spec.hash_bits}
+    figures = Figures(DATA, told | _period(catalogue) | chosen.to_dict())
+    add_data_figures(figures, catalogue.name, measured)
+    figures.add(f"{catalogue.name}.users", len(evaluation.users))
+    figures.add(f"{catalogue.name}.requests", len(data))
+    figures.add(f"{catalogue.name}.aif.fit_s", report.seconds)
+    if options.out is not None:
+        card = {name: entry["value"] for name, entry in figures.as_dict()["figures"].items()}
+        about = {"train": chosen.to_dict(), "steps": report.steps, "told_until_ms": evaluation.now_ms}
+        write_checkpoint(options.out, network, options.out.stem, card | about)
+    return figures
+
+
+def _join(catalogue: MappedCatalogue, options: DataOptions, chosen: TrainChoices, progress: Progress) -> tuple[AifNetwork, TrainingSet]:
+    """An untrained network of the catalogue's spec, and the training set."""
+    named = {} if options.hash_bits is None else {"hash_bits": options.hash_bits}
+    spec = apply_choices(default_spec(catalogue.schema), {**catalogue.model, **named})
+    network = new_network(spec, _W_HASH_SEED, chosen.start)
+    # One kind after the other becomes columns: as events, what is read is several times as large, and never lies in memory as a whole.
+    items = build_item_table(
+        spec, network.w_hash_KM, counted(catalogue.items(), progress, "items"), counted(catalogue.new_items(), progress, "new items"), None
+    )
+    users = fold_users(counted(catalogue.users(), progress, "users"), counted(catalogue.behaviours(), progress, "behaviours"))
+    return network, join_table(spec, items, users, counted(catalogue.impressions(), progress, "impressions"))
+
+
+def _measure_all(network: AifNetwork, data: TrainingSet, evaluation: Evaluation, progress: Progress) -> dict[str, dict[str, UserValues]]:
+    """Every measure of every score, by the score's name; the bar shows the model's scores, which take nearly all of the time."""
+    candidates = collect_candidates(evaluation)
+    task = progress.add_task("percent of the candidates scored", total=100)
+    scores = plain_scores(candidates)
+    scores[MODEL] = model_scores(network, data, evaluation, candidates, lambda share: progress.update(task, completed=round(100 * share)))
+    return {name: measure(candidates, scores_UC, evaluation.k) for name, scores_UC in scores.items()}
+
+
+def _period(catalogue: MappedCatalogue) -> dict[str, str]:
+    """The period that is measured, as ISO text."""
+    times = {"from": catalogue.sources.now_ms, "until": catalogue.sources.end_ms}
+    return {key: dt.datetime.fromtimestamp(ms / 1_000, dt.UTC).isoformat(timespec="seconds") for key, ms in times.items()}
+
+
+def collect_candidates(evaluation: Evaluation) -> Candidates:
+    """The held-out users' candidates as matrices, padded to the longest list."""
+    shape = (len(evaluation.users), max(len(user.candidates) for user in evaluation.users))
+    ids_UC = np.full(shape, None, object)
+    relevant_UC, met_UC, popularity_UC = np.zeros(shape, bool), np.zeros(shape), np.zeros(shape)
+    for u, user in enumerate(evaluation.users):
+        listed = user.candidates.tolist()
+        times: dict[object, int] = {}
+        for behaviour in user.behaviours:
+            times[behaviour.item_id] = times.get(behaviour.item_id, 0) + 1
+        ids_UC[u, : len(listed)] = listed
+        relevant_UC[u, : len(listed)] = [item in user.relevant for item in listed]
+        met_UC[u, : len(listed)] = [times.get(item, 0) for item in listed]
+        popularity_UC[u, : len(listed)] = evaluation.popularity_of(user.candidates)
+    return Candidates(ids_UC, relevant_UC, met_UC, popularity_UC)
+
+
+def plain_scores(candidates: Candidates) -> dict[str, np.ndarray]:
+    """The scores that need no learning, float64 [U, C] by name."""
+    share_UC = candidates.popularity_UC / (candidates.popularity_UC.max(initial=0.0) + 1)
+    return {"popularity": candidates.popularity_UC, "repeats": candidates.met_UC + share_UC}
+
+
+def model_scores(
+    network: AifNetwork,
+    data: TrainingSet,
+    evaluation: Evaluation,
+    candidates: Candidates,
+    progress: Callable[[float], None] = lambda _: None,
+) -> np.ndarray:
+    """The scores that the network ranks by (`rank_by` of its spec), float64 [U, C]; an item that the log does not describe comes last.
+    `progress` gets the share that is done."""
+    questions = ask(data, [user.user_id for user in evaluation.users], evaluation.now_ms, candidates.ids_UC)
+    logits_UCT = score_tasks(network, questions, network.spec.simtier_behaviours, progress).astype(np.float64)
+    scores_UC = rank_scores(network.spec.rank_terms, network.spec.tasks, 1 / (1 + np.exp(-logits_UCT)), questions.bid_QC)
+    return np.where(questions.row_QC >= 0, scores_UC, -1.0)
+
+
+def measure(candidates: Candidates, scores_UC: np.ndarray, k: int) -> dict[str, UserValues]:
+    """GAUC over all candidates and over those that the user has not met, and recall@k, each per user.
+
+    So many users at a time that the columns of a sort, of which there are ten, stay small.
+    """
+    rows = max(1, PAIRS_AT_ONCE // scores_UC.shape[1])
+    blocks = [slice(first, first + rows) for first in range(0, len(scores_UC), rows)]
+    measured = [_measure_block(candidates.of(users), scores_UC[users], k) for users in blocks]
+    return {name: UserValues.joined([values[name] for values in measured]) for name in measured[0]}
+
+
+def _measure_block(candidates: Candidates, scores_UC: np.ndarray, k: int) -> dict[str, UserValues]:
+    is_item_UC, relevant_UC = candidates.present(), candidates.relevant_UC
+    truth_UC, below_all = relevant_UC.astype(float), scores_UC.min(initial=0.0) - 1
+    return {
+        "gauc": expected_aucs(scores_UC, truth_UC, is_item_UC),
+        "gauc_new": expected_aucs(scores_UC, truth_UC, is_item_UC & (candidates.met_UC == 0)),
+        f"recall_at_{k}": recalls_at_k(np.where(is_item_UC, scores_UC, below_all), relevant_UC, k),
+    }
+
+
+def add_data_figures(figures: Figures, name: str, measured: Mapping[str, Mapping[str, UserValues]]) -> None:
+    """Adds every measure of every score with its interval, and the model's gain over the best plain score of each measure.
+
+    The best plain score is chosen on the users that are measured, so a gain is never overstated by the choice.
+    """
+    bootstrap = Bootstrap(len(next(iter(measured[MODEL].values())).value_U))
+    for score, measures in measured.items():
+        for measure_name, values in measures.items():
+            figures.add_interval(f"{name}.{score}.{measure_name}", bootstrap.interval(values))
+    for measure_name, ours in measured[MODEL].items():
+        plain = [measures[measure_name] for score, measures in measured.items() if score != MODEL]
+        best = max(plain, key=lambda values: values.mean())
+        figures.add_interval(f"{name}.{MODEL}.{measure_name}_gain", bootstrap.difference(ours, best))

@@ -1,0 +1,273 @@
+"""The report of a run, which shows its figures beside the paper's: RESULTS.md, and report.html with the pictures inside.
+
+Here: the texts and tables, and the paper's numbers. Not here: the arithmetic of the figures (tables.py), the output forms (document.py), drawing (pictures.py).
+Invariant: apart from the sections of other data (data_section.py), every number is a figure of the run; one that the run does not have is a dash.
+Source: AIF, Tables 2 and 3.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infra.figures import Figures
+from infra.files import write_file_durably
+from lab.evaluation.bits import ALLOWED_PT
+from lab.evaluation.data_section import data_section
+from lab.evaluation.document import Block, Heading, Paragraph, Picture, Table, encode_html, encode_markdown
+from lab.evaluation.family.codes import CLUSTERS, MOMENT_WIDTH
+from lab.evaluation.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
+from lab.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
+from lab.evaluation.plan import OTHER_LOSSES, TWO_TASKS, WORLD_SEED, TablesPlan, plan_tables
+
+RESULTS, REPORT, FIGURES = "RESULTS.md", "report.html", "figures.json"
+_GAINS, _BRIDGES, _BITS = "table2.png", "bridges.png", "bits.png"
+
+
+# What the paper prints, measured on production data that is not public: signs and order can be compared with ours, sizes cannot.
+# Table 2: points of HR@100 and of GAUC, percent of CTR and of RPM over Base.
+_PAPER_2: Mapping[str, tuple[float | None, ...]] = {
+    "base": (0.0, 0.0, 0.0, 0.0),
+    "full": (8.45, 7.83, None, None),
+    "aif": (7.91, 7.29, 8.72, 5.80),
+    "aif_without_async": (3.99, 3.71, 4.43, 3.36),
+    "aif_without_sim": (5.97, 6.13, 6.11, 4.79),
+    "aif_without_bea": (5.86, 6.09, 7.19, 4.02),
+    "aif_without_long_term": (5.43, 5.98, 6.45, 3.71),
+    "base_15_candidates": (None, None, 3.75, 1.69),
+    "base_15_parameters": (None, None, 1.96, 1.07),
+}
+# Table 3: points of GAUC lost against DIN + SimTier, percent of the counted cost saved.
+_PAPER_3 = {
+    "din_simtier": (0.0, 0.0),
+    "lsh_din_simtier": (0.28, 43.75),
+    "din_lsh_simtier": (0.37, 43.75),
+    "mm_din_simtier": (0.23, 50.0),
+    "lsh_256": (0.45, 93.75),
+}
+
+
+class Lookup:
+    """Figures by name, as text. A figure that the run does not have is a dash."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._values = {name: entry["value"] for name, entry in figures.as_dict()["figures"].items()}
+
+    def number(self, name: str) -> float | None:
+        """A figure as a number; None if the run does not have it."""
+        value: float | None = self._values.get(name)
+        return value
+
+    def text(self, name: str, digits: int, scale: float = 1.0) -> str:
+        """A figure times `scale`, with so many digits after the point."""
+        value = self.number(name)
+        return "-" if value is None else f"{scale * value:.{digits}f}"
+
+    def interval(self, name: str, digits: int, scale: float = 1.0) -> str:
+        """A figure with its interval, both times `scale`."""
+        if self.number(name) is None:
+            return "-"
+        return f"{self.text(name, digits, scale)} [{self.text(f'{name}_low', digits, scale)}, {self.text(f'{name}_high', digits, scale)}]"
+
+    def span(self, name: str) -> Span | None:
+        """(value, low, high) of a figure; None if the run does not have all three."""
+        value, low, high = (self.number(f"{name}{end}") for end in ("", "_low", "_high"))
+        return None if value is None or low is None or high is None else (value, low, high)
+
+    def gain_pt(self, model: str, measure: str) -> float | None:
+        """Points that a model's measure lies above Base's; None if the run does not have both."""
+        ours, base = self.number(f"world.{model}.{measure}"), self.number(f"world.{BASE.name}.{measure}")
+        return None if ours is None or base is None else 100 * (ours - base)
+
+
+def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: Sequence[Mapping[str, Any]] = ()) -> Path:
+    """Writes RESULTS.md, report.html, their pictures and the figures of all of it into `folder` and returns the path of the first.
+
+    `other_data`: saved outputs of `aif eval data --json`, of which each gets a section.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = Lookup(figures)
+    sections = (
+        _head(found, plan, figures),
+        _table_2(found),
+        _table_3(found),
+        _bridges(found),
+        _bits(found),
+        _teacher(found),
+        _losses(found),
+        _tasks(found),
+    )
+    others = (data_section(raw) for raw in other_data)
+    blocks = [block for section in (*sections, _training(found), *others) for block in section]
+    _draw(folder, found)
+    path = folder / RESULTS
+    path.write_text(encode_markdown(blocks))
+    (folder / REPORT).write_text(encode_html(blocks, folder))
+    write_file_durably(folder / FIGURES, (json.dumps(figures.as_dict(), indent=1) + "\n").encode())
+    return path
+
+
+def _head(found: Lookup, plan: TablesPlan, figures: Figures) -> list[Block]:
+    machine, versions, size = figures.machine, figures.versions, plan.size
+    options = [*(["--quick"] if plan.quick else []), "--steps", str(plan.steps), "--seeds", str(plan.seeds)]
+    kind = shlex.join(["aif", "eval", "tables", *options])
+    made = f"""Written by `{kind}` on {machine["cores"]} cores of {machine["processor"]}, torch {versions["torch"]}, Python {versions["python"]}:
+    {found.text("cells", 0)} of {found.text("cells_planned", 0)} trainings of the plan, {found.text("cells_cpu_s", 0)} seconds of processor time.
+    Synthetic world {WORLD_SEED}: {size.items:,} items, {size.users:,} users, {size.users * size.requests_per_user:,} requests of
+    {size.shown_per_request} shown items. {plan.steps:,} steps, {plan.seeds} seed(s); a model's figure is the mean over its seeds,
+    [low, high] the 95% interval of a paired bootstrap over users, 1,000 resamples: what another seed of a training changes is not in it."""
+    trust = f"""{size.held_out} users are kept out of training; {found.text("users", 0)} of them are measured here, against the true click probability (which
+    itself would reach a GAUC of {found.text("world.truth.gauc", 4)}). What the plan has, weights of the world's signals, sizes, steps and learning rate, was
+    chosen on another world, of seed 0: nothing was chosen by these users or items. The paper's numbers are of other data: order and sign can agree, sizes need
+    not."""
+    return [Heading("Results", 1), Paragraph(made), Paragraph(trust), *([_full_plan(found, plan)] if plan.quick else [])]
+
+
+def _full_plan(found: Lookup, plan: TablesPlan) -> Paragraph:
+    """What the quick plan leaves out, and how long the full one would take at the speed of this run."""
+    full = plan_tables(quick=False)
+    measured = (found.number("cells_cpu_s") or 0.0) / max(1, found.number("cells") or 1) / plan.steps
+    hours = measured * full.steps * len(full.cells) / 3_600
+    return Paragraph(f"""This is the quick plan. The full one (`aif eval tables`: {len(full.cells)} trainings of {full.steps:,} steps, {full.seeds} seeds) adds
+    bridges from 1 to 32 and Full-Cross, bits from 32 to 256, two tasks and other losses; by the times of this run it takes {hours:.1f} hours of one core,
+    and goes on where it was stopped.""")
+
+
+def _points(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"
+
+
+def _table_2(found: Lookup) -> list[Block]:
+    header = ("Model", "GAUC", "HR@100", "HR, pt", "GAUC, pt", "lost against AIF, pt", "CTR, %", "RPM, %")
+    paper_header = ("paper: HR", "GAUC", "CTR", "RPM")
+    ab_ctr, ab_rpm = (found.interval(f"world.ab.aif.{name}_lift_pct", 2) for name in ("ctr", "rpm"))
+    text = f"""Gap between Base and Base(full features): {found.interval("gauc_gap_pt", 2)} points of GAUC (paper 7.83); AIF closes
+    {found.interval("aif_share_of_gap", 1, 100)} % of it (paper 93.1 %). CTR and RPM are of a cascade: the model's hundred best of
+    2,000, of them the ten best of a ranking stage that knows the truth; lifts compare the same users. Split by a hash of the user's id, 50/50,
+    as an A/B test sees it: CTR {ab_ctr} %, RPM {ab_rpm} %."""
+    table = Table((*header, *paper_header), [_row_2(variant, found) for variant in TABLE_2])
+    return [Heading("Table 2: what each part is worth"), table, Paragraph(text), Picture("Gains over Base", _GAINS)]
+
+
+def _row_2(variant: Variant, found: Lookup) -> list[str]:
+    name, prefix = variant.name, f"world.{variant.name}"
+    lifts = [found.interval(f"{prefix}.{m}_lift_pct", 2) for m in ("ctr", "rpm")]
+    gains = [_points(found.gain_pt(name, m)) for m in ("hr_at_100", "gauc")]
+    theirs = map(_points, _PAPER_2[name])
+    quality = [found.interval(f"{prefix}.gauc", 4), found.text(f"{prefix}.hr_at_100", 4)]
+    return [variant.title, *quality, *gains, found.interval(f"{prefix}.gauc_drop_pt", 2), *lifts, *theirs]
+
+
+def _table_3(found: Lookup) -> list[Block]:
+    rows = []
+    for variant in TABLE_3:
+        if found.number(f"world.{variant.name}.gauc") is None:
+            continue
+        lost = found.interval(f"world.{variant.name}.gauc_loss_pt", 2)
+        costs = [found.text(f"{variant.name}_{kind}_saved_pct", 1) for kind in ("counted", "time")]
+        paper = _PAPER_3.get(variant.name)
+        theirs = [f"{value:.2f}" for value in paper] if paper else ["-", "-"]
+        rows.append([variant.title, found.interval(f"world.{variant.name}.gauc", 4), lost, *costs, *theirs])
+    header = ("Model", "GAUC", "lost, pt", "counted cost saved, %", "time saved, %", "paper: lost", "saved")
+    text = f"""All without bridges, so that nothing but the similarity differs. Moments are how many behaviours lie in each of {CLUSTERS}
+    clusters of the catalogue and their mean vector in {MOMENT_WIDTH} principal directions; the tiers' counts are expected from them. Against the
+    histogram of cosines, with the same DIN, they lose {found.interval("moments_gauc_loss_pt", 2)} points. Time is of
+    the two modules for 500 candidates and 4,000 behaviours of one user, vectors of 256, signatures of 256 bits, one thread, each in the fastest
+    form of `lab/evaluation/costs.py`; the factored forms and the moments do not grow with the history."""
+    return [Heading("Table 3: similarity, exact and hashed"), Table(header, rows), Paragraph(text)]
+
+
+def _bridges(found: Lookup) -> list[Block]:
+    rows = [_bridge_row(variant, found) for variant in BRIDGES if found.number(f"world.{variant.name}.gauc") is not None]
+    if not rows:
+        return []
+    text = """Cost is of one request with 10,000 candidates: multiply-adds that a candidate adds, and milliseconds on one thread. With bridges the
+    user's vectors are made once, so a candidate pays n weights; with Full-Cross it pays attention to every row of the user and the layers of f."""
+    header = ("Model", "seeds", "GAUC", "spread over seeds", "HR@100", "multiply-adds", "ms")
+    return [
+        Heading("Bridges"),
+        Table(header, rows),
+        Paragraph(text),
+        *([Picture("GAUC and cost by bridges", _BRIDGES)] if _bridge_spans(found) else []),
+    ]
+
+
+def _bridge_row(variant: Variant, found: Lookup) -> list[str]:
+    prefix = f"world.{variant.name}"
+    quality = [found.text(f"{prefix}.seeds", 0), found.interval(f"{prefix}.gauc", 4), found.text(f"{prefix}.gauc_seed_sd", 4)]
+    costs = [found.text(f"{variant.name}_madds", 0), found.text(f"{variant.name}_ms", 3)]
+    return [variant.title, *quality, found.text(f"{prefix}.hr_at_100", 4), *costs]
+
+
+def _bridge_spans(found: Lookup) -> dict[int, Span]:
+    spans = {n: found.span(f"world.bridges_{n}.gauc") for n in BRIDGE_COUNTS}
+    return {n: span for n, span in spans.items() if span is not None}
+
+
+def _bits(found: Lookup) -> list[Block]:
+    rows = [[str(b), found.text(f"hash_sigma_ratio_{b}", 3), found.interval(f"hash_loss_pt_{b}", 2)] for b in BITS]
+    text = """The spread of similarity over its law sqrt(p (1 - p) / bits) (1 = the law holds), and the points of GAUC that LSH-DIN and LSH-SimTier lose
+    against the same modules over exact cosines. All models have one W_hash, in which fewer bits are the first of more: what another draw of it would
+    change is not in the losses' intervals."""
+    blocks: list[Block] = [Heading("Bits of a signature"), Paragraph(text), Table(("bits", "measured / law", "GAUC lost, pt"), rows)]
+    if found.number("hash_law_pt") is None:
+        return blocks
+    names = [(allowed, f"hash_bits_for_{allowed}") for allowed in ALLOWED_PT]
+    advice = [[f"{allowed:g}", found.text(name, 0), found.text(f"{name}_by_law", 0)] for allowed, name in names]
+    told = f"""How many bits to take: the fewest whose loss, and that of all greater numbers measured, is surely below what is allowed (upper
+    bound; a dash: none), and by the fitted law, loss = {found.text("hash_law_pt", 0)} / bits."""
+    return [
+        *blocks,
+        Paragraph(told),
+        Table(("allowed loss, pt", "bits, measured", "bits, by the law"), advice),
+        Picture("Loss by bits", _BITS),
+    ]
+
+
+def _teacher(found: Lookup) -> list[Block]:
+    if found.number("teacher_margin_pt") is None:
+        return []
+    with_clicks = found.interval("teacher_click_margin_pt", 2)
+    text = f"""The ranking teacher (every feature crossed with every candidate, attention to all of the history, exact similarity, vectors twice as wide)
+    has a GAUC of {found.interval("world.teacher.gauc", 4)}: {found.interval("teacher_margin_pt", 2)} points above AIF with the same labels"""
+    text += "." if with_clicks == "-" else f", and {with_clicks} where both learn from drawn clicks."
+    return [Heading("Ranking teacher"), Paragraph(text)]
+
+
+def _losses(found: Lookup) -> list[Block]:
+    if not any(found.number(f"world.{variant.name}.gauc") is not None for variant, *_ in OTHER_LOSSES):
+        return []
+    titles = {AIF.name: "the true probability (all other tables)"} | {variant.name: variant.title for variant, *_ in OTHER_LOSSES}
+    names = ("gauc", "hr_at_100", "calibration")
+    rows = [[title, *(found.text(f"world.{model}.{name}", 4) for name in names)] for model, title in titles.items()]
+    return [Heading("Losses"), Table(("AIF trained with", "GAUC", "HR@100", "predicted / expected clicks"), rows)]
+
+
+def _tasks(found: Lookup) -> list[Block]:
+    prefix = f"world.{TWO_TASKS.name}"
+    if found.number(f"{prefix}.gauc_buy") is None:
+        return []
+    text = f"""One network for clicks and purchases: GAUC of clicks {found.interval(f"{prefix}.gauc", 4)} (AIF alone
+    {found.interval("world.aif.gauc", 4)}), of purchases {found.interval(f"{prefix}.gauc_buy", 4)} by its second task, and
+    {found.interval(f"{prefix}.gauc_buy_by_click", 4)} by its click."""
+    return [Heading("Two tasks"), Paragraph(text)]
+
+
+def _training(found: Lookup) -> list[Block]:
+    text = f"""Request-grouped batches learn {found.text("grouped_speedup", 1)} times as many impressions a second as one row per impression (same model,
+    same step, one thread)."""
+    return [Heading("Training"), Paragraph(text)]
+
+
+def _draw(folder: Path, found: Lookup) -> None:
+    """Draws the pictures for which the run has figures."""
+    gains = [(v.title, found.gain_pt(v.name, "gauc"), _PAPER_2[v.name][1]) for v in TABLE_2 if v is not BASE]
+    draw_gains(folder / _GAINS, [(title, ours, paper) for title, ours, paper in gains if ours is not None])
+    if spans := _bridge_spans(found):
+        costs = {n: ms for n in spans if (ms := found.number(f"bridges_{n}_ms")) is not None}
+        draw_bridges(folder / _BRIDGES, spans, costs, found.span("world.full_cross.gauc"), found.number("full_cross_ms"))
+    law_pt = found.number("hash_law_pt")
+    losses = {bits: span for bits in BITS if (span := found.span(f"hash_loss_pt_{bits}")) is not None}
+    if law_pt is not None:
+        draw_bits(folder / _BITS, losses, law_pt)

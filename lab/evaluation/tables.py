@@ -1,0 +1,213 @@
+"""The figures of `aif eval tables`, made of cells: each model's measures, and what each part of AIF contributes.
+
+Here: the names of the figures (TABLES; a model's measures also with `_low` and `_high`) and their arithmetic. Not here: text and pictures (report.py).
+A user's value for a model is the mean over the model's seeds. Intervals are 95% bootstrap intervals over users; all figures use the same resamples,
+so differences between models are paired. The variation between seeds is not in them; `gauc_seed_sd` shows it. All models have the same W_hash
+(cells.py), so what another draw of it would change is in neither.
+
+Arrays: U users, R resamples.  Source: AIF, sections 5.1 and 5.2.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import xxhash
+
+from infra.declared import Bench, Figure
+from infra.figures import Figures, Interval
+from lab.evaluation.bits import ALLOWED_PT, bits_by_law, fit_law, recommend_bits
+from lab.evaluation.cells import Cell
+from lab.evaluation.family.variant import ABLATIONS, AIF, BASE, BITS, EXACT, FULL, MORE_CANDIDATES, TABLE_3, TEACHER
+from schemas.ids import Id
+from streams.training.bootstrap import Bootstrap
+from streams.training.metrics import UserValues
+
+TABLES = Bench(
+    "eval tables",
+    "Trains and measures the models of the paper's Tables 2 and 3, and of its figure on bridges, on the synthetic world. "
+    "docs/RESULTS.md shows all of it beside the paper's numbers. Models: lab/evaluation/family/variant.py.",
+    (
+        Figure("gauc_gap_pt", "pt", "Base(full features) over Base, in points of GAUC"),
+        Figure("aif_share_of_gap", "ratio", "how much of it AIF has"),
+        Figure("world.{model}.gauc_drop_pt", "pt", "AIF over AIF without that part"),
+        Figure("lsh_gauc_loss_pt", "pt", "what signatures of 256 bits lose against DIN + SimTier"),
+        Figure(
+            "lsh_time_saved_pct",
+            "%",
+            "DIN and SimTier by those signatures, 500 candidates x 4,000 behaviours on one thread, against the exact form",
+        ),
+        Figure("moments_gauc_loss_pt", "pt", "what moments lose against the exact histogram"),
+        Figure("grouped_speedup", "x", "impressions a second of a training step, grouped by request over one row per impression"),
+        Figure("{form}_time_saved_pct", "%", "a form of Table 3 against the exact form, as above, measured"),
+        Figure("{form}_counted_saved_pct", "%", "the same, counted as the paper counts"),
+        Figure("world.{model}.gauc_loss_pt", "pt", "what a form of Table 3 loses against DIN + SimTier"),
+        Figure("teacher_margin_pt", "pt", "the teacher over AIF, both trained by true probabilities"),
+        Figure("teacher_click_margin_pt", "pt", "the same, both trained by drawn clicks"),
+        Figure("hash_loss_pt_{bits}", "pt", "GAUC that hashing to so many bits loses against exact cosines"),
+        Figure("hash_law_pt", "pt x bits", "the constant of loss = constant / bits"),
+        Figure("hash_bits_for_{points}_by_law", "bits", "the fewest bits by that law that lose no more than so many points"),
+        Figure("hash_bits_for_{points}", "bits", "the fewest of those measured that surely lose no more"),
+        Figure("hash_sigma_ratio_{bits}", "x", "spread of hashed similarity over its law sqrt(p (1 - p) / bits)"),
+        Figure("bridges_{bridges}_madds", "count", "multiply-adds of one candidate with so many bridges"),
+        Figure("bridges_{bridges}_ms", "ms", "the time of a request's candidates"),
+        Figure("full_cross_madds", "count", "the same with Full-Cross: candidates as bridges"),
+        Figure("full_cross_ms", "ms", "the same"),
+        Figure("world.truth.gauc", "ratio", "of the true click probability itself"),
+        Figure("users", "count", "users measured"),
+        Figure("cells", "count", "trainings that are finished"),
+        Figure("cells_planned", "count", "trainings of the plan"),
+        Figure("cells_cpu_s", "s", "their processor time"),
+        Figure("world.{model}.gauc", "ratio", "expected AUC from the true click probability, weighted by expected clicks"),
+        Figure("world.{model}.gauc_new", "ratio", "the same of items the user has not met"),
+        Figure("world.{model}.gauc_buy", "ratio", "the same of the second task"),
+        Figure("world.{model}.gauc_buy_by_click", "ratio", "the second task, ranked by the first"),
+        Figure("world.{model}.hr_at_100", "ratio", "share of the ten best by true eCPM, of 2,000 candidates, in the model's hundred best"),
+        Figure("world.{model}.recall_at_100", "ratio", "the same over min(100, ten)"),
+        Figure("world.{model}.ctr", "ratio", "of the ten that a ranking stage that knows the truth shows out of the model's hundred best"),
+        Figure("world.{model}.rpm", "per 1000", "the same, eCPM"),
+        Figure("world.{model}.ctr_lift_pct", "%", "against Base, the same users under both"),
+        Figure("world.{model}.rpm_lift_pct", "%", "the same, eCPM"),
+        Figure("world.ab.{model}.ctr_lift_pct", "%", "the same with users split 50/50 by a hash, as an A/B test sees it"),
+        Figure("world.ab.{model}.rpm_lift_pct", "%", "the same, eCPM"),
+        Figure("world.{model}.seeds", "count", "how many were trained"),
+        Figure("world.{model}.gauc_seed_sd", "ratio", "spread of GAUC over them"),
+        Figure("world.{model}.fit_s", "s", "time of the training"),
+        Figure("world.{model}.cpu_s", "s", "its processor time"),
+        Figure("world.{model}.parameters", "count", "of the model"),
+        Figure("world.{model}.calibration", "ratio", "predicted over expected clicks"),
+    ),
+    goals=(
+        "aif_share_of_gap >= 0.93",
+        "world.aif_without_async.gauc_drop_pt >= 0.5",
+        "world.aif_without_sim.gauc_drop_pt >= 0.5",
+        "world.aif_without_bea.gauc_drop_pt >= 0.5",
+        "world.aif_without_long_term.gauc_drop_pt >= 0.5",
+        "lsh_gauc_loss_pt <= 0.45",
+        "lsh_time_saved_pct >= 90",
+        "moments_gauc_loss_pt <= 0.1",
+        "grouped_speedup >= 3",
+    ),
+    options="--out docs [--quick]",
+    asked=("quick", "steps", "seeds"),
+)
+
+_COSINE = "mm_din_simtier"
+MEASURES = ("gauc", "gauc_new", "gauc_buy", "gauc_buy_by_click", "hr_at_100", "recall_at_100", "ctr", "rpm")
+ByModel = Mapping[str, Mapping[str, UserValues]]
+
+
+def average_seeds(cells: Sequence[Cell]) -> dict[str, dict[str, UserValues]]:
+    """Measures by model and name; a user's value is the mean over the model's seeds. A user's weight does not depend on the seed."""
+    of_model: dict[str, list[Cell]] = {}
+    for cell in cells:
+        of_model.setdefault(cell.model, []).append(cell)
+    return {
+        model: {
+            name: UserValues(np.mean([c.users[name].value_U for c in found], axis=0), of.weight_U) for name, of in found[0].users.items()
+        }
+        for model, found in of_model.items()
+    }
+
+
+def add_world_figures(figures: Figures, cells: Sequence[Cell], users: Sequence[Id]) -> ByModel:
+    """Adds all figures of the world and returns the measures by model. A model without cells gets no figure. `users`: the ids [U] of the measured."""
+    models = average_seeds(cells)
+    if BASE.name in models:  # "Base with +15% candidates" is Base itself, ranking more candidates
+        base = models[BASE.name]
+        models[MORE_CANDIDATES.name] = {name: base[f"{name}_more"] for name in ("ctr", "rpm")}
+    bootstrap = Bootstrap(len(next(iter(models.values()))["ctr"].value_U))
+    for model, measures in models.items():
+        for name in MEASURES:
+            if name in measures:
+                figures.add_interval(f"world.{model}.{name}", bootstrap.interval(measures[name]))
+    _add_table_2(figures, models, bootstrap, users)
+    _add_table_3(figures, models, bootstrap)
+    _add_bits(figures, models, bootstrap)
+    _add_teacher(figures, models, bootstrap)
+    _add_numbers(figures, cells)
+    return models
+
+
+def _add_table_2(figures: Figures, models: ByModel, bootstrap: Bootstrap, users: Sequence[Id]) -> None:
+    if {BASE.name, FULL.name, AIF.name} <= models.keys():
+        base, full, aif = (models[v.name]["gauc"] for v in (BASE, FULL, AIF))
+        figures.add_interval("gauc_gap_pt", bootstrap.interval_of(lambda mean: 100 * (mean(full) - mean(base))))
+        share = bootstrap.interval_of(lambda mean: (mean(aif) - mean(base)) / (mean(full) - mean(base)))
+        figures.add_interval("aif_share_of_gap", share)
+    for ablation in ABLATIONS:
+        if ablation.name in models and AIF.name in models:
+            lost = _points_lost(bootstrap, models[AIF.name]["gauc"], models[ablation.name]["gauc"])
+            figures.add_interval(f"world.{ablation.name}.gauc_drop_pt", lost)
+    for model, measures in models.items():
+        if model != BASE.name and BASE.name in models:
+            for name in ("ctr", "rpm"):
+                ours, theirs = measures[name], models[BASE.name][name]
+                figures.add_interval(f"world.{model}.{name}_lift_pct", _lift(bootstrap, ours, theirs))
+                if model == AIF.name:
+                    figures.add_interval(f"world.ab.{model}.{name}_lift_pct", _split_lift(bootstrap, ours, theirs, users))
+
+
+def _add_table_3(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
+    def lost(reference: str, model: str) -> Interval | None:
+        both = reference in models and model in models
+        return _points_lost(bootstrap, models[reference]["gauc"], models[model]["gauc"]) if both else None
+
+    for variant in TABLE_3[1:]:
+        if (found := lost(EXACT.name, variant.name)) is not None:
+            figures.add_interval(f"world.{variant.name}.gauc_loss_pt", found)
+    for form, reference, model in (("lsh", EXACT.name, "lsh_256"), ("moments", "mm_din_simtier", "mm_din_moments")):
+        found = lost(reference, model)
+        if found is None:
+            figures.add(f"{form}_gauc_loss_pt", None)
+        else:
+            figures.add_interval(f"{form}_gauc_loss_pt", found)
+
+
+def _add_bits(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
+    """Adds the loss by hashing alone: against the same modules over exact cosines."""
+    if _COSINE not in models or not any(f"lsh_{bits}" in models for bits in BITS):
+        return
+    reference = models[_COSINE]["gauc"]
+    losses = {bits: _points_lost(bootstrap, reference, models[f"lsh_{bits}"]["gauc"]) for bits in BITS if f"lsh_{bits}" in models}
+    for bits, loss in losses.items():
+        figures.add_interval(f"hash_loss_pt_{bits}", loss)
+    if len(losses) > 1:
+        law_pt = fit_law({bits: loss.value for bits, loss in losses.items()})
+        figures.add("hash_law_pt", law_pt)
+        for allowed in ALLOWED_PT:
+            figures.add(f"hash_bits_for_{allowed}", recommend_bits(losses, allowed))
+            figures.add(f"hash_bits_for_{allowed}_by_law", bits_by_law(law_pt, allowed))
+
+
+def _add_teacher(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
+    """Adds the teacher's margin over AIF for each kind of label with which both were trained: true probabilities, drawn clicks."""
+    for name, teacher, student in (("teacher", TEACHER.name, AIF.name), ("teacher_click", "teacher_click", "aif_click")):
+        if teacher in models and student in models:
+            figures.add_interval(f"{name}_margin_pt", _points_lost(bootstrap, models[teacher]["gauc"], models[student]["gauc"]))
+
+
+def _points_lost(bootstrap: Bootstrap, reference: UserValues, model: UserValues) -> Interval:
+    return bootstrap.interval_of(lambda mean: 100 * (mean(reference) - mean(model)))
+
+
+def _lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues) -> Interval:
+    return bootstrap.interval_of(lambda mean: 100 * (mean(ours) / mean(theirs) - 1))
+
+
+def _split_lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues, users: Sequence[Id]) -> Interval:
+    """The lift in an A/B test, where each user is shown one of the two models: the treatment where a hash of the user's id is odd."""
+    treated_U = np.array([xxhash.xxh64_intdigest(str(user).encode()) % 2 for user in users], float)
+    treatment, control = UserValues(ours.value_U, treated_U), UserValues(theirs.value_U, 1 - treated_U)
+    return _lift(bootstrap, treatment, control)
+
+
+def _add_numbers(figures: Figures, cells: Sequence[Cell]) -> None:
+    """Adds each model's seconds of fit and of processor, parameters and calibration, as means over its seeds, and the spread of GAUC over them."""
+    for model in dict.fromkeys(cell.model for cell in cells):
+        of_model = [cell for cell in cells if cell.model == model]
+        for name in ("fit_s", "cpu_s", "parameters", "calibration"):
+            figures.add(f"world.{model}.{name}", float(np.mean([cell.numbers[name] for cell in of_model])))
+        figures.add(f"world.{model}.seeds", len(of_model))
+        if len(of_model) > 1:
+            gaucs = [cell.users["gauc"].mean() for cell in of_model]
+            figures.add(f"world.{model}.gauc_seed_sd", float(np.std(gaucs, ddof=1)))

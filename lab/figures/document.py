@@ -1,0 +1,152 @@
+"""docs/BENCHMARKS.md: what each bench declares, and beside it the runs that are kept. All of it is written here, nothing by hand.
+
+Here: the text. Not here: the declarations (beside each bench), the files of the runs (lab/figures/kept.py).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from infra.declared import Bench, Figure, Goal
+from lab.figures.kept import KEPT_RUNS, Run, describe_config, differing, group_runs, read_runs
+
+_MET = " **met**"
+_NAMES_MAX = 12  # of one figure with holes, that a cell lists
+_HEAD = f"""# What is measured
+
+Written by `aif bench report` from what the commands declare and from the runs in [benchmarks](benchmarks). To measure again and keep it:
+
+    aif bench rank --json > rank.json
+    aif bench keep rank.json
+    aif bench report
+
+A command prints progress on standard error, with `--json` one object `{{"command", "date", "machine", "versions", "config", "figures"}}`, and exits
+with 0 when it ran, whatever the figures. Of runs that were asked the same, the last {KEPT_RUNS} are kept, newest first; runs that were asked
+something else stand beside them. `-`: could not be measured, or was not asked. Ratios are 0 to 1, [low, high] a 95% interval. Machines differ and
+are shared: compare ratios inside one run, not times of two. What was tried, and what limits each figure: [EXPERIMENTS.md](EXPERIMENTS.md).
+"""
+
+
+def render_benchmarks(benches: Sequence[Bench], kept: Path) -> str:
+    """The whole document; `kept` is the folder of the runs."""
+    measured = [(bench, group_runs(read_runs(kept, bench))) for bench in benches]
+    sections = (line for bench, groups in measured for line in _section(bench, groups, kept))
+    return "\n".join([_HEAD, *_open_goals(measured), *sections])
+
+
+def _open_goals(measured: Sequence[tuple[Bench, list[list[Run]]]]) -> Iterator[str]:
+    """How many goals there are, and a table of those that a kept run misses, or that no kept run has measured."""
+    count, rows = 0, list[str]()
+    for bench, groups in measured:
+        for goal in bench.parsed_goals():
+            count += 1
+            verdicts = [_verdict([goal], group) for group in groups]
+            values = [
+                (f"{label}: " if len(groups) > 1 else "") + _value(goal.figure, group) + verdict
+                for label, group, verdict in zip(differing(groups), groups, verdicts, strict=True)
+                if verdict not in ("", _MET)
+            ]
+            if values or not any(verdicts):
+                rows.append(_line([f"`aif {bench.command}`", f"`{goal.figure}`", str(goal), "; ".join(values) or "not kept yet"]))
+    yield f"## Goals\n\nOf {count} goals {count - len(rows)} are met in every run that is kept. The others:\n"
+    yield from (_line(["command", "figure", "goal", "last runs"]), _line(["---"] * 4), *rows, "")
+
+
+def _section(bench: Bench, groups: Sequence[Sequence[Run]], kept: Path) -> Iterator[str]:
+    yield f"## `aif {bench.command}`\n"
+    yield f"{bench.about}\n"
+    yield f"    aif {bench.command}{bench.options and ' '}{bench.options} --json\n"
+    if not groups:
+        yield "No run is kept yet.\n"
+    elif len(groups) == 1:
+        yield f"{_when(groups[0])} Asked: {describe_config(groups[0][0].config)}. All of it: [{bench.name}.json]({kept.name}/{bench.name}.json).\n"
+    else:
+        common = {name: value for name, value in groups[0][0].config.items() if all(group[0].config.get(name) == value for group in groups)}
+        for label, group in zip(differing(groups), groups, strict=True):
+            yield f"- {label}: {_when(group)}"
+        asked = f"Asked of all: {describe_config(common)}. " if common else ""
+        yield f"\n{asked}All of it: [{bench.name}.json]({kept.name}/{bench.name}.json).\n"
+    columns = ["figure", "unit", "meaning", "goal", *(["last runs"] if len(groups) == 1 else differing(groups))]
+    yield _line(columns)
+    yield _line(["---"] * len(columns))
+    goals = bench.parsed_goals()
+    for figure in bench.figures:
+        yield from _rows(bench, figure, [goal for goal in goals if _is_of(bench, goal, figure)], groups)
+    yield ""
+
+
+def _when(group: Sequence[Run]) -> str:
+    """`2 runs: 2026-11-22, 2026-11-22 on AMD EPYC, 2 cores.`; where machines differ, each says its own."""
+    machines = [f"{run.machine['processor']}, {run.machine['cores']} cores" for run in group]
+    if len(set(machines)) == 1:
+        dates = ", ".join(dict.fromkeys(run.date for run in group))
+        return f"{len(group)} run{'s' * (len(group) > 1)}, {dates}, on {machines[0]}."
+    return f"{len(group)} runs: {'; '.join(f'{run.date} on {machine}' for run, machine in zip(group, machines, strict=True))}."
+
+
+def _is_of(bench: Bench, goal: Goal, figure: Figure) -> bool:
+    """Whether the goal is of the figure, or of a bound of its interval."""
+    return (bench.figure_of(goal.figure) or bench.figure_of(goal.figure.rpartition("_")[0])) is figure
+
+
+def _rows(bench: Bench, figure: Figure, goals: Sequence[Goal], groups: Sequence[Sequence[Run]]) -> Iterator[str]:
+    """A line for the figure with all of its values, and one for each name of it that has a goal of its own."""
+    own = [goal for goal in goals if goal.figure == figure.name]
+    apart = [goal for goal in goals if goal.figure != figure.name]
+    texts = ["; ".join(str(goal) for goal in own)]
+    texts.extend(_values(figure, _names_of(bench, figure, group), group) + _verdict(own, group) for group in groups)
+    yield _line([f"`{figure.name}`", figure.unit, figure.meaning, *texts])
+    for goal in apart:
+        values = [_value(goal.figure, group) + _verdict([goal], group) for group in groups]
+        yield _line([f"`{goal.figure}`", figure.unit, "", str(goal), *values])
+
+
+def _names_of(bench: Bench, figure: Figure, group: Sequence[Run]) -> list[str]:
+    """The names under which the runs have this figure, but for bounds."""
+    names = dict.fromkeys(name for run in group for name in run.values)
+    bounds = {f"{name}{end}" for name in names for end in ("_low", "_high") if f"{name}_low" in names}
+    return [name for name in names if name not in bounds and bench.figure_of(name) is figure]
+
+
+def _values(figure: Figure, names: Sequence[str], group: Sequence[Run]) -> str:
+    if not names:
+        return "-"
+    if figure.pattern.groups == 0:
+        return _value(figure.name, group)
+    if len(names) > _NAMES_MAX:
+        return f"{len(names)} values"
+    return "; ".join(f"{' '.join(_holes(figure, name))}: {_value(name, group)}" for name in names)
+
+
+def _holes(figure: Figure, name: str) -> Iterable[str]:
+    found = figure.pattern.fullmatch(name)
+    return found.groups() if found else ()
+
+
+def _value(name: str, group: Sequence[Run]) -> str:
+    """The figure's values in the runs, with their intervals."""
+    return ", ".join(_number(run.values.get(name)) + _interval(name, run) for run in group)
+
+
+def _interval(name: str, run: Run) -> str:
+    bounds = [run.values.get(f"{name}{end}") for end in ("_low", "_high")]
+    return f" [{', '.join(map(_number, bounds))}]" if None not in bounds else ""
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1_000 else f"{value:.4g}"
+
+
+def _verdict(goals: Sequence[Goal], group: Sequence[Run]) -> str:
+    """` **met**`, ` **missed**`, or in how many of the runs that could be judged the goals were met."""
+    judged = [all(found) for run in group if goals and None not in (found := [goal.is_met(run.values) for goal in goals])]
+    if not judged:
+        return ""
+    if len(set(judged)) == 1:
+        return _MET if judged[0] else " **missed**"
+    return f" **met in {sum(judged)} of {len(judged)}**"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

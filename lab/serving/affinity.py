@@ -1,0 +1,184 @@
+"""`aif bench affinity`: several servers behind the Merger's routing, of which one is killed under load.
+
+    steady      both calls of a request, and a user's later requests, reach the same server, so call 2 finds the state of call 1
+    lost        one server is killed (SIGKILL) at the start of the window: its users move to other servers, all others stay
+
+Here: the two windows and their figures. Not here: the routing (core/routing.py), the Merger (merger/merger.py), a server (overload_server.py).
+The load is an open loop of whole requests through one Merger, with retrieval beside call 1; a latency counts from the moment at which the request was
+meant to be sent. All servers have the same catalogue and know all users, so a lost server costs nothing but its stored states: one recompute each.
+"""
+
+import asyncio
+import math
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+
+from infra.command import say
+from infra.declared import Bench, Figure
+from infra.figures import Figures
+from lab.serving.overload import BenchServer, OverloadPlan, open_server
+from lab.system.load import FAILED, OK, REFUSED, Latencies, call_at_rate
+from schemas.errors import AifError, Unavailable
+from schemas.ids import Id
+from serving.core.ladder import Rung
+from serving.merger.merger import Merged, Merger
+
+AFFINITY = Bench(
+    "bench affinity",
+    "Server processes with the same catalogue and all users behind one Merger, an open loop of whole requests (retrieval, call 1 "
+    "beside it, call 2). A window with all of them (steady), then one in which the busiest was killed with -9 at the start (lost).",
+    (
+        Figure("{window}.found_share", "ratio", "call 2s that found the state of a call 1 (rung `cached` or `waited`)"),
+        Figure("{window}.recomputed", "count", "call 2s that made the user half themselves"),
+        Figure("{window}.degraded", "count", "call 2s that answered from less"),
+        Figure("{window}.asked_again", "count", "requests for which more than one server was asked"),
+        Figure("{window}.answers", "count", "answered"),
+        Figure("{window}.failed", "count", "not answered by any server"),
+        Figure("{window}.p50_ms", "ms", "from the intended arrival of the request to its answer, retrieval included, median"),
+        Figure("{window}.p99_ms", "ms", "the same, p99"),
+        Figure("moved_share", "ratio", "users whose server is another one after the loss; with N servers 1/N is the least"),
+        Figure("moved_needlessly_share", "ratio", "of all users, those who moved although their own server is there"),
+        Figure("load_max_over_mean", "ratio", "answers of the busiest server over the mean, steady"),
+    ),
+    goals=(
+        "steady.failed == 0",
+        "lost.failed == 0",
+        "steady.degraded == 0",
+        "lost.degraded == 0",
+        "moved_needlessly_share == 0",
+    ),
+)
+
+FOUND = frozenset({Rung.CACHED, Rung.WAITED})
+_PARTITIONS = 64  # M of the user topics
+_DEADLINE_MS = 10_000  # long, so that a slow answer of a busy machine is not taken for a lost server
+
+
+@dataclass(frozen=True, slots=True)
+class AffinityPlan:
+    """The synthetic world and the load."""
+
+    servers: int = 3
+    items: int = 20_000
+    users: int = 300
+    behaviours: int = 300
+    candidates: int = 1_000
+    rate_per_s: float = 40.0
+    seconds: float = 20.0  # of each window
+    retrieval_ms: float = 30.0
+
+    def quick(self) -> "AffinityPlan":
+        """A short run, too short for a measurement."""
+        return replace(self, users=min(self.users, 60), seconds=min(self.seconds, 5.0))
+
+
+@dataclass
+class Window:
+    """Answers of one window: latencies, rungs, servers, and requests for which more than one server was asked."""
+
+    latencies: Latencies = field(default_factory=Latencies)
+    rungs: Counter[str] = field(default_factory=Counter)
+    servers: Counter[str] = field(default_factory=Counter)
+    asked_again: int = 0
+
+    def add(self, merged: Merged) -> None:
+        """One answer."""
+        self.rungs[merged.answer.rung] += 1
+        self.servers[merged.server] += 1
+        self.asked_again += merged.attempts > 1
+
+    @property
+    def found_share(self) -> float:
+        """The share of calls 2 that found the state of their call 1; not a number where none was answered."""
+        return sum(self.rungs[rung] for rung in FOUND) / self.rungs.total() if self.rungs else math.nan
+
+
+def measure_affinity(plan: AffinityPlan) -> Figures:
+    """All figures of the command."""
+    figures = Figures(AFFINITY, asdict(plan))
+    with ExitStack() as opened:
+        world = OverloadPlan(plan.items, plan.users, plan.behaviours, plan.candidates)
+        cores = os.sched_getaffinity(0)
+        servers = [opened.enter_context(open_server(world, cores)) for _ in range(plan.servers)]
+        steady, lost, moved = asyncio.run(load_and_lose(plan, servers, _kill))
+    _add_window(figures, "steady", steady)
+    _add_window(figures, "lost", lost)
+    figures.add("moved_share", moved["moved_share"])
+    figures.add("moved_needlessly_share", moved["moved_needlessly_share"])
+    counts = [steady.servers[server.url] for server in servers]
+    figures.add_ratio("load_max_over_mean", max(counts), float(np.mean(counts)))
+    return figures
+
+
+def _kill(server: BenchServer) -> None:
+    os.kill(server.pid, signal.SIGKILL)
+
+
+async def load_and_lose(
+    plan: AffinityPlan, servers: Sequence[BenchServer], lose: Callable[[BenchServer], None]
+) -> tuple[Window, Window, dict[str, float]]:
+    """(steady window, window after `lose` ended the busiest server, shares of the users who moved)."""
+    requests = [[int(one) for one in ids] for ids in servers[0].requests]
+    turn = iter(range(1 << 60))
+
+    async def retrieve(_: Id) -> Sequence[Id]:
+        await asyncio.sleep(plan.retrieval_ms / 1000)
+        return requests[next(turn) % len(requests)]
+
+    async with Merger([server.url for server in servers], _PARTITIONS, retrieve) as merger:
+        say("every user once ...")
+        for user in range(plan.users):
+            await merger.recommend(user, deadline_ms=_DEADLINE_MS)
+        before = {user: merger.route(user)[0] for user in range(plan.users)}
+        say(f"{plan.seconds:.0f} s of {plan.rate_per_s:g} requests a second on {plan.servers} servers ...")
+        steady = await _load(merger, plan)
+        gone = max(servers, key=lambda server: steady.servers[server.url])
+        say(f"the same, and {gone.url} is killed ...")
+        await asyncio.to_thread(lose, gone)
+        lost = await _load(merger, plan)
+        after = {user: merger.route(user)[0] for user in range(plan.users)}
+    return steady, lost, moved_shares(before, after, gone.url)
+
+
+def moved_shares(before: dict[int, str], after: dict[int, str], gone: str) -> dict[str, float]:
+    """The share of users with another server than before, and the share whose server changed although it is still there (should be 0)."""
+    moved = [user for user in before if after[user] != before[user]]
+    needless = [user for user in moved if before[user] != gone]
+    return {"moved_share": len(moved) / len(before), "moved_needlessly_share": len(needless) / len(before)}
+
+
+async def _load(merger: Merger, plan: AffinityPlan) -> Window:
+    """The answers of one window; the users take turns."""
+    window = Window()
+
+    async def ask(number: int, intended_s: float) -> None:
+        try:
+            window.add(await merger.recommend(number % plan.users, deadline_ms=_DEADLINE_MS))
+            outcome = OK
+        except Unavailable:
+            outcome = REFUSED
+        except AifError:
+            outcome = FAILED
+        window.latencies.add(outcome, (time.perf_counter() - intended_s) * 1000)
+
+    window.latencies.seconds = await call_at_rate(ask, plan.rate_per_s, plan.seconds)
+    return window
+
+
+def _add_window(figures: Figures, name: str, window: Window) -> None:
+    latencies = window.latencies
+    figures.add(f"{name}.answers", latencies.count(OK))
+    figures.add(f"{name}.found_share", window.found_share)
+    figures.add(f"{name}.recomputed", window.rungs[Rung.INLINE])
+    figures.add(f"{name}.degraded", window.rungs.total() - window.rungs[Rung.INLINE] - sum(window.rungs[rung] for rung in FOUND))
+    figures.add(f"{name}.asked_again", window.asked_again)
+    figures.add(f"{name}.failed", latencies.count(FAILED) + latencies.count(REFUSED))
+    figures.add(f"{name}.p50_ms", latencies.quantile(OK, 0.5))
+    figures.add(f"{name}.p99_ms", latencies.quantile(OK, 0.99))

@@ -1,0 +1,229 @@
+"""`aif bench overload`: a server under ten times the load that it can carry, compared with the same server at 80% of that load.
+
+    capacity    answers per second of a closed loop of a few senders
+    steady      open loop at 80% of the capacity
+    overload    open loop at 10 times the capacity: latencies of admitted and of refused requests, memory before and after
+
+Here: the turns and their figures. Not here: the load (lab/system/load.py), the server (overload_server.py).
+The engine has all cores but one; the last one is shared by the load generator and the server's ports. With engine threads on all cores the generator
+would be delayed and be what is measured, and ports on all cores would delay the engine. The generator asks the kernel for short turns, as the ports do,
+because its own time slice would be in every latency otherwise. Its own lag is a figure, and a warning is printed where it is not small.
+Requests are inferences with binary tensors, so that the engine is the bottleneck and not the decoding of JSON. Every user's half is in the pool; long
+histories make SimTier the larger part of the work. Steady and overload alternate, because other processes may use the machine, and the ratio of their p99
+has an interval: with two turns of each, nine answers decide a p99, and runs gave 1.08 to 1.43. A stall of the machine touches the answers of one moment
+together, so turns are drawn again and not answers, and each turn with its neighbour of the other kind.
+Source: Efron, "Bootstrap methods" (1979); percentile interval.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.command import say
+from infra.declared import Bench, Figure
+from infra.figures import Figures, Interval
+from lab.serving.inferences import encode_inferences
+from lab.system.load import FAILED, OK, REFUSED, Latencies, run_to_the_microsecond, send_at_rate, send_in_turns
+from schemas.errors import Unavailable
+from serving.short_turns import take_short_turns
+
+OVERLOAD_BENCH = Bench(
+    "bench overload",
+    "A server in a process of its own (users whose halves are in the pool, inferences with binary tensors over HTTP) under an open "
+    "loop: requests leave at a constant rate, a latency counts from the moment at which its request was meant to leave. First a "
+    "closed loop of a few senders says what it carries; then turns of 80% of that and of ten times that alternate. The engine has all "
+    "cores but one, which is left to the load generator and to the ports.",
+    (
+        Figure("capacity_per_s", "1/s", "answers in the closed loop"),
+        Figure("steady_p50_ms", "ms", "at 80%, median"),
+        Figure("steady_p99_ms", "ms", "at 80%, p99"),
+        Figure("steady_refused", "count", "refused at 80%"),
+        Figure("admitted_p50_ms", "ms", "answered requests at ten times the load, median"),
+        Figure("admitted_p99_ms", "ms", "the same, p99"),
+        Figure(
+            "admitted_p99_ratio",
+            "ratio",
+            "`admitted_p99_ms` over `steady_p99_ms`; the interval is what it is of as many pairs of turns drawn from these",
+        ),
+        Figure("admitted_p50_ratio", "ratio", "the same of the medians"),
+        Figure("answers_steady", "count", "answers behind the p99 at 80%: it hangs on one in a hundred"),
+        Figure("answers_admitted", "count", "answers behind the other"),
+        Figure("admitted_per_s", "1/s", "answers a second at ten times the load"),
+        Figure("refused_p50_ms", "ms", "requests answered 429 or 503, median"),
+        Figure("refused_p99_ms", "ms", "the same, p99"),
+        Figure("refused", "count", "how many"),
+        Figure("sender_late_p99_ms", "ms", "how late the load generator itself was at ten times the load; it is in every latency above"),
+        Figure(
+            "steady_without_core_pct",
+            "%",
+            "time for which threads of the server were ready and others had the cores, at 80%; above 10 a p99 is that of the other "
+            "processes",
+        ),
+        Figure("admitted_without_core_pct", "%", "the same at ten times the load"),
+        Figure("failed", "count", "anything else: lost connections, 5xx"),
+        Figure("rss_growth_mb", "MB", "memory of the server after all turns over before"),
+    ),
+    goals=(
+        "admitted_p99_ratio <= 1.25",
+        "refused_p99_ms < 5",
+        "failed == 0",
+        "rss_growth_mb <= 32",
+    ),
+)
+
+STEADY, OVERLOAD = 0.8, 10.0
+_SENDERS = 3
+_LATE_MS_MAX = 1.0
+_WITHOUT_CORE_PCT_MAX = 10.0
+_DRAWS = 400
+_PERCENTILES = (2.5, 97.5)
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadPlan:
+    """The synthetic world, and how long is measured."""
+
+    items: int = 100_000
+    users: int = 32
+    behaviours: int = 5_000
+    candidates: int = 10_000
+    seconds: float = 10.0  # of each turn
+    turns: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BenchServer:
+    """A server in a process of its own. `requests`: lists of candidates of its catalogue, int64 [requests, candidates]."""
+
+    url: str
+    pid: int
+    requests: np.ndarray
+
+    def rss_mb(self) -> float:
+        """Its resident memory now, in MB."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise Unavailable("child_died", "the server of the bench has ended")  # and is not reaped yet
+
+    def without_core_s(self) -> float:
+        """Seconds for which its threads were ready to run and other threads had the cores, so far and all together."""
+        return sum(int(one.read_text().split()[1]) for one in Path(f"/proc/{self.pid}/task").glob("*/schedstat")) / 1e9
+
+
+def measure_overload(plan: OverloadPlan) -> Figures:
+    """All figures of the command."""
+    figures = Figures(OVERLOAD_BENCH, asdict(plan))
+    with open_server(plan) as server:
+        take_short_turns({threading.get_native_id()})
+        requests = [{"user_id": np.array([number % plan.users]), "item_ids": ids} for number, ids in enumerate(server.requests)]
+        target, bodies = encode_inferences(server.url, {"parameters": {"binary_data_output": True}}, requests)
+        say("each user's half ...")
+        for body in bodies:
+            run_to_the_microsecond(send_in_turns(target, [body], 1, 0.0))
+        carried = run_to_the_microsecond(send_in_turns(target, bodies, _SENDERS, plan.seconds))
+        capacity = carried.count(OK) / carried.seconds
+        if not capacity:
+            raise Unavailable(
+                "no_answers", f"the server answered none of {carried.count(REFUSED) + carried.count(FAILED)} requests of the closed loop"
+            )
+        say(f"carries {capacity:.0f} answers a second; {plan.turns} turns of {STEADY:g} and {OVERLOAD:g} times that ...")
+        turns: dict[float, list[Latencies]] = {STEADY: [], OVERLOAD: []}
+        rss, without_core_s = [server.rss_mb()], dict.fromkeys(turns, 0.0)
+        for _ in range(plan.turns):
+            for share, seen in turns.items():
+                before_s = server.without_core_s()
+                seen.append(run_to_the_microsecond(send_at_rate(target, bodies, share * capacity, plan.seconds)))
+                without_core_s[share] += server.without_core_s() - before_s
+            rss.append(server.rss_mb())
+    steady, flood = (merge_turns(seen) for seen in turns.values())
+    figures.add("capacity_per_s", capacity)
+    figures.add("steady_p50_ms", steady.quantile(OK, 0.5))
+    figures.add("steady_p99_ms", steady.quantile(OK, 0.99))
+    figures.add("steady_refused", steady.count(REFUSED))
+    figures.add("admitted_p50_ms", flood.quantile(OK, 0.5))
+    figures.add("admitted_p99_ms", flood.quantile(OK, 0.99))
+    figures.add_interval("admitted_p99_ratio", ratio_of_turns(turns[OVERLOAD], turns[STEADY], 0.99))
+    figures.add_interval("admitted_p50_ratio", ratio_of_turns(turns[OVERLOAD], turns[STEADY], 0.5))
+    figures.add("answers_steady", steady.count(OK))
+    figures.add("answers_admitted", flood.count(OK))
+    figures.add("admitted_per_s", flood.count(OK) / flood.seconds)
+    figures.add("refused_p50_ms", flood.quantile(REFUSED, 0.5))
+    figures.add("refused_p99_ms", flood.quantile(REFUSED, 0.99))
+    figures.add("refused", flood.count(REFUSED))
+    figures.add("sender_late_p99_ms", late_ms := flood.late.get_quantile_value(0.99))
+    if late_ms is not None and late_ms > _LATE_MS_MAX:
+        say(f"the load generator itself was late by {late_ms:.1f} ms (p99), and every latency above has that in it: its core was not free")
+    figures.add("steady_without_core_pct", steady_pct := 100 * without_core_s[STEADY] / steady.seconds)
+    figures.add("admitted_without_core_pct", 100 * without_core_s[OVERLOAD] / flood.seconds)
+    if steady_pct > _WITHOUT_CORE_PCT_MAX:
+        say(
+            f"at {STEADY:.0%} of its load the server waited for a core {steady_pct:.0f}% of the time: each p99 above is that of the other processes"
+        )
+    figures.add("failed", sum(seen.count(FAILED) for seen in (carried, steady, flood)))
+    figures.add("rss_growth_mb", rss[-1] - rss[0])
+    return figures
+
+
+def ratio_of_turns(over: Sequence[Latencies], under: Sequence[Latencies], share: float) -> Interval:
+    """The quantile `share` of all answers in `over`, divided by that of `under`; over[i] and under[i] are neighbours in time."""
+    turns, rng = len(over), np.random.default_rng(0)
+    drawn = [_ratio(over, under, rng.integers(0, turns, turns), share) for _ in range(_DRAWS)]
+    low, high = np.percentile(drawn, _PERCENTILES)
+    return Interval(_ratio(over, under, range(turns), share), float(low), float(high))
+
+
+def merge_turns(turns: Sequence[Latencies]) -> Latencies:
+    """All of them as one."""
+    merged = Latencies()
+    for one in turns:
+        merged.merge(one)
+    return merged
+
+
+def _ratio(over: Sequence[Latencies], under: Sequence[Latencies], places: Sequence[int] | np.ndarray, share: float) -> float:
+    above, below = (merge_turns([turns[at] for at in places]).quantile(OK, share) for turns in (over, under))
+    return math.nan if above is None or not below else above / below
+
+
+@contextmanager
+def open_server(plan: OverloadPlan, cores: Collection[int] | None = None) -> Iterator[BenchServer]:
+    """A server with the plan's catalogue and users, ended with the block. Two servers of the same plan have the same data.
+
+    The engine gets all `cores` but the last, on which this process runs until the block ends. None: those that this process may use now; where there
+    are several servers, those that it could use before the first of them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "candidates.npy")
+        numbers = map(str, (plan.items, plan.users, plan.behaviours, plan.candidates))
+        cores = sorted(cores or os.sched_getaffinity(0))
+        command = [sys.executable, "-m", "lab.serving.overload_server", *numbers, str(path), ",".join(map(str, cores[-1:]))]
+        say(f"a server of {plan.items} items, {plan.users} users of {plan.behaviours} behaviours ...")
+        os.sched_setaffinity(0, cores[:-1] or cores)  # what is started now inherits it, and makes as many engine threads
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        os.sched_setaffinity(0, cores[-1:])
+        try:
+            yield _read_address(process, path)
+        finally:
+            process.communicate()  # its standard input ends, and so does it
+            os.sched_setaffinity(0, cores)
+
+
+def _read_address(process: "subprocess.Popen[bytes]", path: Path) -> BenchServer:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise Unavailable("child_died", "the server of the bench ended before its port was open; its reason stands above")
+    address: dict[str, Any] = json.loads(line)
+    return BenchServer(address["url"], address["pid"], np.load(path))

@@ -1,0 +1,167 @@
+"""The part of `aif bench rank` about protocols: the same request over HTTP with binary tensors, gRPC and JSON, beside the engine without a port.
+
+Here: both ports over the bench's engine, wired as in `aif serve` (event loop and engine in one process), and the turns of a client process (client.py)
+and of the engine. Not here: the world, and the engine's own figures (rank.py).
+The user half is computed once, by call 1 over HTTP with a history. Every request finds it by its request id, which is checked before measuring.
+"""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.figures import Figures
+from lab.serving.calls import open_bench_calls
+from lab.serving.client import KINDS, Job
+from lab.serving.world import CONTEXT, PROFILE, TOP_K, Case, Plan, RankWorld, engine_case, time_calls
+from schemas.ids import IdKind, encode_wire_id
+from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX
+from schemas.requests import InlineBehaviour
+from schemas.users import BehaviourEvent
+from serving.calls.state_pool import StatePool
+from serving.client import AifClient
+from serving.engine.loop import Engine
+from serving.garbage import calm_collector
+from serving.protocols.grpc_api import GrpcApi
+from serving.protocols.grpc_listener import GrpcListener
+from serving.protocols.listener import Listener
+from serving.settings import ServeSection
+from serving.short_turns import share_the_interpreter
+from serving.users.user_store import StoreBounds
+from serving.users.user_store_start import ViewIdentity, open_user_store
+
+_LENGTH = 1_000  # behaviours of the user
+_REQUEST = "bench"
+_USER = 1
+_OPEN_S_MAX = 30.0
+_WARM = 10  # calls of each kind before the first turn
+_FILES = ("ids.npy", "job.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The addresses of the bench's server."""
+
+    host: str
+    port: int
+    grpc: str
+
+    @property
+    def url(self) -> str:
+        """The base URL for an HTTP client."""
+        return f"http://{self.host}:{self.port}"
+
+
+def measure_protocols(world: RankWorld, plan: Plan, figures: Figures) -> None:
+    """Adds `http_binary_p50_ms_N`, `grpc_p50_ms_N` and `http_json_p50_ms_N` for every number N of candidates, and each one's ratio to the engine's
+    median of the same turns."""
+    history = world.history(_LENGTH)
+    with open_ports(world.engine) as ports:
+        _make_user(ports, history)
+        state = world.user(history)
+        for candidates in plan.candidates:
+            requests = world.requests(candidates)
+            with open_client(ports, requests) as ask:
+                taken = _time_in_turns(engine_case(world, state, requests), ask, plan.turns, plan.calls_of(candidates))
+            engine_ms = float(np.median(taken.pop("engine")))
+            for kind in KINDS:
+                p50_ms = float(np.median(taken[kind]))
+                figures.add(f"{kind}_p50_ms_{candidates}", p50_ms)
+                figures.add(f"{kind}_over_engine_{candidates}", p50_ms / engine_ms)
+
+
+def _time_in_turns(engine: Case, ask: Callable[[str, int], list[float]], turns: int, calls: int) -> dict[str, list[float]]:
+    """Milliseconds of every call, by name; the engine and the protocols take turns with the same requests."""
+    taken: dict[str, list[float]] = {name: [] for name in ("engine", *KINDS)}
+    for kind in KINDS:
+        ask(kind, _WARM)
+    for _ in range(turns):
+        taken["engine"] += time_calls(engine, calls)
+        for kind in KINDS:
+            taken[kind] += ask(kind, calls)
+    return taken
+
+
+def _make_user(ports: Ports, history: Sequence[BehaviourEvent]) -> None:
+    """Sends call 1. Raises RuntimeError if call 2 does not find its state, because the figures would mean something else then."""
+    behaviours = [InlineBehaviour(item_id=encode_wire_id(one.item_id), kind=one.kind, time_ms=one.time_ms) for one in history]
+    with AifClient(ports.url) as client:
+        client.user(_USER, request_id=_REQUEST, features=PROFILE, behaviours=behaviours, deadline_ms=DEADLINE_MS_MAX)
+        found = client.rank(_USER, [history[0].item_id], request_id=_REQUEST)
+    if found.rung != "cached":
+        raise RuntimeError(f"call 2 answered from rung {found.rung!r}, expected the state of call 1")
+
+
+@contextlib.contextmanager
+def open_client(ports: Ports, requests: list[np.ndarray]) -> Iterator[Callable[[str, int], list[float]]]:
+    """A function `ask(kind, count)` that returns the milliseconds of that many calls, sent by a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        ids_file, job_file = (Path(folder) / name for name in _FILES)
+        np.save(ids_file, np.stack(requests))
+        Job(ports.host, ports.port, ports.grpc, str(ids_file), _USER, _REQUEST, TOP_K, CONTEXT).write(job_file)
+        command = [sys.executable, "-m", "lab.serving.client", str(job_file)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            questions, answers = child.stdin, child.stdout
+            assert questions is not None and answers is not None, "both are pipes"
+
+            def ask(kind: str, count: int) -> list[float]:
+                questions.write(f"{kind} {count}\n")
+                questions.flush()
+                line = answers.readline()
+                if not line:
+                    raise RuntimeError(f"the bench's client ended with exit code {child.wait()}; its message is on standard error")
+                taken: list[float] = json.loads(line)
+                return taken
+
+            yield ask
+            questions.close()
+
+
+@contextlib.contextmanager
+def open_ports(engine: Engine) -> Iterator[Ports]:
+    """Opens both ports of a server over an engine in a thread of this process, wired as in `aif serve`, without an index or a broker."""
+    opened, stop, found = threading.Event(), threading.Event(), dict[str, Any]()
+
+    def tell(ports: Ports) -> None:
+        found["ports"] = ports
+        opened.set()
+
+    def run(folder: str) -> None:
+        asyncio.run(_serve(engine, Path(folder), tell, stop))
+
+    with tempfile.TemporaryDirectory() as folder:
+        thread = threading.Thread(target=run, args=(folder,), name="bench-ports", daemon=True)
+        thread.start()
+        try:
+            if not opened.wait(_OPEN_S_MAX):
+                raise RuntimeError(f"the bench's server did not open its ports within {_OPEN_S_MAX:g} s")
+            yield found["ports"]
+        finally:
+            stop.set()
+            thread.join()
+
+
+async def _serve(engine: Engine, folder: Path, opened: Callable[[Ports], object], stop: threading.Event) -> None:
+    settings = ServeSection(port=0, candidates_max=CANDIDATES_MAX, deadline_ms=DEADLINE_MS_MAX, idle_s=3600)
+    store = open_user_store(folder / "users", ViewIdentity("bench", "", IdKind.INT64, 1), StoreBounds())
+    front, api = open_bench_calls(engine, store, StatePool(16, 1 << 30), settings)
+    listener = Listener(api, settings.host, 0, idle_s=settings.idle_s)
+    grpc_listener = GrpcListener(GrpcApi(front), front, settings.host, 0)
+    share_the_interpreter()
+    calm_collector()
+    await listener.open()
+    await grpc_listener.open()
+    opened(Ports(settings.host, listener.port, grpc_listener.address))
+    await asyncio.to_thread(stop.wait)
+    await grpc_listener.close(1.0)
+    await listener.close()
+    await asyncio.to_thread(store.close)

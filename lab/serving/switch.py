@@ -1,0 +1,203 @@
+"""`aif bench switch`: latency while versions are loaded and flipped to every few seconds, compared with the same server at rest.
+
+    server      a real `aif serve` with its loader process and slots, on a real broker and index store; users with histories in its topics
+    load        `/v1/rank` at a constant rate over HTTP in an open loop; all answers are stored and judged afterwards
+    switching   every few seconds a new version is published, loaded beside the running one, and flipped to after the user halves have moved
+
+Here: the windows and their figures. Not here: versions in the store (versions.py), the load (lab/system/load.py), judging a million answers (mixed.py).
+Windows at rest and with switching alternate, because other processes may use the machine. Versions have disjoint ranges of scores, so each answer shows
+whether it mixed versions.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+import numpy as np
+
+from infra.command import say
+from infra.declared import Bench, Figure
+from infra.figures import Figures
+from infra.index.store import open_index_store
+from infra.processes import wait_until
+from lab.demo.stage import SHARDS, USER_PARTITIONS
+from lab.serving.versions import VersionWriter, belongs
+from lab.system.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_at_rate
+from lab.system.stage import BenchStage, open_bench_stage
+from schemas.events import Behaviour
+from schemas.requests import RankAnswer
+from schemas.token import decode_token
+from serving.client import AifClient
+
+SWITCH = Bench(
+    "bench switch",
+    "A real `aif serve` on a real broker and index store, /v1/rank at a constant rate over HTTP (open loop). Windows at rest and "
+    "windows in which a new version is published every few seconds alternate. Even versions have scores below 1, odd ones above: an "
+    "answer that mixed two would have both.",
+    (
+        Figure("flips", "count", "versions, after the first, that answers came from"),
+        Figure("answers", "count", "answers with status 200; each is judged"),
+        Figure("answers_steady", "count", "of these, at rest"),
+        Figure("answers_switching", "count", "of these, while versions load and flip"),
+        Figure("mixed_versions", "count", "answers with a score that does not belong to the version they name"),
+        Figure("steady_p50_ms", "ms", "from the intended send to the whole answer, at rest, median"),
+        Figure("steady_p99_ms", "ms", "the same, p99"),
+        Figure("switching_p50_ms", "ms", "while versions load and flip, median"),
+        Figure("switching_p99_ms", "ms", "the same, p99"),
+        Figure("steady_late_p99_ms", "ms", "how late the load generator itself was at rest; it is in the latencies above"),
+        Figure("switching_late_p99_ms", "ms", "and while versions load and flip"),
+        Figure("p95_ratio", "ratio", "switching over at rest, p95"),
+        Figure("p99_ratio", "ratio", "the same, p99"),
+        Figure("refused", "count", "429 and 503"),
+        Figure("failed", "count", "anything else"),
+    ),
+    goals=(
+        "p99_ratio <= 1.1",
+        "flips >= 5",
+        "mixed_versions == 0",
+        "failed == 0",
+        "answers_steady >= 5000",
+        "answers_switching >= 5000",
+    ),
+)
+
+_READY_S_MAX = 300.0
+_WARM_S = 3.0
+_CONTEXT = {"hour": 20}
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchPlan:
+    """The size of the versions, the load, and how many answers are measured."""
+
+    items: int = 200_000
+    candidates: int = 1_000
+    users: int = 32
+    behaviours: int = 300
+    rate_per_s: float = 100.0
+    answers: int = 6_000  # at rest, and as many with switching
+    turns: int = 4  # windows of each kind
+    every_s: float = 3.0  # between two versions
+
+    def quick(self) -> "SwitchPlan":
+        """A look, not a measurement."""
+        return replace(self, items=min(self.items, 20_000), answers=min(self.answers, 600), turns=1)
+
+    @property
+    def window_s(self) -> float:
+        """Seconds of one window."""
+        return self.answers / self.rate_per_s / self.turns
+
+
+@dataclass
+class _Side:
+    """Latencies of all windows of one kind, and the bodies of their answers."""
+
+    latencies: Latencies = field(default_factory=Latencies)
+    bodies: list[bytes] = field(default_factory=list)
+
+
+def measure_switch(plan: SwitchPlan) -> Figures:
+    """All figures of the command."""
+    figures = Figures(SWITCH, asdict(plan))
+    with open_switched_server(plan.items, plan.users, plan.behaviours) as (stage, writer):
+        target, bodies = _encode_requests(stage, writer, plan)
+        run_to_the_microsecond(send_at_rate(target, bodies, plan.rate_per_s, _WARM_S))
+        steady, switching = _Side(), _Side()
+        for turn in range(plan.turns):
+            say(
+                f"turn {turn + 1} of {plan.turns}: {plan.window_s:.0f} s at rest, {plan.window_s:.0f} s switching every {plan.every_s:g} s ..."
+            )
+            steady.latencies.merge(run_to_the_microsecond(_send(target, bodies, plan, steady)))
+            switching.latencies.merge(run_to_the_microsecond(_send_while_switching(writer, target, bodies, plan, switching)))
+            wait_version(stage, writer, writer.next_version - 1)
+    _add_figures(figures, steady, switching)
+    return figures
+
+
+@contextlib.contextmanager
+def open_switched_server(items: int, users: int, behaviours: int, two_models: bool = False) -> Iterator[tuple[BenchStage, VersionWriter]]:
+    """A real server that answers from version 0 and knows users with histories, and the writer of the versions after it."""
+    with open_bench_stage() as stage:
+        say(f"two kinds of version of {items} items ...")
+        writer = VersionWriter(open_index_store(str(stage.directory / "index")), SHARDS, USER_PARTITIONS, items, two_models)
+        writer.publish()
+        _publish_users(stage, writer, users, behaviours)
+        stage.start("server", "serve", "--port", str(stage.port))
+        wait_version(stage, writer, 0)
+        yield stage, writer
+
+
+def _publish_users(stage: BenchStage, writer: VersionWriter, users: int, behaviours: int) -> None:
+    """Publishes users 0, 1, ... with histories of random items of the versions."""
+    rng = np.random.default_rng(1)
+    with stage.publisher() as publisher:
+        for user in range(users):
+            items = rng.choice(writer.ids, behaviours).tolist()
+            publisher.publish_behaviours(Behaviour(user_id=user, item_id=item, time_ms=at) for at, item in enumerate(items))
+
+
+def _encode_requests(stage: BenchStage, writer: VersionWriter, plan: SwitchPlan) -> tuple[Target, list[bytes]]:
+    rng = np.random.default_rng(2)
+    bodies = []
+    for user in range(plan.users):
+        ids = [str(one) for one in rng.choice(writer.ids, plan.candidates, replace=False).tolist()]
+        bodies.append(json.dumps({"user_id": user, "item_ids": ids, "top_k": 10, "context": _CONTEXT}).encode())
+    return Target(stage.url, "/v1/rank"), bodies
+
+
+def wait_version(stage: BenchStage, writer: VersionWriter, version: int) -> None:
+    """Waits until the server answers from a version. Raises Unavailable (`timed_out`, `child_died`)."""
+    ids = [int(one) for one in writer.ids[:2]]
+
+    def is_there() -> bool:
+        stage.children[0].check()
+        try:
+            with AifClient(stage.url) as client:
+                return decode_token(client.rank(0, ids, top_k=1).version_token).version == version
+        except Exception:  # not ready yet, whatever it says
+            return False
+
+    wait_until(is_there, _READY_S_MAX, f"the server to answer from version {version}", poll_s=0.1)
+
+
+async def _send(target: Target, bodies: Sequence[bytes], plan: SwitchPlan, side: _Side) -> Latencies:
+    return await send_at_rate(target, bodies, plan.rate_per_s, plan.window_s, on_answer=side.bodies.append)
+
+
+async def _send_while_switching(writer: VersionWriter, target: Target, bodies: Sequence[bytes], plan: SwitchPlan, side: _Side) -> Latencies:
+    async with writer.publishing(plan.every_s):
+        return await _send(target, bodies, plan, side)
+
+
+# --- what the answers say ---------------------------------------------------------------------------------------------------
+
+
+def judge_answer(body: bytes) -> tuple[int, bool]:
+    """(the version that an answer names, whether all of its scores belong to that version)."""
+    answer = RankAnswer.model_validate_json(body)
+    version = decode_token(answer.version_token).version
+    return version, belongs(version, [item.score for item in answer.items])
+
+
+def _add_figures(figures: Figures, steady: _Side, switching: _Side) -> None:
+    judged = [[judge_answer(body) for body in side.bodies] for side in (steady, switching)]
+    versions = [version for version, _ in judged[1]]
+    at_rest, loaded = steady.latencies, switching.latencies
+    p99_ms, loaded_p99_ms = at_rest.quantile(OK, 0.99), loaded.quantile(OK, 0.99)
+    figures.add("flips", len(set(versions) - {0}))
+    figures.add("answers", at_rest.count(OK) + loaded.count(OK))
+    figures.add("answers_steady", at_rest.count(OK))
+    figures.add("answers_switching", loaded.count(OK))
+    figures.add("mixed_versions", sum(not whole for side in judged for _, whole in side))
+    figures.add("steady_p50_ms", at_rest.quantile(OK, 0.5))
+    figures.add("steady_p99_ms", p99_ms)
+    figures.add("switching_p50_ms", loaded.quantile(OK, 0.5))
+    figures.add("switching_p99_ms", loaded_p99_ms)
+    figures.add("steady_late_p99_ms", at_rest.late.get_quantile_value(0.99))
+    figures.add("switching_late_p99_ms", loaded.late.get_quantile_value(0.99))
+    figures.add_ratio("p95_ratio", loaded.quantile(OK, 0.95), at_rest.quantile(OK, 0.95))
+    figures.add_ratio("p99_ratio", loaded_p99_ms, p99_ms)
+    figures.add("refused", at_rest.count(REFUSED) + loaded.count(REFUSED))
+    figures.add("failed", at_rest.count(FAILED) + loaded.count(FAILED))

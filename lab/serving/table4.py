@@ -1,0 +1,243 @@
+"""`aif bench table4`: the paper's Table 4, row by row: response time, throughput at a fixed p99, and extra storage of each part of AIF.
+
+    response time   from the candidates to the top 100, one request after another; the rows take turns request by request
+    processor time  of the same calls on all threads, which other processes on the machine distort least
+    maxQPS          whole requests (call 1 and call 2) in an open loop on one engine: the highest rate whose p99 stays within the bound
+    extra storage   bytes of the columns that the row adds to the items, and of the states of a pool of users
+
+Here: the measurement, and the comparison with the paper. Not here: what a row computes (table4_rows.py), the open loop (open_loop.py).
+Figures in percent are relative to the sequential base of the same run. Rows alternate, because other processes may use the machine.
+Source: AIF, Table 4.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import SupportsFloat
+
+import numpy as np
+
+from infra.command import say
+from infra.declared import Bench, Figure
+from infra.figures import Figures
+from lab.serving.open_loop import Request, find_rate_max, send_requests
+from lab.serving.table4_rows import ROWS, Row, RowScorer, draw_raw_features
+from lab.serving.world import CONTEXT, PROFILE, VERSION, RankWorld, open_rank_world
+from lab.system.load import FAILED, OK, REFUSED
+from serving.engine.work import RankWork, UserState, UserWork
+from serving.short_turns import share_the_interpreter
+
+TABLE_4 = Bench(
+    "bench table4",
+    "The paper's Table 4, row for row, on one engine in one process. cold: the sequential base, with raw item features (24 "
+    "categorical, 16 numbers, a multimodal embedding of 64), the profile and the mean of the latest 256 behaviours after the "
+    "candidates are known. async: the item's vector in place of its raw features, the user's vectors from call 1. sim, sim_cached: "
+    "cold and the sub-sequence of the candidate's category, cut after the candidates are known, or in call 1. bea: cold and w V, with "
+    "V from call 1. long, long_lsh: cold and DIN and SimTier over all behaviours, by products of embeddings, or by signatures with "
+    "the sums of call 1. aif: the engine with all of AIF. Rows are computed from the same features: in async and aif an item's raw "
+    "features went into its vector nearline, which is why they save; in the paper the vectors carry features that Base did not have. "
+    "In the base's favour: raw features lie in memory beside the index and run through the engine's own compiled code, and the user's "
+    "side is computed once per request, not per mini-batch.",
+    (
+        Figure(
+            "{row}.avg_rt_pct",
+            "%",
+            "response time from the candidates to the top 100, over the base's; one request after another, rows in turn",
+        ),
+        Figure("{row}.p99_rt_pct", "%", "the same, p99"),
+        Figure(
+            "{row}.max_qps_pct",
+            "%",
+            "requests a second (call 1 included, open loop, 50 ms of retrieval between) at which p99 reaches the bound, over the "
+            "base's; -100: no rate holds it. Between the last two rates of the bisection placed by the logarithms of their p99s",
+        ),
+        Figure("{row}.paper_avg_rt_pct", "%", "what the paper's Table 4 says"),
+        Figure("{row}.paper_p99_rt_pct", "%", "the same"),
+        Figure("{row}.paper_max_qps_pct", "%", "the same"),
+        Figure("{row}.call2_cpu_pct", "%", "processor time on all threads over the base's, median: of the same calls"),
+        Figure("{row}.cpu_pct", "%", "of whole requests, call 1 included"),
+        Figure("{row}.extra_bytes", "bytes", "columns that the row adds to the items, and the states of 1,000 users"),
+        Figure("{row}.item_bytes", "bytes", "of one item"),
+        Figure("{row}.state_bytes", "bytes", "of one user"),
+        Figure("{row}.avg_rt_ms", "ms", "the response times as they were"),
+        Figure("{row}.p99_rt_ms", "ms", "the same, p99"),
+        Figure("{row}.max_qps", "1/s", "the rates as they were"),
+        Figure("p99_bound_ms", "ms", "the p99 at which throughput is compared: `--p99-ms`, or five times the base's mean"),
+    ),
+    goals=(
+        "aif.avg_rt_pct <= 1",
+        "aif.p99_rt_pct <= 1",
+        "aif.max_qps_pct >= -5",
+    ),
+    options="[--rows aif]",
+)
+
+TOP_K = 100
+POOL_USERS = 1_000  # users whose states count as extra storage
+RETRIEVAL_S = 0.05
+BOUND = 5.0  # the p99 at which throughput is compared, as a multiple of the base's mean response time, unless one is given
+RATE_MAX = 1.4  # the highest rate that is tried, as a multiple of the rate of one request after another; above 1, because user halves run beside rankings
+_WAIT_S = 600.0
+_WARM = 3
+ROW_NAMES = tuple(row.name for row in ROWS)
+MEASURES = ("avg_rt_pct", "p99_rt_pct", "max_qps_pct")
+
+
+@dataclass(frozen=True, slots=True)
+class Table4Plan:
+    """The synthetic world, and how much is measured. `p99_ms` 0: `BOUND` times the base's mean response time; `rows`: those beside the base, () = all."""
+
+    items: int = 200_000
+    candidates: int = 10_000
+    behaviours: int = 1_000
+    users: int = 32
+    calls: int = 300
+    rounds: int = 2
+    steps: int = 5
+    seconds: float = 3.0
+    p99_ms: float = 0.0
+    rows: tuple[str, ...] = ()
+
+    def quick(self) -> "Table4Plan":
+        """A look, not a measurement."""
+        return replace(self, calls=30, rounds=1, steps=3, seconds=1.0)
+
+
+@dataclass
+class _Measured:
+    """A row's measurements: response times `taken_ms`, seconds of whole requests `work_s`, processor milliseconds on all threads of call 2 and of whole
+    requests, and the highest rate of each round."""
+
+    row: Row
+    version: int
+    state_bytes: int = 0
+    taken_ms: list[float] = field(default_factory=list)
+    work_s: list[float] = field(default_factory=list)
+    call2_cpu_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+
+class _Traffic:
+    """The users and candidates, the same for every row."""
+
+    def __init__(self, world: RankWorld, plan: Table4Plan) -> None:
+        self._candidates = world.requests(plan.candidates)
+        self._histories = [world.history(plan.behaviours) for _ in range(plan.users)]
+
+    def request(self, one: _Measured, number: int) -> Request:
+        """A request to a row: with a call 1 if the row computes its user half ahead, else with the user in call 2."""
+        user = UserWork(PROFILE, self._histories[number % len(self._histories)], one.version)
+        ids, sequential = self._candidates[number % len(self._candidates)], not one.row.ahead
+
+        def rank(state: UserState | None) -> RankWork:
+            return RankWork(ids, TOP_K, state, user if sequential else None, CONTEXT)
+
+        return Request(None if sequential else user, rank)
+
+
+def measure_table4(plan: Table4Plan) -> Figures:
+    """All figures of the command."""
+    config = asdict(plan)
+    say(f"filling a slot with {plan.items} items ...")
+    share_the_interpreter()  # as in a server
+    with open_rank_world(plan.items) as world:
+        traffic, rows = _Traffic(world, plan), _admit_rows(world, plan)
+        say(f"response times of {plan.calls} requests a row ...")
+        for number in range(-_WARM, plan.calls):
+            for one in rows:
+                _time_call(world, traffic.request(one, number), one, counts=number >= 0)
+        bound_ms = plan.p99_ms or BOUND * float(np.mean(rows[0].taken_ms))
+        for number in range(plan.rounds):
+            for one in rows:
+                one.rates.append(_find_rate(world, traffic, one, plan, bound_ms))
+                say(
+                    f"round {number + 1} of {plan.rounds}: {one.row.name} carries {one.rates[-1]:.0f} requests a second at p99 {bound_ms:.0f} ms"
+                )
+        figures = Figures(TABLE_4, config | {"pool_users": POOL_USERS, "retrieval_ms": 1e3 * RETRIEVAL_S})
+        figures.add("p99_bound_ms", bound_ms)
+        _add_figures(figures, world, rows, plan.items)
+    return figures
+
+
+def _choose_rows(names: Sequence[str]) -> list[Row]:
+    """The base and these rows, or all."""
+    return [row for row in ROWS if row is ROWS[0] or not names or row.name in names]
+
+
+def _admit_rows(world: RankWorld, plan: Table4Plan) -> list[_Measured]:
+    """Adds every row of the plan to the engine as a version of its own; the row with all of AIF is the engine's own version."""
+    raw, rows = draw_raw_features(world), list[_Measured]()
+    for number, row in enumerate(_choose_rows(plan.rows)):
+        version = VERSION if row.name == "aif" else VERSION + 1 + number
+        if row.name != "aif":
+            world.engine.admit(world.resident(RowScorer(row, world, raw, version), version)).result(_WAIT_S)
+        rows.append(_Measured(row, version))
+    return rows
+
+
+def _time_call(world: RankWorld, request: Request, one: _Measured, counts: bool) -> None:
+    """Measures one request: its call 1, if the row has one, then call 2, whose time is the response time."""
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    state = None if request.user is None else world.engine.submit_user(request.user).result(_WAIT_S).state
+    arrived_s, arrived_cpu_s = time.perf_counter(), time.process_time()
+    result = world.engine.submit_rank(request.rank(state)).result(_WAIT_S)
+    ended_s, ended_cpu_s = time.perf_counter(), time.process_time()
+    one.state_bytes = result.state.size_bytes if one.row.ahead else 0
+    if counts:
+        one.taken_ms.append(1e3 * (ended_s - arrived_s))
+        one.work_s.append(ended_s - began_s)
+        one.call2_cpu_ms.append(1e3 * (ended_cpu_s - arrived_cpu_s))
+        one.cpu_ms.append(1e3 * (ended_cpu_s - began_cpu_s))
+
+
+def _find_rate(world: RankWorld, traffic: _Traffic, one: _Measured, plan: Table4Plan, bound_ms: float) -> float:
+    """The highest rate per second of whole requests whose p99 stays within the bound."""
+
+    def p99_ms_at(rate: float) -> float:
+        seen = send_requests(world.engine, lambda number: traffic.request(one, number), rate, plan.seconds, RETRIEVAL_S)
+        p99_ms = seen.quantile(OK, 0.99)
+        return math.inf if p99_ms is None or seen.count(REFUSED) or seen.count(FAILED) else p99_ms
+
+    capacity = 1 / float(np.median(one.work_s))
+    return find_rate_max(p99_ms_at, bound_ms, 0.1 * capacity, RATE_MAX * capacity, plan.steps)
+
+
+def _add_figures(figures: Figures, world: RankWorld, rows: Sequence[_Measured], items: int) -> None:
+    base = rows[0]
+    for one in rows:
+        name, columns = one.row.name, world.tables.columns
+        item_bytes = sum(columns[column].nbytes // len(columns[column]) for column in one.row.columns)
+        figures.add(f"{name}.avg_rt_ms", float(np.mean(one.taken_ms)))
+        figures.add(f"{name}.p99_rt_ms", float(np.percentile(one.taken_ms, 99)))
+        figures.add(f"{name}.max_qps", float(np.median(one.rates)))
+        figures.add(f"{name}.avg_rt_pct", _more_pct(np.mean(one.taken_ms), np.mean(base.taken_ms)))
+        figures.add(f"{name}.p99_rt_pct", _more_pct(np.percentile(one.taken_ms, 99), np.percentile(base.taken_ms, 99)))
+        figures.add(f"{name}.call2_cpu_pct", _more_pct(np.median(one.call2_cpu_ms), np.median(base.call2_cpu_ms)))
+        figures.add(f"{name}.cpu_pct", _more_pct(np.median(one.cpu_ms), np.median(base.cpu_ms)))
+        ratios = [_more_pct(rate, whole) for rate, whole in zip(one.rates, base.rates, strict=True)]
+        figures.add(f"{name}.max_qps_pct", float(np.median(ratios)))
+        figures.add(f"{name}.extra_bytes", item_bytes * items + one.state_bytes * POOL_USERS)
+        figures.add(f"{name}.item_bytes", item_bytes)
+        figures.add(f"{name}.state_bytes", one.state_bytes)
+        for measure, value in zip(MEASURES, one.row.paper, strict=True):
+            figures.add(f"{name}.paper_{measure}", value)
+
+
+def _more_pct(value: SupportsFloat, base: SupportsFloat) -> float:
+    return 100.0 * (float(value) / float(base) - 1) if base else float("nan")
+
+
+def table_rows(figures: Figures) -> list[dict[str, str]]:
+    """The rows to print: each figure beside the paper's."""
+    rows = []
+    for row in _choose_rows(figures.config["rows"]):
+        cells = {"method": row.name}
+        for measure in MEASURES:
+            value = figures.value(f"{row.name}.{measure}")
+            cells[measure] = "-" if value is None else f"{value:+.1f}"
+            cells[f"paper {measure}"] = f"{figures.value(f'{row.name}.paper_{measure}'):+.2f}"
+        cells["extra MB"] = f"{(figures.value(f'{row.name}.extra_bytes') or 0) / 1e6:.1f}"
+        rows.append(cells)
+    return rows

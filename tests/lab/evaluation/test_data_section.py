@@ -1,0 +1,57 @@
+"""Saved figures of other data as a section of the report."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lab.evaluation.data_section import data_section, read_data_figures
+from lab.evaluation.document import Heading, Paragraph, Table
+from schemas.errors import Misconfigured
+
+
+def saved(folder: Path) -> Path:
+    figures: dict[str, float | None] = {}
+    for score, level in (("popularity", 0.7), ("aif", 0.8)):
+        for end, by in (("", 0.0), ("_low", -0.01), ("_high", 0.01)):
+            figures[f"shop.v2.{score}.gauc{end}"] = level + by
+        figures[f"shop.v2.{score}.recall_at_20"] = level
+    figures |= {f"shop.v2.{name}": value for name, value in (("aif.gauc_gain", 0.1), ("aif.gauc_gain_low", 0.09), ("users", 1002))}
+    figures["shop.v2.aif.gauc_gain_high"] = None
+    entries = {name: {"value": value, "unit": ""} for name, value in figures.items()}
+    path = folder / "shop.json"
+    path.write_text(json.dumps({"command": "eval data", "config": {"loss": "softmax", "out": None}, "figures": entries}))
+    return path
+
+
+def test_every_score_has_a_row_and_the_model_its_gain(tmp_path: Path) -> None:
+    heading, text, table = data_section(read_data_figures(saved(tmp_path)))
+    assert heading == Heading("shop.v2") and "loss softmax" in text.text and "1,002" in text.text and "None" not in text.text  # type: ignore[union-attr]
+    assert isinstance(table, Table) and table.header == ("score", "GAUC, all pairs", "R@20")
+    assert list(table.rows) == [
+        ["popularity", "0.7000 [0.6900, 0.7100]", "0.7000"],
+        ["aif", "0.8000 [0.7900, 0.8100]", "0.8000"],
+        ["aif, paired gain over the best plain score", "+0.1000", "-"],
+    ]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"command": "eval tables", "figures": {"x": 1}}', "[1]"])
+def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(Misconfigured, match="not_data_figures"):
+        read_data_figures(path)
+
+
+def test_what_was_tried_stands_beside_the_figures_and_outlives_them(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    beside = tmp_path / "shop.tried.toml"
+    beside.write_text('text = "On June."\nheader = ["change", "GAUC"]\nrows = [["longer", ".82"]]\nnotes = "No more."')
+    assert data_section(read_data_figures(path))[3:] == [
+        Paragraph("On June."),
+        Table(["change", "GAUC"], [["longer", ".82"]]),
+        Paragraph("No more."),
+    ]
+    beside.write_text('text = "On June."\nheader = ["change", "GAUC"]\nrows = [["longer"]]\nnotes = ""')
+    with pytest.raises(Misconfigured, match="not_what_was_tried"):
+        read_data_figures(path)

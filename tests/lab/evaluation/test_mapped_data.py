@@ -1,0 +1,123 @@
+"""One model on mapped files: candidates as matrices, plain scores, and figures with paired gains."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from infra.data.catalogue import Evaluation, HeldOutUser
+from infra.figures import Figures
+from lab.evaluation import mapped_data
+from lab.evaluation.mapped_data import (
+    DATA,
+    DataOptions,
+    add_data_figures,
+    collect_candidates,
+    measure,
+    model_scores,
+    plain_scores,
+    run_data,
+)
+from schemas.events import Behaviour
+from schemas.model.checkpoint import read_checkpoint
+from schemas.model.lsh import make_w_hash
+from schemas.model.network import AifNetwork
+from schemas.train_choices import TrainChoices
+from streams.training.impressions import join_events
+from streams.training.metrics import UserValues
+from streams.training.questions import ask, score_tasks
+from tests.infra.data.shops import write_text_shop
+from tests.streams.training.shop import shop
+
+
+def evaluation() -> Evaluation:
+    met = [Behaviour(user_id=1, item_id=item, time_ms=5) for item in (10, 10, 12)]
+    return Evaluation(
+        (HeldOutUser(1, {}, met, np.array([10, 11, 12]), frozenset({10, 11})), HeldOutUser(2, {}, [], np.array([11, 12]), frozenset({12}))),
+        {11: 4.0, 12: 1.0},
+        "recall",
+        9,
+    )
+
+
+def test_candidates_stand_in_rows_and_a_shorter_row_is_padded() -> None:
+    found = collect_candidates(evaluation())
+    assert found.ids_UC.tolist() == [[10, 11, 12], [11, 12, None]]
+    assert found.present().tolist() == [[True, True, True], [True, True, False]]
+    assert found.relevant_UC.tolist() == [[True, True, False], [False, True, False]]
+    assert found.met_UC.tolist() == [[2, 0, 1], [0, 0, 0]] and found.popularity_UC.tolist() == [[0, 4, 1], [4, 1, 0]]
+
+
+def test_repeats_come_first_and_popularity_decides_among_equals() -> None:
+    found = plain_scores(collect_candidates(evaluation()))["repeats"]
+    assert np.argsort(-found[0], kind="stable").tolist() == [0, 2, 1] and found[1, 0] > found[1, 1]
+
+
+def test_what_a_user_has_met_counts_in_gauc_and_not_in_gauc_new() -> None:
+    candidates = collect_candidates(evaluation())
+    scores = np.array([[3.0, 1.0, 2.0], [0.0, 1.0, 9.0]])
+    found = measure(candidates, scores, 100)
+    assert found["gauc"].value_U.tolist() == pytest.approx([0.5, 1.0]) and found["gauc"].weight_U.tolist() == [2, 1]
+    assert found["gauc_new"].weight_U.tolist() == [0, 1]  # only item 11 is new to user 1: no pair
+    assert found["recall_at_100"].value_U.tolist() == [1.0, 1.0]
+    assert measure(candidates, scores, 2)["recall_at_2"].value_U.tolist() == [0.5, 1.0]
+
+
+def test_users_are_measured_alike_together_and_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates, scores = collect_candidates(evaluation()), np.array([[3.0, 1.0, 2.0], [0.0, 1.0, 9.0]])
+    together = measure(candidates, scores, 2)
+    monkeypatch.setattr(mapped_data, "PAIRS_AT_ONCE", 3)
+    one_by_one = measure(candidates, scores, 2)
+    for name, values in together.items():
+        assert (
+            one_by_one[name].value_U.tolist() == values.value_U.tolist() and one_by_one[name].weight_U.tolist() == values.weight_U.tolist()
+        )
+
+
+def test_the_model_is_measured_by_the_formula_that_it_is_served_by() -> None:
+    """As serving ranks: by every task and the bid with their exponents, not by the click alone."""
+    spec, events = shop()
+    spec = dataclasses.replace(spec, tasks=("click", "buy"), rank_by="click * buy^0.5 * bid^0.25")
+    data = join_events(spec, make_w_hash(0, spec.hash_bits, spec.schema.mm_width), events, every_item=True)
+    torch.manual_seed(0)
+    network = AifNetwork(spec, make_w_hash(0, spec.hash_bits, spec.schema.mm_width))
+    asked = Evaluation((HeldOutUser(1, {}, [], np.array([0, 1, 2, 77], object), frozenset({1})),), {}, "recall", 300)
+    found = model_scores(network, data, asked, collect_candidates(asked))
+    p = 1 / (1 + np.exp(-score_tasks(network, ask(data, [1], 300, np.array([[0, 1, 2]], object)), spec.simtier_behaviours).astype(float)))
+    bids = data.items.bid_R.numpy()[data.items.rows_as_of(np.array([0, 1, 2]), np.full(3, 300))]
+    np.testing.assert_allclose(found[0, :3], p[0, :, 0] * p[0, :, 1] ** 0.5 * bids**0.25, rtol=1e-6)
+    assert found[0, 3] == -1.0, "what the log does not describe comes last"
+
+
+def test_the_gain_is_over_the_best_plain_score_of_each_measure() -> None:
+    def level(value: float) -> dict[str, UserValues]:
+        return {"gauc": UserValues(np.full(5, value), np.ones(5))}
+
+    figures = Figures(DATA)
+    add_data_figures(figures, "shop", {"popularity": level(0.6), "repeats": level(0.7), "aif": level(0.75)})
+    assert figures.value("shop.aif.gauc_gain") == pytest.approx(0.05) and figures.value("shop.aif.gauc_low") == pytest.approx(0.75)
+
+
+def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    mapping = write_text_shop(files)
+    out = tmp_path / "shop.safetensors"
+    figures = run_data(DataOptions(files, mapping, 3, "softmax", 4e-3, 8, 64, 0, out, "2024-04-01", "2024-04-08"))
+    assert (figures.config["from"], figures.config["until"]) == ("2024-04-01T00:00:00+00:00", "2024-04-08T00:00:00+00:00")
+    named = figures.as_dict()["figures"]
+    prefix = next(name for name in named if name.endswith(".aif.gauc")).removesuffix(".aif.gauc")
+    for score in ("aif", "popularity", "repeats"):
+        for name in ("gauc", "gauc_new", "recall_at_100"):
+            assert {f"{prefix}.{score}.{name}{end}" for end in ("", "_low", "_high")} <= named.keys()
+    card = read_checkpoint(out).info.card
+    assert card[f"{prefix}.aif.gauc"] == figures.value(f"{prefix}.aif.gauc") and card["steps"] == 3
+
+
+def test_the_command_line_comes_before_the_catalogue() -> None:
+    options = DataOptions(Path(), Path(), steps=9, loss="click")
+    chosen = options.train(TrainChoices(steps=5, batch_requests=7, softmax=0.5))
+    assert (chosen.steps, chosen.batch_requests) == (9, 7)
+    assert (chosen.click, chosen.softmax, chosen.copr) == (1.0, 0.0, 0.0)

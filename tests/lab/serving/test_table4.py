@@ -1,0 +1,123 @@
+"""The rows of Table 4: what they score, that each part takes part, and the open loop under them."""
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+from infra.figures import Figures
+from lab.serving.cli import bench_table4
+from lab.serving.open_loop import Request, find_rate_max, send_requests
+from lab.serving.table4 import MEASURES, Table4Plan, _choose_rows, measure_table4, table_rows
+from lab.serving.table4_rows import ROWS, RowScorer, draw_raw_features
+from lab.serving.world import CONTEXT, PROFILE, RankWorld, open_rank_world
+from lab.system.load import OK, REFUSED
+from schemas.errors import Unavailable
+from serving.engine.work import RankWork, UserState, UserWork
+
+SEQUENTIAL = [row for row in ROWS if row.name != "aif"]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[RankWorld]:
+    with open_rank_world(2_000) as opened:
+        yield opened
+
+
+def score(world: RankWorld, row: Any, behaviours: int = 40) -> np.ndarray:
+    world.rng = np.random.default_rng(1)
+    scorer = RowScorer(row, world, draw_raw_features(world), 2)
+    history = world.history(behaviours)
+    return scorer.score(scorer.user_state(UserWork(PROFILE, history, 2)), np.arange(700), CONTEXT)[0]
+
+
+@pytest.mark.parametrize("row", SEQUENTIAL, ids=lambda row: row.name)
+def test_every_row_scores_every_candidate_and_none_like_another(world: RankWorld, row: Any) -> None:
+    scores_C = score(world, row)
+    assert np.isfinite(scores_C).all() and len(np.unique(scores_C)) > 600
+
+
+def test_cutting_a_history_before_or_after_the_candidates_gives_the_same_scores(world: RankWorld) -> None:
+    by_name = {row.name: row for row in ROWS}
+    assert np.array_equal(score(world, by_name["sim"]), score(world, by_name["sim_cached"]))
+
+
+@pytest.mark.parametrize("row", [row for row in SEQUENTIAL if row.name != "cold"], ids=lambda row: row.name)
+def test_a_part_sees_the_history(world: RankWorld, row: Any) -> None:
+    assert not np.allclose(score(world, row, 40), score(world, row, 1))
+
+
+def test_a_quick_run_has_every_figure_of_every_row_and_prints_the_papers_table() -> None:
+    figures = measure_table4(Table4Plan(items=10_000, candidates=600, behaviours=30, users=2, calls=2, rounds=1, steps=1, seconds=0.05))
+    for row in ROWS:
+        assert {f"{row.name}.{measure}" for measure in (*MEASURES, "extra_bytes")} <= set(figures.as_dict()["figures"])
+    assert figures.value("cold.extra_bytes") == 0 and figures.value("cold.avg_rt_pct") == 0
+    assert (figures.value("async.item_bytes"), figures.value("bea.item_bytes"), figures.value("long_lsh.item_bytes")) == (64, 16, 17)
+    assert figures.value("aif.state_bytes") and not figures.value("sim.state_bytes")
+    assert isinstance(figures, Figures) and [row["method"] for row in table_rows(figures)] == [row.name for row in ROWS]
+
+
+def test_of_the_rows_only_the_chosen_ones_are_measured_beside_the_base() -> None:
+    assert [row.name for row in _choose_rows(("aif",))] == ["cold", "aif"]
+    with pytest.raises(typer.BadParameter, match="there is no aiff, expected some of cold, async"):
+        bench_table4(rows="cold,aiff")
+
+
+class NotingEngine:
+    """Answers both calls at once and notes their order; the work "refused" is."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def submit_user(self, work: UserWork) -> "Future[Any]":
+        self.order.append("user")
+        return done(type("Result", (), {"state": "made"}))
+
+    def submit_rank(self, work: Any) -> "Future[Any]":
+        self.order.append(f"rank {work}")
+        future: Future[Any] = Future()
+        if work == "refused":
+            future.set_exception(Unavailable("overloaded", "full", 0.1))
+            return future
+        return done(work)
+
+
+def done(value: Any) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def test_the_open_loop_sends_call_one_before_retrieval_and_call_two_with_its_state() -> None:
+    def rank(state: UserState | None) -> RankWork:
+        return state  # type: ignore[return-value]
+
+    engine: Any = NotingEngine()
+    seen = send_requests(engine, lambda number: Request(UserWork(), rank), 1_000, 0.003, 0.05)
+    assert engine.order == ["user"] * 3 + ["rank made"] * 3 and seen.count(OK) == 3
+    refused: Any = lambda number: Request(None, lambda state: "refused")  # noqa: E731
+    assert send_requests(engine, refused, 1_000, 0.002, 0.0).count(REFUSED) == 2
+
+
+def test_the_highest_rate_is_found_between_two_steps_of_a_bisection_and_is_zero_where_none_holds() -> None:
+    def p99_ms_at(rate: float) -> float:
+        return 5 * 2 ** (rate / 10)
+
+    assert find_rate_max(p99_ms_at, 40, 10, 100, 2) == pytest.approx(30)
+    assert find_rate_max(lambda rate: 5 if rate <= 64 else math.inf, 40, 10, 100, 6) == pytest.approx(64, abs=2)
+    assert find_rate_max(lambda rate: math.inf, 40, 10, 100, 6) == 0
+    assert find_rate_max(lambda rate: 5, 40, 10, 100, 3) == pytest.approx(100, abs=12)  # a rate that nobody tried is not claimed
+
+
+def test_a_rate_that_failed_beside_a_neighbour_is_tried_once_more() -> None:
+    tried: list[float] = []
+
+    def p99_ms_at(rate: float) -> float:
+        tried.append(rate)
+        return 100 if tried.count(rate) == 1 else 10
+
+    assert find_rate_max(p99_ms_at, 40, 10, 100, 1) == 55 and tried == [10, 10, 55, 55]

@@ -13,8 +13,8 @@ import pytest
 
 from infra.figures import Figures
 from infra.processes import free_ports, start_child, wait_until
-from lab.system import freshness
 from lab.demo.server import RankingServer
+from lab.system import freshness
 from lab.system.freshness import _LOST_AFTER_S, FRESHNESS, Prober, Seen, _add_figures, _not_servable
 from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate

@@ -55,7 +55,7 @@ def _folder(sources: Path) -> Path:
 
 def _stamp(sources: Path) -> str:
     """A hash of what numba's cache depends on: its version, this processor, the sources."""
-    files = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in sources.glob("*.py"))
+    files = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in sources.rglob("*.py"))
     return hashlib.sha256(repr((numba.__version__, llvm.get_host_cpu_name(), files)).encode()).hexdigest()
 
 

@@ -6,9 +6,10 @@ Here: the order. The loader process needs only look-up and changes, so these com
 from pathlib import Path
 
 from infra.compiled_once import compiled_once, is_compiled
-from serving.engine import tables
+from serving import engine
+from serving.engine.tables import tables
 
-_SOURCES = Path(tables.__file__).parent
+_SOURCES = Path(engine.__file__).parent
 
 
 def load_table_kernels() -> None:
@@ -19,7 +20,7 @@ def load_table_kernels() -> None:
 
 def load_engine_kernels() -> None:
     """Loads all kernels, so that the engine starts at once."""
-    from serving.engine.scorers import compile_kernels
+    from serving.engine.devices.scorers import compile_kernels
 
     load_table_kernels()
     with compiled_once("engine", _SOURCES):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from infra.metrics import Metrics
 from serving.core.row_ages import RowAges
-from serving.engine.loop import Engine
+from serving.engine.loop.engine import Engine
 from serving.engine.work import VersionReport
 from serving.versions.version_follower import VersionFollower
 

@@ -38,7 +38,7 @@ from serving.calls.state_pool import StatePool
 from serving.calls.user_call import UserCall
 from serving.calls.user_halves import Users
 from serving.calls.user_moves import UserMoves
-from serving.engine.loop import Engine
+from serving.engine.loop.engine import Engine
 from serving.engine.work import RankResult, RankWork
 from serving.engine_kernels import load_engine_kernels
 from serving.engine_metrics import EngineMetrics

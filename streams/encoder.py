@@ -25,10 +25,10 @@ from schemas.errors import Corrupted, RejectedInput
 from schemas.features import encode_features, encode_plain_columns
 from schemas.index.layout import row_layout
 from schemas.index.manifest import CHECKPOINT_REPAIR, checkpoint_path
+from schemas.kernels.signer import Signer
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from schemas.model.item_network import ItemNetwork, encoder_fingerprint
-from schemas.model.signer import Signer
 from streams.kernels import load_kernels
 
 _ENCODERS_KEPT = 4  # live, backup, published and building; shards hold their own references

@@ -7,7 +7,8 @@ import functools
 from pathlib import Path
 
 from infra.compiled_once import compiled_once, is_compiled
-from schemas.model import item_network, signer
+from schemas.kernels import signer
+from schemas.model import item_network
 
 _SOURCES = Path(item_network.__file__).parent
 

@@ -5,7 +5,7 @@ Here: multiply-adds counted by hand, and times of one request on one thread, bes
 Table 3. Counted cost is the paper's b l d, with a signature counted in bytes: d_id = d_mm = 8 d_lsh, so signatures of 256 bits are compared with
 embeddings of 256 numbers. Measured cost is the time on one core: torch's fused attention, matrix products and a compiled count for exact similarities, the
 factored sum (schemas/model/din.py) and a compiled count of equal bits for hashed ones. All forms end in DIN's vector and the counts of the tiers. A server
-counts hashed ones in half that time (serving/engine/tier_counts.py), which no exact form has a counterpart of.
+counts hashed ones in half that time (serving/engine/call_two/tier_counts.py), which no exact form has a counterpart of.
 
 Bridges. The n user vectors are made once a request, and each candidate costs one product with its n weights. With Full-Cross, candidates are the bridges:
 each attends to every row of U and passes through f itself.

@@ -7,7 +7,7 @@ from serving.calls.rank_call import RankCall
 from serving.calls.state_pool import StatePool
 from serving.calls.user_call import UserCall
 from serving.calls.user_halves import Users
-from serving.engine.loop import Engine
+from serving.engine.loop.engine import Engine
 from serving.protocols.front import Front
 from serving.protocols.http_api import HttpApi, Views
 from serving.settings import ServeSection

@@ -1,7 +1,7 @@
 """`aif bench device`: the engine alone with a CUDA device, from ids to the top 100, beside its own compiled pass on the CPU.
 
 Also `python -m lab.serving.device`, which needs torch, NumPy, numba and safetensors: it measures on a machine that has a device and nothing else of ours.
-Here: the figures. Not here: the world and the clock (world.py), the scorer (serving/engine/cuda.py).
+Here: the figures. Not here: the world and the clock (world.py), the scorer (serving/engine/devices/cuda.py).
 """
 
 import json
@@ -16,7 +16,7 @@ from infra.figures import Figures
 from lab.serving.world import CONTEXT, PROFILE, Plan, RankWorld, compare_scores, engine_case, open_rank_world, time_in_turns
 from schemas.errors import Misconfigured
 from schemas.model.parameters import parameters_of
-from serving.engine.cuda import CudaScorer
+from serving.engine.devices.cuda import CudaScorer
 from serving.engine.work import UserWork
 
 DEVICE = Bench(

@@ -17,7 +17,7 @@ from typing import Any
 
 from lab.system.load import FAILED, OK, REFUSED, Latencies
 from schemas.errors import Unavailable
-from serving.engine.loop import Engine
+from serving.engine.loop.engine import Engine
 from serving.engine.work import RankWork, UserResult, UserState, UserWork
 
 

@@ -29,7 +29,7 @@ from schemas.requests import InlineBehaviour
 from schemas.users import BehaviourEvent
 from serving.calls.state_pool import StatePool
 from serving.client import AifClient
-from serving.engine.loop import Engine
+from serving.engine.loop.engine import Engine
 from serving.garbage import calm_collector
 from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener

@@ -21,20 +21,20 @@ from infra.figures import Figures
 from lab.serving.peer_runs import measure_peers
 from lab.serving.protocols import measure_protocols
 from lab.serving.world import CONTEXT, PROFILE, TOP_K, Case, Plan, RankWorld, compare_scores, engine_case, open_rank_world, time_in_turns
+from schemas.kernels.bit_planes import EDGES_TOGETHER, LANES, SCRATCH_ROWS, TABLE_ROWS
+from schemas.kernels.products import padded
+from schemas.kernels.vector_blocks import aligned
 from schemas.model.inputs import behaviour_row, build_user_inputs, candidate_rows
 from schemas.model.lsh import equal_bits_min
 from schemas.model.network import InFloat64
-from schemas.model.vector_blocks import aligned
 from schemas.users import BehaviourEvent
-from serving.engine.behaviour_blocks import LANES, arrange_behaviours, pack_words
-from serving.engine.history import find_slots
-from serving.engine.loop import Engine
-from serving.engine.panels import padded
-from serving.engine.tier_counts import build_word_table, plan_limits, take_beyond
-from serving.engine.tier_planes import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS
-from serving.engine.user_state import EngineUserState
+from serving.engine.call_one.history import find_slots
+from serving.engine.call_one.user_state import EngineUserState
+from serving.engine.call_two.behaviour_blocks import arrange_behaviours, pack_words
+from serving.engine.call_two.tier_counts import build_word_table, plan_limits, take_beyond
+from serving.engine.devices.workers import WORKERS
+from serving.engine.loop.engine import Engine
 from serving.engine.work import UserState
-from serving.engine.workers import WORKERS
 
 RANK = Bench(
     "bench rank",

@@ -30,7 +30,7 @@ from schemas.index.layout import ORDER, row_layout
 from schemas.model.inputs import FeatureTensors
 from schemas.model.item_network import ItemNetwork
 from schemas.model.parameters import parameters_of
-from serving.engine.changes import Changes, pack_orders
+from serving.engine.tables.changes import Changes, pack_orders
 from serving.engine.work import UserWork
 
 TABLE_1 = Bench(

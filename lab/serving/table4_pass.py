@@ -1,6 +1,6 @@
 """The compiled pass of the rows of `aif bench table4`: call 2 of a model that has only some of AIF's parts.
 
-Here: `score_row`, made of the engine's own building blocks (serving/engine/joint_pass.py), so that two rows differ in their parts and in nothing else.
+Here: `score_row`, made of the engine's own building blocks (serving/engine/call_two/joint_pass.py), so that two rows differ in their parts and in nothing else.
 Not here: which row has which parts (table4_rows.py). The row with all of AIF is computed by the engine itself.
 
 Inputs of the first layer, X columns; a row has some of them (place -1: not this one):
@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.model.compiled import int64, kernel, part
-from schemas.model.vector_blocks import address
-from serving.engine.joint_pass import (
+from schemas.kernels.compiled import int64, kernel, part
+from schemas.kernels.float32_code import widen
+from schemas.kernels.products import BLOCK, multiply
+from schemas.kernels.vector_blocks import address
+from serving.engine.call_two.joint_pass import (
     RequestUser,
     Scratch,
     count_tiers,
@@ -27,10 +29,8 @@ from serving.engine.joint_pass import (
     run_later_layers,
     sum_signs,
 )
-from serving.engine.panels import BLOCK, multiply
-from serving.engine.tables import Columns
-from serving.engine.vector_code import widen
-from serving.engine.version_weights import VersionWeights
+from serving.engine.call_two.version_weights import VersionWeights
+from serving.engine.tables.tables import Columns
 
 
 class Places(NamedTuple):

@@ -30,17 +30,17 @@ import torch
 
 from lab.serving.table4_pass import Places, score_row
 from lab.serving.world import RankWorld
-from serving.engine.behaviour_blocks import Arranged, arrange_behaviours
-from serving.engine.cpu import CpuScorer
-from serving.engine.history import join_history
-from serving.engine.history_pass import HistorySums
-from serving.engine.joint_pass import RequestUser, Scratch, build_sign_table
-from serving.engine.panels import pack_panels, pad_columns
-from serving.engine.tables import Columns
-from serving.engine.vector_code import LANES, SIGN_CHUNK
-from serving.engine.version_weights import VersionWeights, product_weights, slice_first_layer
+from schemas.kernels.float32_code import LANES, SIGN_CHUNK
+from schemas.kernels.products import pack_panels, pad_columns
+from serving.engine.call_one.history import join_history
+from serving.engine.call_one.history_pass import HistorySums
+from serving.engine.call_two.behaviour_blocks import Arranged, arrange_behaviours
+from serving.engine.call_two.joint_pass import RequestUser, Scratch, build_sign_table
+from serving.engine.call_two.version_weights import VersionWeights, product_weights, slice_first_layer
+from serving.engine.devices.cpu import CpuScorer
+from serving.engine.devices.workers import WORKERS
+from serving.engine.tables.tables import Columns
 from serving.engine.work import UserState, UserWork
-from serving.engine.workers import WORKERS
 
 MINI_BATCH = 1_000  # candidates; the paper's example
 CATEGORICAL, NUMERIC, BUCKETS, EMBEDDING = 24, 16, 200, 8  # the base's raw features, beside the multimodal embedding

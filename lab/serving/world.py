@@ -25,12 +25,12 @@ from schemas.model.parameters import parameters_of
 from schemas.model.spec import ModelSpec
 from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
-from serving.engine.changes import Changes, pack_orders
-from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine
-from serving.engine.resident import Resident, Scorer
-from serving.engine.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes, reset_arrays
-from serving.engine.tables import Tables
+from serving.engine.devices.cpu import CpuScorer
+from serving.engine.loop.engine import Engine
+from serving.engine.loop.resident import Resident, Scorer
+from serving.engine.tables.changes import Changes, pack_orders
+from serving.engine.tables.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes, reset_arrays
+from serving.engine.tables.tables import Tables
 from serving.engine.work import RankWork, UserState, UserWork
 
 VERSION = 1

@@ -51,7 +51,7 @@ _CHECKSUM_BYTES = 8
 _DELTA_ROOM_BYTES = 1024  # for what a delta record holds besides changes
 _BLOCK_MAGIC, _DELTA_MAGIC = b"AIFB", b"AIFD"
 _ID_KINDS = (IdKind.INT64, IdKind.TEXT)
-OFFSET_END = 1 << 47  # of Kafka offsets: with an index of 16 bits they are packed into one int64 (serving/engine/changes.py)
+OFFSET_END = 1 << 47  # of Kafka offsets: with an index of 16 bits they are packed into one int64 (serving/engine/tables/changes.py)
 
 WATERMARK_VERSION = -1
 HASH_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no embedding is lost in the product

@@ -28,13 +28,13 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope
+from schemas.kernels.compiled import kernel, part
+from schemas.kernels.float64_code import LANES, layer_norm_row, multiply, pack_panels, padded, round_numbers, softmax_row, widen_numbers
+from schemas.kernels.vector_blocks import TILE_ROWS, address, aligned
 from schemas.limits import BAG_VALUES_MAX
-from schemas.model.compiled import kernel, part
 from schemas.model.feature_places import VALUE_ABS_MAX, plan_features
-from schemas.model.item_code import LANES, layer_norm_row, multiply, pack_panels, padded, round_numbers, softmax_row, widen_numbers
 from schemas.model.parameters import Parameters, parameter_shapes
 from schemas.model.spec import ModelSpec
-from schemas.model.vector_blocks import TILE_ROWS, address, aligned
 
 BLOCK = 8 * TILE_ROWS
 _ARITHMETIC = 1  # of this file and item_code.py: another number where a row's bits may be others

@@ -26,9 +26,9 @@ from infra.metrics import Metrics
 from schemas.ids import Id
 from schemas.model.parameters import Parameters
 from serving.audit.reference_answer import score_plainly
-from serving.engine.candidates import find_candidates
-from serving.engine.loop import Engine
-from serving.engine.user_state import EngineUserState
+from serving.engine.call_one.user_state import EngineUserState
+from serving.engine.loop.engine import Engine
+from serving.engine.tables.candidates import find_candidates
 from serving.engine.work import RankResult, RankWork
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.parity")

@@ -1,6 +1,6 @@
 """The stateless alternative to the state pool: call 1 gives the user's state to the client as Base64 text, and call 2 brings it back.
 
-    text      Base64 of [ signature, 32 bytes | length of the head, 4 bytes | head, JSON | state, serving/engine/user_state.py ]
+    text      Base64 of [ signature, 32 bytes | length of the head, 4 bytes | head, JSON | state, serving/engine/call_one/user_state.py ]
     head      user, version token, time of creation
     signature HMAC-SHA256 under the key of the settings, over the name of the index and all that follows
 
@@ -26,7 +26,7 @@ from schemas.errors import RejectedInput
 from schemas.ids import Id
 from schemas.limits import CARRIED_STATE_BYTES_MAX
 from schemas.token import VersionToken, decode_token
-from serving.engine.user_state import EngineUserState, decode_state, encode_state
+from serving.engine.call_one.user_state import EngineUserState, decode_state, encode_state
 from serving.engine.work import UserState
 
 _MAC_BYTES, _LENGTH_BYTES = 32, 4

@@ -36,7 +36,7 @@ from serving.core.admission import (
     predict_ms,
     queue_ms_max,
 )
-from serving.engine.loop import Engine
+from serving.engine.loop.engine import Engine
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserWork
 
 

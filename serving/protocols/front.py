@@ -12,7 +12,7 @@ from prometheus_client import Counter, Histogram
 from infra.metrics import Metrics
 from schemas.ids import IdKind
 from serving.calls.rank_call import RankCall
-from serving.engine.loop import Engine
+from serving.engine.loop.engine import Engine
 from serving.protocols.access import Access
 from serving.protocols.intake import Intake
 from serving.protocols.open_inference import OpenInference

@@ -32,7 +32,7 @@ from serving.calls.rank_call import RankCall, Ranked
 from serving.calls.request_ids import too_many_candidates
 from serving.core.infer_body import InferCall
 from serving.core.tensors import BYTES, Tensor
-from serving.engine.loop import Engine
+from serving.engine.loop.engine import Engine
 from serving.protocols.inference_statistics import InferenceStatistics
 
 MODEL_NAME = "prerank"

@@ -15,7 +15,7 @@ import structlog
 
 from infra.settings import KafkaSettings
 from schemas.errors import AifError, Incompatible, Unavailable
-from serving.engine.resident import Resident
+from serving.engine.loop.resident import Resident
 from serving.versions.deltas import check_positions
 
 CATCH_UP_S_MAX = 120.0

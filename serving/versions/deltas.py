@@ -21,9 +21,9 @@ from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.layout import DeltaRecord, RowLayout, find_delta
 from schemas.index.manifest import describe_repair
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
-from serving.engine.changes import decode_changes
-from serving.engine.loop import Engine
-from serving.engine.resident import Portion, Resident
+from serving.engine.loop.engine import Engine
+from serving.engine.loop.resident import Portion, Resident
+from serving.engine.tables.changes import decode_changes
 
 POLL_S = 0.1
 RETRY_S = 0.5

@@ -35,9 +35,9 @@ from schemas.ids import IdKind
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Manifest, Seal, decode_manifest, describe_repair
-from serving.engine.changes import Changes, pack_keys, pack_orders
-from serving.engine.slots import SlotMemory, open_arrays, plan_slot, reset_arrays
-from serving.engine.tables import Tables
+from serving.engine.tables.changes import Changes, pack_keys, pack_orders
+from serving.engine.tables.slots import SlotMemory, open_arrays, plan_slot, reset_arrays
+from serving.engine.tables.tables import Tables
 from serving.engine_kernels import load_table_kernels
 
 LINE_BYTES_MAX = 1 << 20

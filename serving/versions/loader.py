@@ -20,8 +20,8 @@ import schemas.errors
 from infra.processes import Child, start_child, stop_all
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.manifest import Manifest, manifest_path
-from serving.engine.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes
-from serving.engine.tables import NO_ROOM, Room, Tables
+from serving.engine.tables.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes
+from serving.engine.tables.tables import NO_ROOM, Room, Tables
 
 LOAD_S_MAX = 3600.0  # 10^7 items from a slow disk
 SLOTS = 2

@@ -41,11 +41,11 @@ from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from schemas.token import VersionToken
 from schemas.topics import INDEX_DELTAS
 from schemas.users import BehaviourEvent
-from serving.engine.arrivals import Arrivals
-from serving.engine.loop import Engine
-from serving.engine.resident import Resident
-from serving.engine.scorers import open_scorer
-from serving.engine.tables import NO_ROOM, Room, Tables
+from serving.engine.devices.scorers import open_scorer
+from serving.engine.loop.arrivals import Arrivals
+from serving.engine.loop.engine import Engine
+from serving.engine.loop.resident import Resident
+from serving.engine.tables.tables import NO_ROOM, Room, Tables
 from serving.engine.work import UserWork
 from serving.versions.catch_up import CatchUp
 from serving.versions.deltas import DeltaFollower

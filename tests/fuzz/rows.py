@@ -14,9 +14,9 @@ from infra.kafka.reader import SourceRecord
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import Column, RowLayout, find_delta
 from schemas.topics import INDEX_DELTAS
-from serving.engine.changes import encode_ids
-from serving.engine.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
-from serving.engine.tables import Tables
+from serving.engine.tables.changes import encode_ids
+from serving.engine.tables.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
+from serving.engine.tables.tables import Tables
 from serving.versions.deltas import decode_portion
 
 VERSION, SHARD, ROOM = 17, 3, 64

@@ -7,7 +7,7 @@ import numba
 import pytest
 
 from schemas.ids import IdKind
-from serving.engine import tables
+from serving.engine.tables import tables
 from tests.fuzz.rows import try_records
 
 AT_ONCE = 1_000  # records into the same tables, which have room for their ids

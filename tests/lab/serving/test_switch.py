@@ -21,7 +21,7 @@ from schemas.index.layout import row_layout
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.parameters import parameters_of
-from serving.engine.cpu import CpuScorer
+from serving.engine.devices.cpu import CpuScorer
 from serving.engine.work import UserWork
 from serving.versions.index_reader import fill_shard
 from tests.serving.engine.samples import empty_tables

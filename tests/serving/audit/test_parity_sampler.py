@@ -10,8 +10,8 @@ import pytest
 from infra.metrics import Metrics
 from infra.processes import wait_until
 from serving.audit.parity_sampler import ParityFigures, ParitySampler, compare_answer
-from serving.engine.loop import Engine
-from serving.engine.resident import Portion
+from serving.engine.loop.engine import Engine
+from serving.engine.loop.resident import Portion
 from serving.engine.work import RankResult, RankWork, UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, running_engine

@@ -16,7 +16,7 @@ from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
 from serving.calls.carried_state import CarriedStates
 from serving.client import AifClient
-from serving.engine.loop import Engine
+from serving.engine.loop.engine import Engine
 from serving.engine.work import UserState, UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import PROFILE, Version, make_version, running_engine, token_of

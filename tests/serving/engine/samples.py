@@ -17,12 +17,12 @@ from schemas.model.parameters import Parameters, parameters_of
 from schemas.model.spec import ModelSpec
 from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
-from serving.engine.changes import decode_changes, encode_ids
-from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine
-from serving.engine.resident import Resident
-from serving.engine.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
-from serving.engine.tables import Tables
+from serving.engine.devices.cpu import CpuScorer
+from serving.engine.loop.engine import Engine
+from serving.engine.loop.resident import Resident
+from serving.engine.tables.changes import decode_changes, encode_ids
+from serving.engine.tables.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
+from serving.engine.tables.tables import Tables
 from tests.schemas.model.samples import encode_items, encode_rows, make_items, make_network, sign_items
 
 PROFILE = {"age": 0.3, "city": "rome", "likes": ["a", "b"], "facets": [0.1, -0.2, 0.9]}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from schemas.kernels.products import BLOCK
 from schemas.model.inputs import candidate_rows
 from schemas.model.score import rank_scores
-from serving.engine.panels import BLOCK
+from serving.engine.devices.workers import ROWS_PER_SHARE_MIN, Workers
 from serving.engine.work import UserWork
-from serving.engine.workers import ROWS_PER_SHARE_MIN, Workers
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, reference_inputs
 
@@ -70,7 +70,7 @@ def test_shares_of_several_threads_give_the_scores_of_one(monkeypatch: pytest.Mo
     slots = np.random.default_rng(1).integers(0, 300, 3 * ROWS_PER_SHARE_MIN + 5)
     answers = []
     for threads in (1, 3):
-        monkeypatch.setattr("serving.engine.cpu.WORKERS", Workers(threads, binds=False))
+        monkeypatch.setattr("serving.engine.devices.cpu.WORKERS", Workers(threads, binds=False))
         scorer = version.scorer()
         answers.append(scorer.score(scorer.user_state(UserWork(PROFILE, make_behaviours(version, 20))), slots, CONTEXT)[0])
     assert np.allclose(*answers, rtol=1e-6)
@@ -96,7 +96,7 @@ def test_the_categories_of_one_user_do_not_reach_the_next_even_if_the_ranking_fa
     scorer.score(known, slots, CONTEXT)
     assert np.array_equal(scorer.score(cold, slots, CONTEXT)[0], before)
     with monkeypatch.context() as failing:
-        failing.setattr("serving.engine.cpu.WORKERS.run", no_thread)
+        failing.setattr("serving.engine.devices.cpu.WORKERS.run", no_thread)
         with pytest.raises(RuntimeError, match="new thread"):
             scorer.score(known, slots, CONTEXT)
     assert np.array_equal(scorer.score(cold, slots, CONTEXT)[0], before)

@@ -12,8 +12,8 @@ import torch
 from schemas.ids import encode_index_key
 from schemas.index.layout import encode_increment, row_layout
 from schemas.model.simtier import count_plainly
-from serving.engine.changes import decode_changes
-from serving.engine.cuda import CudaScorer
+from serving.engine.devices.cuda import CudaScorer
+from serving.engine.tables.changes import decode_changes
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version, order
@@ -86,7 +86,7 @@ def test_simtiers_kernel_is_used_on_the_device_and_exact_there() -> None:
 @pytest.mark.cuda
 @WITHOUT_DEVICE
 def test_simtiers_kernel_is_not_slower_than_plain_torch() -> None:
-    from serving.engine.tier_kernel import count_tiers, tier_limits
+    from serving.engine.devices.tier_kernel import count_tiers, tier_limits
     from tests.serving.engine.tier_kernel_cases import EDGES
 
     items, sequence = (torch.randint(256, (rows, 16), dtype=torch.uint8, device="cuda") for rows in (10_000, 1_000))

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.limits import STATE_EXTENSIONS_MAX
-from serving.engine.cpu import CpuScorer
-from serving.engine.extended_state import find_base
-from serving.engine.user_state import EngineUserState
+from serving.engine.call_one.extended_state import find_base
+from serving.engine.call_one.user_state import EngineUserState
+from serving.engine.devices.cpu import CpuScorer
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version
@@ -97,5 +97,5 @@ def test_a_full_history_is_read_whole_because_its_oldest_behaviours_left(monkeyp
     behaviours = make_behaviours(version, 23)
     work = UserWork(PROFILE, behaviours, 1, scorer.user_state(UserWork(PROFILE, behaviours[:20], 1)))
     assert find_base(scorer.spec, 1, work) is not None
-    monkeypatch.setattr("serving.engine.extended_state.BEHAVIOURS_PER_USER_MAX", 23)
+    monkeypatch.setattr("serving.engine.call_one.extended_state.BEHAVIOURS_PER_USER_MAX", 23)
     assert find_base(scorer.spec, 1, work) is None

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from infra.processes import wait_until
-from serving.engine.cpu import CpuScorer
-from serving.engine.device_guard import GuardedScorer
-from serving.engine.loop import Engine
-from serving.engine.resident import Portion
-from serving.engine.tables import Applied
+from serving.engine.devices.cpu import CpuScorer
+from serving.engine.devices.device_guard import GuardedScorer
+from serving.engine.loop.engine import Engine
+from serving.engine.loop.resident import Portion
+from serving.engine.tables.tables import Applied
 from serving.engine.work import RankWork, UserWork
 from tests.infra.threads import raise_in
 from tests.schemas.model.samples import SPECS

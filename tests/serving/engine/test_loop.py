@@ -11,12 +11,12 @@ from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.ids import encode_index_key
 from schemas.index.layout import encode_increment, row_layout
 from schemas.limits import CANDIDATES_MAX, DELTA_ROWS_PER_APPLY_MAX, STATE_EXTENSIONS_MAX
-from serving.engine.changes import Changes, decode_changes
-from serving.engine.cpu import CpuScorer
-from serving.engine.loop import Engine
-from serving.engine.resident import Portion
+from serving.engine.devices.cpu import CpuScorer
+from serving.engine.devices.workers import Workers
+from serving.engine.loop.engine import Engine
+from serving.engine.loop.resident import Portion
+from serving.engine.tables.changes import Changes, decode_changes
 from serving.engine.work import RankWork, UserWork
-from serving.engine.workers import Workers
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, order, reference_answer
 
@@ -276,7 +276,7 @@ class Meeting:
 def test_a_batchs_user_halves_are_made_beside_its_rankings_and_changes_wait_for_both(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.engine.loop.WORKERS", Workers(2, binds=False))
+    monkeypatch.setattr("serving.engine.loop.engine.WORKERS", Workers(2, binds=False))
     version, hold = make_version(SPECS["full"]), threading.Event()
     resident, behaviours = version.resident(), make_behaviours(version, 5)
     state = resident.scorer.user_state(UserWork(PROFILE, behaviours))
@@ -296,8 +296,8 @@ def test_a_batchs_user_halves_are_made_beside_its_rankings_and_changes_wait_for_
 
 
 def test_a_ranking_that_comes_while_a_long_user_half_is_made_does_not_wait_for_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.engine.loop.WORKERS", Workers(2, binds=False))
-    monkeypatch.setattr("serving.engine.loop.LONG_HISTORY", 29)
+    monkeypatch.setattr("serving.engine.loop.engine.WORKERS", Workers(2, binds=False))
+    monkeypatch.setattr("serving.engine.loop.engine.LONG_HISTORY", 29)
     version = make_version(SPECS["full"])
     resident = version.resident()
     state = resident.scorer.user_state(UserWork(PROFILE, make_behaviours(version, 5)))
@@ -310,8 +310,8 @@ def test_a_ranking_that_comes_while_a_long_user_half_is_made_does_not_wait_for_i
 
 
 def test_a_half_is_long_whose_earlier_state_cannot_be_gone_on_from(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.engine.loop.WORKERS", Workers(2, binds=False))
-    monkeypatch.setattr("serving.engine.loop.LONG_HISTORY", 29)
+    monkeypatch.setattr("serving.engine.loop.engine.WORKERS", Workers(2, binds=False))
+    monkeypatch.setattr("serving.engine.loop.engine.LONG_HISTORY", 29)
     version = make_version(SPECS["full"])
     resident, behaviours = version.resident(), make_behaviours(version, 31)
     engine.install(resident).result(WAIT_S)

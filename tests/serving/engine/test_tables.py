@@ -11,8 +11,8 @@ from schemas.errors import Incompatible
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import ORDER, Column, RowLayout, encode_increment, is_newer
 from serving.audit.version_rows import is_taken
-from serving.engine.changes import Changes, covered_order, decode_changes, encode_ids, pack_orders, pack_text_ids
-from serving.engine.slots import plan_slot, plan_slot_bytes
+from serving.engine.tables.changes import Changes, covered_order, decode_changes, encode_ids, pack_orders, pack_text_ids
+from serving.engine.tables.slots import plan_slot, plan_slot_bytes
 from tests.serving.engine.samples import empty_tables
 
 COLUMNS = (Column("vector", "<f2", 3), Column("category", "<i4", 1))

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.kernels.bit_planes import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS
+from schemas.kernels.products import padded
+from schemas.kernels.vector_blocks import aligned
 from schemas.model.lsh import equal_bits_min
 from schemas.model.simtier import simtier_reference
-from schemas.model.vector_blocks import aligned
-from serving.engine import behaviour_blocks
-from serving.engine.behaviour_blocks import BLOCK, LANES, arrange_behaviours, pack_words
-from serving.engine.panels import padded
-from serving.engine.tier_counts import build_word_table, plan_limits, take_beyond
-from serving.engine.tier_planes import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS
+from serving.engine.call_two import behaviour_blocks
+from serving.engine.call_two.behaviour_blocks import BLOCK, LANES, arrange_behaviours, pack_words
+from serving.engine.call_two.tier_counts import build_word_table, plan_limits, take_beyond
 
 
 def count_tiers(items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[float, ...]) -> np.ndarray:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine.cuda import CudaScorer
+from serving.engine.devices.cuda import CudaScorer
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import make_version
 
@@ -22,7 +22,7 @@ _COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from serving.engine.tier_kernel import TIERS_MAX, TILE_C, TILE_S, WARPS, WORDS_MAX, count_kernel
+from serving.engine.devices.tier_kernel import TIERS_MAX, TILE_C, TILE_S, WARPS, WORDS_MAX, count_kernel
 
 signature = dict(zip(count_kernel.arg_names, ["*i32", "*i32", "*i32", "*fp32", "i32", "i32"]))
 for generation, words, tiers in ((80, 4, 10), (90, 4, 10), (100, WORDS_MAX, TIERS_MAX)):
@@ -51,7 +51,7 @@ def test_the_kernel_compiles_for_devices_that_are_not_here(tmp_path: Path) -> No
 
 def test_without_triton_the_scorer_answers_by_plain_torch_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "serving.engine.tier_kernel", raising=False)
+    monkeypatch.delitem(sys.modules, "serving.engine.devices.tier_kernel", raising=False)
     version = make_version(SPECS["full"], 20)
     scorer = CudaScorer(version.parameters, 1, version.tables, "cpu")
     assert scorer.tiers_by == "torch, because the device is cpu"

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.features import Scope, encode_features
+from schemas.kernels.float32_code import LANES, soften_row, widen_row
+from schemas.kernels.vector_blocks import address, aligned
 from schemas.model.behaviour_codes import NO_CATEGORY
 from schemas.model.feature_places import plan_features
 from schemas.model.network import InFloat64
-from schemas.model.vector_blocks import address, aligned
-from serving.engine.embedded_features import EmbeddedFeatures
-from serving.engine.history import join_history
-from serving.engine.vector_code import LANES, soften_row, widen_row
+from serving.engine.call_one.embedded_features import EmbeddedFeatures
+from serving.engine.call_one.history import join_history
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import PROFILE, make_behaviours, make_version, named_states, reference_inputs

@@ -3,29 +3,29 @@
 import numpy as np
 import pytest
 
-import serving.engine.attention
-import serving.engine.behaviour_blocks
-import serving.engine.history_pass
-import serving.engine.joint_pass
-import serving.engine.lookup
-import serving.engine.tables
-import serving.engine.tier_counts
+import serving.engine.call_one.attention
+import serving.engine.call_one.history_pass
+import serving.engine.call_two.behaviour_blocks
+import serving.engine.call_two.joint_pass
+import serving.engine.call_two.tier_counts
+import serving.engine.tables.lookup
+import serving.engine.tables.tables
 from schemas.ids import IdKind
-from serving.engine.candidates import find_candidates
-from serving.engine.scorers import compile_kernels
-from serving.engine.user_state import decode_state, encode_state
+from serving.engine.call_one.user_state import decode_state, encode_state
+from serving.engine.devices.scorers import compile_kernels
+from serving.engine.tables.candidates import find_candidates
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version
 
 MODULES = (
-    serving.engine.attention,
-    serving.engine.behaviour_blocks,
-    serving.engine.history_pass,
-    serving.engine.joint_pass,
-    serving.engine.lookup,
-    serving.engine.tables,
-    serving.engine.tier_counts,
+    serving.engine.call_one.attention,
+    serving.engine.call_two.behaviour_blocks,
+    serving.engine.call_one.history_pass,
+    serving.engine.call_two.joint_pass,
+    serving.engine.tables.lookup,
+    serving.engine.tables.tables,
+    serving.engine.call_two.tier_counts,
 )
 
 

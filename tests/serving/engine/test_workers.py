@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from serving.engine.workers import ROWS_PER_SHARE_MIN, SHARES_PER_THREAD, Workers
+from serving.engine.devices.workers import ROWS_PER_SHARE_MIN, SHARES_PER_THREAD, Workers
 
 ROWS = 6 * ROWS_PER_SHARE_MIN + 3
 WAIT_S = 30

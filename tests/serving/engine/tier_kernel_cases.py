@@ -14,9 +14,9 @@ import torch
 
 from schemas.model.simtier import count_plainly
 from schemas.model.spec import ModelSpec
-from serving.engine import tier_kernel
-from serving.engine.cuda import CudaScorer
-from serving.engine.tier_kernel import TILE_C, TILE_S, CountTiers, count_tiers, open_tier_kernel, tier_limits
+from serving.engine.devices import tier_kernel
+from serving.engine.devices.cuda import CudaScorer
+from serving.engine.devices.tier_kernel import TILE_C, TILE_S, CountTiers, count_tiers, open_tier_kernel, tier_limits
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import FULL, SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version

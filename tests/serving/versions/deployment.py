@@ -12,7 +12,7 @@ from infra.kafka.admin import topic_ids
 from infra.processes import wait_until
 from infra.settings import KafkaSettings
 from schemas.ids import Id
-from serving.engine.loop import Engine
+from serving.engine.loop.engine import Engine
 from serving.engine.work import RankResult, RankWork, UserWork
 from serving.versions.version_follower import VersionFollower
 from tests.schemas.model.samples import SPECS

@@ -20,9 +20,9 @@ from infra.processes import wait_until
 from schemas.errors import Corrupted, Unavailable
 from schemas.ids import Id
 from schemas.index.manifest import Manifest, encode_manifest, manifest_path
-from serving.engine.changes import encode_ids
-from serving.engine.slots import SlotMemory
-from serving.engine.tables import Room
+from serving.engine.tables.changes import encode_ids
+from serving.engine.tables.slots import SlotMemory
+from serving.engine.tables.tables import Room
 from serving.versions.index_reader import IndexReader, Pace
 from serving.versions.loader import Loader, Source
 from tests.schemas.model.samples import SPECS

@@ -25,7 +25,7 @@ from schemas.index.layout import row_layout
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.topics import INDEX_DELTAS
-from serving.engine.slots import NEW_ROWS_MIN
+from serving.engine.tables.slots import NEW_ROWS_MIN
 from serving.versions import catch_up, version_follower
 from serving.versions.version_follower import VersionFollower
 from tests.infra.kafka.deleted_topics import delete_topics

@@ -7,7 +7,7 @@ import pytest
 
 from infra.processes import wait_until
 from schemas.errors import Unavailable
-from serving.engine.loop import Engine
+from serving.engine.loop.engine import Engine
 from serving.versions import version_follower
 from serving.versions.version_follower import wait_for_engine
 

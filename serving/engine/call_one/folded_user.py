@@ -1,0 +1,122 @@
+"""Call 1's last step: the user's part of call 2 is folded through the head's first layer, so that requests need not compute it again.
+
+Here: `FoldedUser`, and `UserFold` that makes it. Not here: the plain form (schemas/model/head.py, the specification), the use of the tables (joint_pass.py,
+cuda.py). With M_x the weights of a product segment, its sum column included (`product_weights`), the exact split of the
+first layer, segment by segment, is
+
+    user, context    constant:  u W_u + c W_c + b
+    item, user_x     I (W_i + M_u o (u P_u))                  the user's product costs nothing per candidate
+    bea, bea_x       w (V W_b)  +  ((w (V P_b)) o I) M_b
+    din, din_x       DIN W_d  +  ((DIN P_d) o I) M_d          DIN = s T + offset of Eq. 8 by its sums (schemas/model/din.py), times the gain
+    sim, sim_x       look-ups of [mean; log count] W_s  +  ((look-up of mean P_s) o I) M_s
+    tiers, realtime  as they are
+
+and that of a candidate then
+
+    base_GH[category] + context  +  [ I | w ] user_panels  +  [ (w bea) o I | DIN | DIN_P o I | sim_GD[category] o I | tiers | realtime ] version
+
+with [ DIN | DIN_P ] = s signs_KF + sign_start_F, and `version` the weights that no user changes (version_weights.py).
+
+Arrays: G categories of the user and, first, none; D width, P bridge width, N bridges, H first hidden width (padded), K bits, F = 2 D columns of signs
+(padded).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from schemas.kernels.float32_code import LANES, SIGN_CHUNK
+from schemas.kernels.products import pack_panels, pad_columns, padded
+from schemas.kernels.vector_blocks import aligned
+from schemas.model.parameters import Parameters
+from serving.engine.call_one.user_arrays import UserArrays
+from serving.engine.call_two.behaviour_blocks import Arranged, arrange_behaviours
+from serving.engine.call_two.version_weights import product_weights, slice_first_layer
+
+
+class FoldedTables(NamedTuple):
+    """The tables of the legend above, float32."""
+
+    base_GH: np.ndarray
+    user_panels: np.ndarray
+    bea_panels: np.ndarray
+    sim_GD: np.ndarray
+    signs_KF: np.ndarray
+    sign_start_F: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedUser:
+    """What call 2 reads of a user. categories_G int64 are those of rows 1, 2, ... of the tables' base_GH and sim_GD."""
+
+    categories_G: np.ndarray
+    tables: FoldedTables
+    behaviours: Arranged
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory it holds."""
+        return sum(array.nbytes for array in (self.categories_G, *self.tables)) + self.behaviours.size_bytes
+
+
+class UserFold:
+    """The head's weights that multiply a user's values, of one version: of a segment [width, H], of a projection [width, D]."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.spec, weights = parameters.spec, slice_first_layer(parameters)
+
+        def transposed(name: str) -> np.ndarray:
+            return np.ascontiguousarray(parameters[name].T)
+
+        self._user_UH, self._bias_1H = _widened(weights["user"]), pad_columns(parameters["head.first.bias"][None], LANES)
+        self._item_DH, self._user_x_DH = _widened(weights["item"]), _widened(product_weights(weights["user_x"]))
+        self._project_user_UD = transposed("head.project_user.weight")
+        self._bea_PH, self._project_bea_PD = _widened(weights["bea"]), transposed("head.project_bea.weight")
+        if self.spec.schema.multimodal:
+            self._gain, self._project_din_DD = parameters["head.din_gain"], transposed("head.project_din.weight")
+        if self.spec.schema.sim_category:
+            self._sim_DH, self._project_sim_DD = _widened(weights["sim"]), transposed("head.project_sim.weight")
+        self._context_FH = _widened(weights["context"])
+
+    def fold(self, arrays: UserArrays) -> FoldedUser:
+        """The tables of one user, and a sort of the behaviours' signatures if that saves a block. Cost: (N P + G D) H + K D D products."""
+        user_x_D = arrays.user_U @ self._project_user_UD
+        user_XH = np.concatenate([self._item_DH + self._user_x_DH * user_x_D[:, None], arrays.bridges_NP @ self._bea_PH])
+        base_GH, sim_GD = self._fold_categories(arrays)
+        panels = pack_panels(user_XH), pack_panels(arrays.bridges_NP @ self._project_bea_PD)
+        tables = FoldedTables(base_GH, *panels, sim_GD, *self._fold_signs(arrays))
+        return FoldedUser(arrays.categories_G, tables, arrange_behaviours(arrays.simtier_SW[arrays.simtier_mask_S]))
+
+    def fold_context(self, context_F: np.ndarray) -> np.ndarray:
+        """[H]: the part of the request's context."""
+        return np.asarray(context_F @ self._context_FH)
+
+    def _fold_categories(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
+        """(base_GH, sim_GD): first the row for categories that are not in the history, then one row per category of the history."""
+        base_1H = arrays.user_U @ self._user_UH + self._bias_1H
+        if not self.spec.schema.sim_category:
+            return base_1H, np.zeros((1, 0), np.float32)
+        sub_GX = np.concatenate([arrays.means_GD, arrays.log_counts_G[:, None]], axis=1)
+        none_1D = np.zeros((1, self.spec.width), np.float32)
+        return np.concatenate([base_1H, sub_GX @ self._sim_DH + base_1H]), np.concatenate([none_1D, arrays.means_GD @ self._project_sim_DD])
+
+    def _fold_signs(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
+        """DIN with its gain, and its projection, as sums of signs: rows [K, F] and start [F] (schemas/model/din.py, `din_affine`)."""
+        if not self.spec.schema.multimodal:
+            return np.zeros((0, 0), np.float32), np.zeros(0, np.float32)
+        (bits, width), centred = arrays.din_cross_KD.shape, self.spec.din == "centred"
+        sums_F = padded(2 * width, SIGN_CHUNK)
+        signs_KF, start_F = aligned((bits, sums_F)), aligned((sums_F,))
+        rows = bits * np.maximum(arrays.din_count, np.float32(1)) if centred else np.float32(2 * bits)
+        signs_KF[:, :width] = arrays.din_cross_KD * (self._gain / rows)
+        signs_KF[:, width : 2 * width] = signs_KF[:, :width] @ self._project_din_DD
+        if not centred:
+            start_F[:width] = arrays.din_sum_D * (self._gain / np.float32(2))
+            start_F[width : 2 * width] = start_F[:width] @ self._project_din_DD
+        return signs_KF, start_F
+
+
+def _widened(segment_HE: np.ndarray) -> np.ndarray:
+    """[E, H padded]: a segment's weights as they are multiplied from the left."""
+    return pad_columns(np.ascontiguousarray(segment_HE.T), LANES)

@@ -1,0 +1,1 @@
+"""Call 2: the scores of candidates, in one compiled pass."""

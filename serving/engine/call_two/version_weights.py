@@ -1,0 +1,124 @@
+"""The part of call 2 that is the same for all users: weights of the joint inputs, the rest of the head, tier edges, real-time features.
+
+Here: these arrays for the compiled pass, made once per version. Not here: the user's part (folded_user.py), the pass (joint_pass.py).
+Inputs of the first layer, X columns in this order; a part that the model does not have is left out (its place is -1):
+
+    I [D] | w [N] | bea o I [D] | DIN [D] | DIN_P o I [D] | tiers [2 tiers] | realtime | SIM_P o I [D]
+
+Arrays: X inputs, D width, N bridges, H widths of hidden layers, E edges.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from schemas.features import Kind
+from schemas.kernels.float32_code import LANES
+from schemas.kernels.products import pack_panels, pad_columns, padded
+from schemas.model.feature_places import VALUE_ABS_MAX
+from schemas.model.lsh import equal_bits_min
+from schemas.model.parameters import Parameters, segment_widths
+from serving.engine.call_two.tier_counts import plan_limits
+
+
+class VersionWeights(NamedTuple):
+    """joint_panels = weights of the inputs after I and w; layers int64 [layers, 4] = (panels at, bias at, depth, padded width) in `rest`; at_* = first
+    column of a part among the inputs; distance_max_E, masks_EP: see `Limits`; entry_of_category int32 = row of the user's tables by category, all
+    zeros between two requests; realtime_*: numbers and rows of the real-time columns, as `RealtimeFeatures` orders them."""
+
+    joint_panels: np.ndarray
+    layers: np.ndarray
+    rest: np.ndarray
+    first_width: int
+    inputs: int
+    at_din: int
+    at_sim: int
+    at_tiers: int
+    at_realtime: int
+    distance_max_E: np.ndarray
+    masks_EP: np.ndarray
+    entry_of_category: np.ndarray
+    realtime_numeric: np.ndarray
+    realtime_categorical: np.ndarray
+    realtime_start: np.ndarray
+    realtime_table: np.ndarray
+    value_abs_max: float
+
+
+def slice_first_layer(parameters: Parameters) -> dict[str, np.ndarray]:
+    """The first layer's weights by segment: name -> [H, width of the segment]."""
+    user, item = segment_widths(parameters.spec)
+    ends, weight = itertools.accumulate([*user.values(), *item.values()]), parameters["head.first.weight"]
+    return {name: weight[:, end - width : end] for (name, width), end in zip((user | item).items(), ends, strict=True)}
+
+
+def product_weights(segment_HE: np.ndarray) -> np.ndarray:
+    """M_x [H, D] of a product segment's weights [H, D + 1]: its sum column spread over the products (folded_user.py)."""
+    width = segment_HE.shape[1] - 1
+    return segment_HE[:, :width] + segment_HE[:, width:] / np.float32(width**0.5)
+
+
+def joint_parts(parameters: Parameters) -> dict[str, np.ndarray]:
+    """The first layer's weights of the inputs after I and w, in their order: name -> [H, width of the part]."""
+    spec, weights = parameters.spec, slice_first_layer(parameters)
+    parts = {"bea_x": product_weights(weights["bea_x"])}
+    if spec.schema.multimodal:
+        parts |= {"din": weights["din"], "din_x": product_weights(weights["din_x"])}
+    parts |= {name: weights[name] for name in ("tiers", "realtime") if name in weights}
+    if spec.schema.sim_category:  # last, so that the pass can leave them out
+        parts["sim_x"] = product_weights(weights["sim_x"])
+    return parts
+
+
+def fold_version(parameters: Parameters) -> VersionWeights:
+    """The arrays of one version's head."""
+    spec, parts = parameters.spec, joint_parts(parameters)
+    at, places = spec.width + spec.bridges, {}
+    for name, part in parts.items():
+        places[name], at = at, at + part.shape[1]
+    bits = spec.hash_bits if spec.schema.multimodal else 0
+    limits = plan_limits(equal_bits_min(spec.tier_edges if bits else (), max(bits, 1)), bits)
+    categories = spec.schema.item(spec.schema.sim_category).buckets if spec.schema.sim_category else 0
+    layers, rest = pack_layers(parameters.mlp("head.rest.1"))
+    return VersionWeights(
+        joint_panels=pack_panels(np.concatenate([part.T for part in parts.values()])),
+        layers=layers,
+        rest=rest,
+        first_width=padded(len(parameters["head.first.bias"])),
+        inputs=at,
+        at_din=places.get("din", -1),
+        at_sim=places.get("sim_x", -1),
+        at_tiers=places.get("tiers", -1),
+        at_realtime=places["realtime"],
+        distance_max_E=limits.distance_max_E,
+        masks_EP=limits.masks_EP,
+        entry_of_category=np.zeros(categories + 1, np.int32),
+        **plan_realtime(parameters),
+    )
+
+
+def pack_layers(linears: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Linear layers (weight [out, in], bias) side by side in one array: (layers int64 [layers, 4] as above, the array)."""
+    layers, pieces, at = np.zeros((len(linears), 4), np.int64), [np.zeros(LANES, np.float32)], LANES
+    for i, (weight, bias) in enumerate(linears):
+        panels, start = pack_panels(weight.T), pad_columns(bias[None], LANES)[0]
+        layers[i] = at, at + panels.size, weight.shape[1], len(start)
+        pieces += [panels, start]
+        at += panels.size + start.size
+    return layers, np.concatenate(pieces)
+
+
+def plan_realtime(parameters: Parameters) -> dict[str, Any]:
+    """Which columns of `realtime` are numbers, which are rows of the table, and from where: the order of `RealtimeFeatures`."""
+    features, table = parameters.spec.schema.realtime_features, parameters.find("head.realtime.table")
+    categorical = [i for i, feature in enumerate(features) if feature.kind is Kind.CATEGORICAL]
+    starts = [sum(features[j].buckets for j in categorical[:i]) for i in range(len(categorical))]
+    return {
+        "realtime_numeric": np.array([i for i, feature in enumerate(features) if feature.kind is Kind.NUMERIC], np.int64),
+        "realtime_categorical": np.array(categorical, np.int64),
+        "realtime_start": np.array(starts, np.int64),
+        "realtime_table": np.zeros((0, 0), np.float32) if table is None else table.copy(),
+        "value_abs_max": float(VALUE_ABS_MAX),
+    }

@@ -1,0 +1,1 @@
+"""Which scorer a device has, and the threads that help."""

@@ -1,0 +1,1 @@
+"""The engine's thread, and the versions that are resident in it."""

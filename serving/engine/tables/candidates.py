@@ -1,0 +1,66 @@
+"""The candidates of a request: ids as they came, without repeats, to slots.
+
+Here: dropping repeats (a duplicate counts once), splitting into known and unknown. Not here: the look-up table (lookup.py).
+Arrays: C ids as they came, K known candidates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.errors import RejectedInput
+from schemas.ids import Id
+from schemas.limits import CANDIDATES_MAX, UNKNOWN_ITEMS_NAMED_MAX
+from serving.engine.tables.changes import encode_ids
+from serving.engine.tables.lookup import first_of_each_int64
+from serving.engine.tables.tables import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """slots_K int64 and ids of the known candidates; `unknown`: the first unknown ids; `different`: how many different ids were asked for."""
+
+    slots_K: np.ndarray
+    ids_K: "np.ndarray | list[Id]"
+    unknown: list[Id]
+    unknown_count: int
+    different: int
+
+
+def count_unsigned(tables: Tables, slots_K: np.ndarray) -> int:
+    """How many candidates LSH and SimTier know nothing of, in a version whose items have signatures; 0 in one without."""
+    return len(slots_K) - int(np.count_nonzero(tables.columns["has_signature"][slots_K])) if "signature" in tables.columns else 0
+
+
+def find_candidates(tables: Tables, item_ids: Sequence[Id] | np.ndarray) -> Candidates:
+    """Looks the candidates of a request up in one version. Raises RejectedInput (`too_many_candidates`, `bad_id`)."""
+    if len(item_ids) > CANDIDATES_MAX:
+        raise RejectedInput("too_many_candidates", f"{len(item_ids)} candidates, expected at most {CANDIDATES_MAX}; send fewer")
+    ids = encode_ids(item_ids, tables.layout.id_kind)
+    if isinstance(ids, np.ndarray):
+        ids = ids[_first_places(ids)]
+        return _split(ids, tables.find(ids))
+    listed = list(dict.fromkeys(item_ids))
+    unique = ids if len(listed) == len(ids) else encode_ids(listed, tables.layout.id_kind)
+    return _split(listed, tables.find(unique))
+
+
+def _first_places(ids_C: np.ndarray) -> np.ndarray:
+    scratch_T = np.zeros(1 << (2 * len(ids_C)).bit_length(), np.int64)
+    kept_C = np.empty(len(ids_C), np.int64)
+    return kept_C[: first_of_each_int64(ids_C, scratch_T, kept_C)]
+
+
+def _split(ids: "np.ndarray | list[Id]", slots_C: np.ndarray) -> Candidates:
+    known_C = slots_C >= 0
+    if known_C.all():
+        return Candidates(slots_C, ids, [], 0, len(slots_C))
+    missing = np.flatnonzero(~known_C)
+    named: list[Id] = [_plain(ids[i]) for i in missing[:UNKNOWN_ITEMS_NAMED_MAX].tolist()]
+    kept = ids[known_C] if isinstance(ids, np.ndarray) else [ids[i] for i in np.flatnonzero(known_C).tolist()]
+    return Candidates(slots_C[known_C], kept, named, len(missing), len(slots_C))
+
+
+def _plain(value: Id | np.integer) -> Id:
+    return value if isinstance(value, str) else int(value)

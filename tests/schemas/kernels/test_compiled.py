@@ -1,0 +1,59 @@
+"""The cache of compiled kernels outlives the sources that it was made from."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = """
+from typing import NamedTuple
+import numpy as np
+from schemas.kernels.compiled import kernel
+class {name}(NamedTuple):
+    a_N: np.ndarray
+@kernel
+def add_one(values):
+    for i in range(values.a_N.shape[0]):
+        values.a_N[i] += 1
+array = np.zeros(3)
+add_one({name}(array))
+print(array.sum(), sum(add_one.stats.cache_hits.values()))
+"""
+
+PART = """
+from schemas.kernels.compiled import part
+@part
+def one():
+    return {number}
+"""
+KERNEL = """
+from parts import one
+from schemas.kernels.compiled import kernel
+@kernel
+def take():
+    return one()
+print(take(), sum(take.stats.cache_hits.values()))
+"""
+
+
+def test_a_type_that_was_renamed_since_is_compiled_again_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+
+    def start(name: str) -> str:
+        (tmp_path / "kernels.py").write_text(SOURCE.format(name=name))
+        return subprocess.run([sys.executable, "-c", "import kernels"], check=True, cwd=tmp_path, stdout=subprocess.PIPE, text=True).stdout
+
+    assert [start("Before"), start("Before"), start("After")] == ["3.0 0\n", "3.0 1\n", "3.0 0\n"]
+
+
+def test_a_part_in_another_file_that_changed_since_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "kernels.py").write_text(KERNEL)
+
+    def start(number: int) -> str:
+        (tmp_path / "parts.py").write_text(PART.format(number=number))
+        command = [sys.executable, "-B", "-c", "import kernels"]
+        return subprocess.run(command, check=True, cwd=tmp_path, stdout=subprocess.PIPE, text=True).stdout
+
+    assert [start(1), start(1), start(2)] == ["1 0\n", "1 1\n", "2 0\n"]

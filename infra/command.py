@@ -24,13 +24,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]
 # "module:function" that explains a section of a model's file, for `aif config show --model FILE`: it gives rows with name, value and origin.
 CHOICES: dict[str, str] = {}
-# "module:BENCH" of everything that measures (infra/declared.py), for `aif bench keep` and `aif bench report`.
-BENCHES: list[str] = []
-
-
-def register_measured(*paths: str) -> None:
-    """Name declarations ("streams.training.program:TRAIN") for `aif bench report`, in the order of its sections; to be called in a `commands(app)`."""
-    BENCHES.extend(path for path in paths if path not in BENCHES)
 
 
 def register_choices(section: str, path: str) -> None:

@@ -1,7 +1,7 @@
 """What everything that measures prints: one JSON object of figures on standard output.
 
-Here: the form `{"command", "date", "machine", "versions", "config", "figures": {"name": {"value", "unit"}}}`. Not here: any measurement; which
-figures there are, each bench declares beside its code (infra/declared.py), and `aif bench report` writes them to docs/BENCHMARKS.md.
+Here: the form `{"command", "date", "machine", "versions", "config", "figures": {"name": {"value", "unit"}}}`. Not here: any measurement; meanings and
+goals of the figures (lab/benches.toml), which `aif bench report` writes to docs/BENCHMARKS.md.
 Rules: progress goes to standard error; the exit code is 0 when it ran, whatever the figures. Sizes are suffixes (`build_s_100000`), rows and
 models prefixes (`online_retail.aif.gauc`); ratios are 0-1, `_pt` in points, `_pct` in percent. A figure that could not be measured has
 the value null: it is named, never left out.
@@ -16,9 +16,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from infra.declared import Bench
+from typing import Any, Protocol
 
 _LIBRARIES = ("aif", "torch", "numpy", "numba", "rocksdict", "faust-streaming", "confluent-kafka")
 
@@ -30,6 +28,27 @@ class Interval:
     value: float
     low: float
     high: float
+
+
+class HasUnits(Protocol):
+    """A command that measures: its name after `aif`, and the unit of each of its figures."""
+
+    @property
+    def command(self) -> str: ...
+
+    def unit_of(self, name: str) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A command of few figures, each with its unit."""
+
+    command: str
+    units: Mapping[str, str]
+
+    def unit_of(self, name: str) -> str | None:
+        """The unit of a figure, None where there is no such figure."""
+        return self.units.get(name)
 
 
 def describe_machine() -> dict[str, Any]:
@@ -67,7 +86,7 @@ def _processor() -> str:
 class Figures:
     """Collects the figures of one run of `bench`; `config` is what the run was asked to do, and nothing that it found: runs with the same are compared."""
 
-    bench: Bench
+    bench: HasUnits
     config: Mapping[str, Any] = field(default_factory=dict)
     _figures: dict[str, dict[str, Any]] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=describe_machine)
@@ -75,7 +94,7 @@ class Figures:
     date: str = field(default_factory=lambda: dt.datetime.now(dt.UTC).date().isoformat())
 
     @classmethod
-    def from_dict(cls, bench: Bench, raw: Mapping[str, Any]) -> "Figures":
+    def from_dict(cls, bench: HasUnits, raw: Mapping[str, Any]) -> "Figures":
         """What `as_dict` gave. KeyError where a part of it is missing, ValueError where it is of another bench."""
         if raw["command"] != bench.command:
             raise ValueError(f"figures of {raw['command']!r}, expected those of {bench.command!r}")
@@ -95,9 +114,9 @@ class Figures:
         self.add(name, None if value is None or not base else value / base)
 
     def _unit(self, name: str) -> str:
-        declared = self.bench.figure_of(name)
-        assert declared is not None, f"{self.bench.command} does not declare a figure {name}"
-        return declared.unit
+        unit = self.bench.unit_of(name)
+        assert unit is not None, f"{self.bench.command} does not declare a figure {name}"
+        return unit
 
     def _add(self, name: str, value: float | None, unit: str) -> None:
         assert name not in self._figures, f"figure {name} was given twice"

@@ -4,18 +4,14 @@ Here: the benches of the whole system and of `streams`, and `aif bench keep|repo
 """
 
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from infra.command import BENCHES, AsJson, print_figures, register_measured, say
+from infra.command import AsJson, print_figures, say
 from lab.demo.cli import demo
 from lab.evaluation.cli import register as register_eval
 from lab.serving.cli import register as register_serving
-
-if TYPE_CHECKING:
-    from infra.declared import Bench
 
 Docs = Annotated[
     Path, typer.Option(exists=True, file_okay=False, help="The folder of BENCHMARKS.md; the runs are in benchmarks beside it.")
@@ -27,14 +23,12 @@ def commands(app: typer.Typer) -> None:
     app.command("demo", short_help="From nothing to ranked answers, measured.")(demo)
     group = typer.Typer(help="Measure what the system takes, beside its floors.", no_args_is_help=True)
     app.add_typer(group, name="bench")
-    register_measured("lab.demo.program:DEMO", "lab.system.freshness:FRESHNESS", "lab.system.crash:CRASH", "lab.system.scale:SCALE")
     group.command("keep", short_help="File what --json printed among the runs in docs/benchmarks.")(keep)
     group.command("report", short_help="Write docs/BENCHMARKS.md from the runs that are kept.")(report)
     group.command("freshness", short_help="From publish to visible in an answer.")(freshness)
     group.command("crash", short_help="Kills under traffic; then every event is counted.")(crash)
     group.command("scale", short_help="Build, disk and memory by number of items.")(scale)
     register_serving(group)
-    register_measured("lab.nearline.nearline:NEARLINE")
     group.command("nearline", short_help="Builds and increments beside their floors.")(bench_nearline)
     register_eval(app)
 
@@ -95,9 +89,10 @@ def keep(
 
     The last few runs that were asked the same are kept; a run that was asked something else (--quick, fewer rows) replaces none of them.
     """
+    from lab.figures.declared import read_benches
     from lab.figures.kept import keep_run
 
-    benches = declared_benches()
+    benches = read_benches().values()
     for file in files:
         try:
             text = typer.get_text_stream("stdin").read() if file == "-" else Path(file).read_text()
@@ -108,13 +103,9 @@ def keep(
 
 def report(docs: Docs = Path("docs")) -> None:
     """Write docs/BENCHMARKS.md: every figure that is declared, its goal, and the runs that are kept."""
+    from lab.figures.declared import read_benches
     from lab.figures.document import render_benchmarks
 
     path = docs / "BENCHMARKS.md"
-    path.write_text(render_benchmarks(declared_benches(), docs / "benchmarks"))
+    path.write_text(render_benchmarks(tuple(read_benches().values()), docs / "benchmarks"))
     say(f"wrote {path}")
-
-
-def declared_benches() -> "list[Bench]":
-    """Everything that measures, of every installed part, in the order in which the parts registered it."""
-    return [resolve_name(path) for path in BENCHES]

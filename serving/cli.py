@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.command import AsJson, print_table, register_measured, register_settings, say
+from infra.command import AsJson, print_table, register_settings, say
 
 if TYPE_CHECKING:
     from schemas.requests import RankAnswer
@@ -20,7 +20,6 @@ Bootstrap = Annotated[str | None, typer.Option("--bootstrap", help="The Kafka br
 def commands(app: typer.Typer) -> None:
     """Register the commands of `serving` onto the `aif` application."""
     register_settings("serving.settings:ServerSettings")
-    register_measured("serving.audit.parity:VERIFY_ANSWERS")
     app.command("serve", short_help="Online: rankings over HTTP and gRPC.")(serve)
     app.command("query", short_help="Rank candidates for one user.")(query)
     app.command("verify-answers", short_help="Recompute answers with the reference model.")(verify_answers)

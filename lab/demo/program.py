@@ -12,7 +12,6 @@ from pathlib import Path
 
 from infra.data.catalogue import Catalogue, Evaluation
 from infra.data.open_catalogue import open_mapping, open_world
-from infra.declared import Bench, Figure
 from infra.figures import Figures
 from infra.heartbeat import HEARTBEAT_NAME
 from infra.processes import Child, leave_in_order
@@ -21,38 +20,10 @@ from lab.demo import acts
 from lab.demo.progress import Steps
 from lab.demo.server import RankingServer
 from lab.demo.stage import Stage, json_figures
+from lab.figures.declared import read_bench
 from schemas.errors import AifError
 
-DEMO = Bench(
-    "demo",
-    "From nothing to ranked answers: broker, catalogue, training, versions, server; the same on a folder of files with a mapping.",
-    (
-        Figure(
-            "hr_at_100",
-            "ratio",
-            "share of the top 10 by the world's true eCPM, among 10,000 candidates, found in the server's top 100; mean over users "
-            "kept out of training. On data without a teacher: recall@100",
-        ),
-        Figure("popularity_hr_at_100", "ratio", "the same candidates by clicks in the same impressions times bid"),
-        Figure("random_hr_at_100", "ratio", "the same candidates in random order"),
-        Figure("rank_p50_ms", "ms", "one /v1/prerank of those candidates over HTTP with JSON, as the client sees it, median"),
-        Figure("update_visible_ms", "ms", "from before the produce call of a price change to an answer with another score, median of 50"),
-        Figure("new_item_visible_ms", "ms", "from before the produce call of a new item to the first answer that scores it, median of 20"),
-        Figure("flips", "count", "versions that went live while requests were answered"),
-        Figure("answers_during_switch", "count", "answers in that time"),
-        Figure("slowest_during_switch_ms", "ms", "the slowest of them"),
-        Figure(
-            "mixed_versions",
-            "count",
-            "answers that are not what the reference model gives on the files and deltas of the version they name",
-        ),
-        Figure("digest_equal", "1 or 0", "a fresh process that reads only the topics, with another batch size, gets the version's digest"),
-        Figure("items", "count", "items in the version that the replay was compared with"),
-        Figure("seconds_total", "s", "the whole demo"),
-    ),
-    goals=("mixed_versions == 0", "digest_equal == 1"),
-    options="[--data DIR --mapping FILE]",
-)
+DEMO = read_bench("demo")
 
 SWITCHES = 3
 TRAIN_WORLD_S, TRAIN_FILES_S = 4.0, 20.0  # what the world shows is learnt sooner

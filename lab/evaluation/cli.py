@@ -6,13 +6,11 @@ from typing import Annotated
 
 import typer
 
-from infra.command import AsJson, print_figures, register_measured, say
+from infra.command import AsJson, print_figures, say
 
 
 def register(app: typer.Typer) -> None:
     """Adds the group `aif eval`."""
-    register_measured("lab.evaluation.tables:TABLES", "lab.evaluation.mapped_data:DATA")
-    register_measured("lab.evaluation.drift:ONLINE", "lab.evaluation.live_bench:LIVE")
     group = typer.Typer(help="How good the models are, measured.", no_args_is_help=True)
     app.add_typer(group, name="eval")
     group.command("tables", short_help="The paper's Tables 2 and 3, and its figure on bridges.")(tables)

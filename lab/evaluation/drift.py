@@ -26,11 +26,11 @@ from rich.progress import Progress
 from infra.data.world import WorldSize
 from infra.data.world_catalogue import FIRST_ITEM_ID
 from infra.data.world_drift import DriftingCatalogue
-from infra.declared import Bench, Figure
 from infra.figures import Figures, Interval
 from infra.files import write_file_durably
 from infra.progress import open_progress
 from lab.evaluation.pictures import draw_drift
+from lab.figures.declared import read_bench
 from schemas.ids import Id
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
@@ -49,26 +49,7 @@ from streams.training.model_file import default_spec
 from streams.training.questions import ask, score_tasks
 from streams.training.trainer import fit
 
-ONLINE = Bench(
-    "eval online",
-    "A world that moves (infra/data/world_drift.py: popularity, tastes and prices; features stay). A model is trained on the past; "
-    "then, period by period, it is asked as it was (frozen) and as it follows, on the same candidates of the same held-out users, by "
-    "the true eCPM of that period; after that it follows what the period showed.",
-    (
-        Figure(
-            "online_recovered_share",
-            "ratio",
-            "(followed - frozen) / (start - frozen), means of HR@100 over the second half of the periods; interval over users",
-        ),
-        Figure("online_start_hr_at_100", "ratio", "of both, before anything moved"),
-        Figure("online_frozen_hr_at_100", "ratio", "mean over the second half"),
-        Figure("online_followed_hr_at_100", "ratio", "the same"),
-        Figure("online_frozen_hr_at_100_{period}", "ratio", "at each period"),
-        Figure("online_followed_hr_at_100_{period}", "ratio", "the same; a follower is always a period behind"),
-    ),
-    goals=("online_recovered_share >= 0.8",),
-    options="[--quick]",
-)
+ONLINE = read_bench("eval online")
 
 K, RELEVANT = 100, 10
 _BEHAVIOURS_MAX = 96

@@ -14,23 +14,13 @@ from typing import Any
 
 from infra.data.world import World, WorldSize
 from infra.data.world_catalogue import WorldCatalogue
-from infra.declared import Bench, Figure
 from infra.figures import Figures
 from infra.processes import Child, wait_until
+from lab.figures.declared import read_bench
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from schemas.errors import Unavailable
 
-LIVE = Bench(
-    "eval online --live",
-    "Real processes: a broker, a worker, and `aif train --follow` that publishes a checkpoint every so often.",
-    (
-        Figure("publish_to_live_s", "s", "from a follower's announcement of a checkpoint to `promote` in the control log, median"),
-        Figure("publish_to_live_max_s", "s", "the slowest"),
-        Figure("checkpoints", "count", "how many went live"),
-    ),
-    goals=("publish_to_live_s < 60",),
-    options="[--items 100000]",
-)
+LIVE = read_bench("eval online --live")
 
 CHECKPOINTS = 3
 _EVERY_S_MIN, _ITEMS_PER_S = 5, 1_000  # the interval: a follower watches only its newest checkpoint, so it must be live before the next

@@ -28,9 +28,9 @@ from infra.data.catalogue import Evaluation
 from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import DataMapping, read_mapping
-from infra.declared import Bench, Figure
 from infra.figures import Figures
 from infra.progress import counted, open_progress, tell_parts
+from lab.figures.declared import read_bench
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
 from schemas.model.score import rank_scores
@@ -45,27 +45,7 @@ from streams.training.questions import ask, score_tasks
 from streams.training.similarity_start import new_network
 from streams.training.trainer import fit
 
-DATA = Bench(
-    "eval data",
-    "One model on any mapped catalogue, against what needs no learning: popularity, and repeats (times met before, then popularity).",
-    (
-        Figure("{data}.{score}.gauc", "ratio", "AUC of each user over all candidates, weighted by positives"),
-        Figure("{data}.{score}.gauc_new", "ratio", "the same over candidates that the user has not met"),
-        Figure("{data}.{score}.recall_at_{k}", "ratio", "hits in the best k over min(k, positives); k of the mapping's [evaluation]"),
-        Figure("{data}.aif.{measure}_gain", "ratio", "over the best plain score of that measure, paired"),
-        Figure("{data}.users", "count", "measured users"),
-        Figure("{data}.requests", "count", "requests learnt from"),
-        Figure("{data}.aif.fit_s", "s", "seconds of the fit"),
-    ),
-    goals=(
-        "online_retail.aif.gauc >= 0.857",
-        "online_retail.aif.gauc_new >= 0.813",
-        "online_retail.aif.recall_at_100 >= 0.477",
-        "online_retail.aif.gauc_gain >= 0.025",
-        "online_retail.aif.gauc_gain_low >= 0.021",
-    ),
-    options="DIR --mapping FILE",
-)
+DATA = read_bench("eval data")
 
 PAIRS_AT_ONCE = 2_000_000  # candidates whose measures are taken together
 CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each

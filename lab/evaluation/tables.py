@@ -13,83 +13,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xxhash
 
-from infra.declared import Bench, Figure
 from infra.figures import Figures, Interval
 from lab.evaluation.bits import ALLOWED_PT, bits_by_law, fit_law, recommend_bits
 from lab.evaluation.cells import Cell
 from lab.evaluation.family.variant import ABLATIONS, AIF, BASE, BITS, EXACT, FULL, MORE_CANDIDATES, TABLE_3, TEACHER
+from lab.figures.declared import read_bench
 from schemas.ids import Id
 from streams.training.bootstrap import Bootstrap
 from streams.training.metrics import UserValues
 
-TABLES = Bench(
-    "eval tables",
-    "Trains and measures the models of the paper's Tables 2 and 3, and of its figure on bridges, on the synthetic world. "
-    "docs/RESULTS.md shows all of it beside the paper's numbers. Models: lab/evaluation/family/variant.py.",
-    (
-        Figure("gauc_gap_pt", "pt", "Base(full features) over Base, in points of GAUC"),
-        Figure("aif_share_of_gap", "ratio", "how much of it AIF has"),
-        Figure("world.{model}.gauc_drop_pt", "pt", "AIF over AIF without that part"),
-        Figure("lsh_gauc_loss_pt", "pt", "what signatures of 256 bits lose against DIN + SimTier"),
-        Figure(
-            "lsh_time_saved_pct",
-            "%",
-            "DIN and SimTier by those signatures, 500 candidates x 4,000 behaviours on one thread, against the exact form",
-        ),
-        Figure("moments_gauc_loss_pt", "pt", "what moments lose against the exact histogram"),
-        Figure("grouped_speedup", "x", "impressions a second of a training step, grouped by request over one row per impression"),
-        Figure("{form}_time_saved_pct", "%", "a form of Table 3 against the exact form, as above, measured"),
-        Figure("{form}_counted_saved_pct", "%", "the same, counted as the paper counts"),
-        Figure("world.{model}.gauc_loss_pt", "pt", "what a form of Table 3 loses against DIN + SimTier"),
-        Figure("teacher_margin_pt", "pt", "the teacher over AIF, both trained by true probabilities"),
-        Figure("teacher_click_margin_pt", "pt", "the same, both trained by drawn clicks"),
-        Figure("hash_loss_pt_{bits}", "pt", "GAUC that hashing to so many bits loses against exact cosines"),
-        Figure("hash_law_pt", "pt x bits", "the constant of loss = constant / bits"),
-        Figure("hash_bits_for_{points}_by_law", "bits", "the fewest bits by that law that lose no more than so many points"),
-        Figure("hash_bits_for_{points}", "bits", "the fewest of those measured that surely lose no more"),
-        Figure("hash_sigma_ratio_{bits}", "x", "spread of hashed similarity over its law sqrt(p (1 - p) / bits)"),
-        Figure("bridges_{bridges}_madds", "count", "multiply-adds of one candidate with so many bridges"),
-        Figure("bridges_{bridges}_ms", "ms", "the time of a request's candidates"),
-        Figure("full_cross_madds", "count", "the same with Full-Cross: candidates as bridges"),
-        Figure("full_cross_ms", "ms", "the same"),
-        Figure("world.truth.gauc", "ratio", "of the true click probability itself"),
-        Figure("users", "count", "users measured"),
-        Figure("cells", "count", "trainings that are finished"),
-        Figure("cells_planned", "count", "trainings of the plan"),
-        Figure("cells_cpu_s", "s", "their processor time"),
-        Figure("world.{model}.gauc", "ratio", "expected AUC from the true click probability, weighted by expected clicks"),
-        Figure("world.{model}.gauc_new", "ratio", "the same of items the user has not met"),
-        Figure("world.{model}.gauc_buy", "ratio", "the same of the second task"),
-        Figure("world.{model}.gauc_buy_by_click", "ratio", "the second task, ranked by the first"),
-        Figure("world.{model}.hr_at_100", "ratio", "share of the ten best by true eCPM, of 2,000 candidates, in the model's hundred best"),
-        Figure("world.{model}.recall_at_100", "ratio", "the same over min(100, ten)"),
-        Figure("world.{model}.ctr", "ratio", "of the ten that a ranking stage that knows the truth shows out of the model's hundred best"),
-        Figure("world.{model}.rpm", "per 1000", "the same, eCPM"),
-        Figure("world.{model}.ctr_lift_pct", "%", "against Base, the same users under both"),
-        Figure("world.{model}.rpm_lift_pct", "%", "the same, eCPM"),
-        Figure("world.ab.{model}.ctr_lift_pct", "%", "the same with users split 50/50 by a hash, as an A/B test sees it"),
-        Figure("world.ab.{model}.rpm_lift_pct", "%", "the same, eCPM"),
-        Figure("world.{model}.seeds", "count", "how many were trained"),
-        Figure("world.{model}.gauc_seed_sd", "ratio", "spread of GAUC over them"),
-        Figure("world.{model}.fit_s", "s", "time of the training"),
-        Figure("world.{model}.cpu_s", "s", "its processor time"),
-        Figure("world.{model}.parameters", "count", "of the model"),
-        Figure("world.{model}.calibration", "ratio", "predicted over expected clicks"),
-    ),
-    goals=(
-        "aif_share_of_gap >= 0.93",
-        "world.aif_without_async.gauc_drop_pt >= 0.5",
-        "world.aif_without_sim.gauc_drop_pt >= 0.5",
-        "world.aif_without_bea.gauc_drop_pt >= 0.5",
-        "world.aif_without_long_term.gauc_drop_pt >= 0.5",
-        "lsh_gauc_loss_pt <= 0.45",
-        "lsh_time_saved_pct >= 90",
-        "moments_gauc_loss_pt <= 0.1",
-        "grouped_speedup >= 3",
-    ),
-    options="--out docs [--quick]",
-    asked=("quick", "steps", "seeds"),
-)
+TABLES = read_bench("eval tables")
 
 _COSINE = "mm_din_simtier"
 MEASURES = ("gauc", "gauc_new", "gauc_buy", "gauc_buy_by_click", "hr_at_100", "recall_at_100", "ctr", "rpm")

@@ -1,12 +1,12 @@
 """docs/BENCHMARKS.md: what each bench declares, and beside it the runs that are kept. All of it is written here, nothing by hand.
 
-Here: the text. Not here: the declarations (beside each bench), the files of the runs (lab/figures/kept.py).
+Here: the text. Not here: the declarations (lab/benches.toml), the files of the runs (lab/figures/kept.py).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from infra.declared import Bench, Figure, Goal
+from lab.figures.declared import Bench, Figure, Goal
 from lab.figures.kept import KEPT_RUNS, Run, describe_config, differing, group_runs, read_runs
 
 _MET = " **met**"

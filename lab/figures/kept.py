@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infra.declared import Bench
 from infra.files import write_file_durably
+from lab.figures.declared import Bench
 from schemas.errors import Misconfigured
 
 KEPT_RUNS = 5  # of the same config: enough to see how far runs differ

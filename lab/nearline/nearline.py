@@ -23,10 +23,10 @@ import torch
 from infra.clock import SystemClock
 from infra.data.catalogue import Catalogue
 from infra.data.open_catalogue import open_world
-from infra.declared import Bench, Figure
 from infra.figures import Figures
 from infra.kafka.reader import SourceRecord
 from lab.demo.stage import SHARDS
+from lab.figures.declared import read_bench
 from lab.nearline.increments_floor import measure_floor
 from lab.system.stage import (
     AppliedWatch,
@@ -57,51 +57,7 @@ from streams.kernels import load_kernels
 from streams.shard.reader import ShardReader, open_shard_reader
 from streams.shard.shard import Shard, open_shard
 
-NEARLINE = Bench(
-    "bench nearline",
-    "A world with the sizes of the goals (width 32, 10 bridges, 64 bits, an embedding of 64 numbers, 18 features an item). The build "
-    "runs in the bench's process; increments and start are those of a real worker on a real broker, from what it tells readers.",
-    (
-        Figure(
-            "full_items_per_s",
-            "items/s",
-            "a full build from a shard's checkpoint to the rows of the part, one process, one thread; per second of processor time, "
-            "as both floors; the best of nine turns",
-        ),
-        Figure(
-            "floor_items_per_s",
-            "items/s",
-            "the bare item network on the same rows in the same process: fp64 in blocks of 256, features already tensors",
-        ),
-        Figure("full_over_floor", "ratio", "the two above"),
-        Figure("floor_fp32_items_per_s", "items/s", "the network in fp32 and blocks of 4,096, whose bits depend on the batch"),
-        Figure("fold_updates_per_s", "updates/s", "`Shard.apply` without a version, features and embeddings, 256 per record"),
-        Figure("single_events_per_s", "updates/s", "price changes of a live version, one per record, through Faust to the log of deltas"),
-        Figure(
-            "single_processor_us",
-            "us",
-            "processor time of the worker for one of these, from the first batch on: what a busy machine changes least",
-        ),
-        Figure("batched_items_per_s", "updates/s", "the same, 256 per record, four times as many"),
-        Figure("batched_processor_us", "us", "their processor time"),
-        Figure(
-            "floor_updates_per_s",
-            "updates/s",
-            "RocksDB alone, per second of processor time: two reads and two writes an update, row by row (lab/nearline/increments_floor.py)",
-        ),
-        Figure("peak_rss_mb", "MB", "of the worker"),
-        Figure("builder_peak_rss_mb", "MB", "of the largest of its children: the builder, or the judge of checkpoints, which has torch"),
-        Figure("start_s", "s", "from the end of a worker's imports to the first batch it applied"),
-        Figure("start_processor_s", "s", "processor time of a worker and its builder from the start of the program to the first batch"),
-    ),
-    goals=(
-        "full_items_per_s >= 100000",
-        "single_events_per_s >= 10000",
-        "batched_items_per_s >= 40000",
-        "start_s < 5",
-    ),
-    options="[--items 1000000]",
-)
+NEARLINE = read_bench("bench nearline")
 
 _ROUNDS = 9  # floor and build in turns, the best of each: of 3, other processes may disturb all of one kind
 _APPLY_RECORDS = 4

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from infra.command import say
-from infra.declared import Bench, Figure
 from infra.figures import Figures
+from lab.figures.declared import read_bench
 from lab.serving.overload import BenchServer, OverloadPlan, open_server
 from lab.system.load import FAILED, OK, REFUSED, Latencies, call_at_rate
 from schemas.errors import AifError, Unavailable
@@ -30,31 +30,7 @@ from schemas.ids import Id
 from serving.core.ladder import Rung
 from serving.merger.merger import Merged, Merger
 
-AFFINITY = Bench(
-    "bench affinity",
-    "Server processes with the same catalogue and all users behind one Merger, an open loop of whole requests (retrieval, call 1 "
-    "beside it, call 2). A window with all of them (steady), then one in which the busiest was killed with -9 at the start (lost).",
-    (
-        Figure("{window}.found_share", "ratio", "call 2s that found the state of a call 1 (rung `cached` or `waited`)"),
-        Figure("{window}.recomputed", "count", "call 2s that made the user half themselves"),
-        Figure("{window}.degraded", "count", "call 2s that answered from less"),
-        Figure("{window}.asked_again", "count", "requests for which more than one server was asked"),
-        Figure("{window}.answers", "count", "answered"),
-        Figure("{window}.failed", "count", "not answered by any server"),
-        Figure("{window}.p50_ms", "ms", "from the intended arrival of the request to its answer, retrieval included, median"),
-        Figure("{window}.p99_ms", "ms", "the same, p99"),
-        Figure("moved_share", "ratio", "users whose server is another one after the loss; with N servers 1/N is the least"),
-        Figure("moved_needlessly_share", "ratio", "of all users, those who moved although their own server is there"),
-        Figure("load_max_over_mean", "ratio", "answers of the busiest server over the mean, steady"),
-    ),
-    goals=(
-        "steady.failed == 0",
-        "lost.failed == 0",
-        "steady.degraded == 0",
-        "lost.degraded == 0",
-        "moved_needlessly_share == 0",
-    ),
-)
+AFFINITY = read_bench("bench affinity")
 
 FOUND = frozenset({Rung.CACHED, Rung.WAITED})
 _PARTITIONS = 64  # M of the user topics

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.command import AsJson, print_figures, print_table, register_measured
+from infra.command import AsJson, print_figures, print_table
 
 if TYPE_CHECKING:
     from infra.figures import Figures
@@ -13,17 +13,6 @@ if TYPE_CHECKING:
 
 def register(group: typer.Typer) -> None:
     """Add them to the group."""
-    names = (
-        "rank:RANK",
-        "device:DEVICE",
-        "overload:OVERLOAD_BENCH",
-        "table1:TABLE_1",
-        "table4:TABLE_4",
-        "switch:SWITCH",
-        "mixed:MIXED",
-        "affinity:AFFINITY",
-    )
-    register_measured(*(f"lab.serving.{name}" for name in names))
     group.command("rank", short_help="Engine, ports and peers beside the bare floor.")(bench_rank)
     group.command("device", short_help="The engine on a CUDA device beside the CPU.")(bench_device)
     group.command("overload", short_help="Ten times the load that a server carries.")(bench_overload)

@@ -11,29 +11,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from infra.declared import Bench, Figure
 from infra.figures import Figures
+from lab.figures.declared import read_bench
 from lab.serving.world import CONTEXT, PROFILE, Plan, RankWorld, compare_scores, engine_case, open_rank_world, time_in_turns
 from schemas.errors import Misconfigured
 from schemas.model.parameters import parameters_of
 from serving.engine.devices.cuda import CudaScorer
 from serving.engine.work import UserWork
 
-DEVICE = Bench(
-    "bench device",
-    "One request through the engine with a CUDA device, ids in, top 100 out, and the same on the CPU of that machine, by turns. World, model and user as in "
-    "`aif bench rank`; the config names the device.",
-    (
-        Figure("cuda_p50_ms_{candidates}", "ms", "`submit_rank` to its result: look-up on the CPU, call 2 on the device, top 100; median"),
-        Figure("cuda_p99_ms_{candidates}", "ms", "the same, p99"),
-        Figure("cpu_p50_ms_{candidates}", "ms", "the compiled pass on that machine's cores; median"),
-        Figure("cuda_difference_max", "score", "largest difference of a score between the two"),
-        Figure("cuda_overlap", "ratio", "shared top 100, mean"),
-    ),
-    goals=("cuda_p99_ms_10000 <= 2", "cuda_p99_ms_100000 <= 10", "cuda_overlap >= 0.999"),
-    options="[--items 1000000]",
-    asked=("items", "candidates", "calls"),
-)
+DEVICE = read_bench("bench device")
 CANDIDATES = (1_000, 10_000, 100_000)
 _LENGTH = 1_000  # behaviours
 _USERS = 4  # whose answers are compared

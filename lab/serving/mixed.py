@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from infra.command import say
-from infra.declared import Bench, Figure
 from infra.figures import Figures
+from lab.figures.declared import read_bench
 from lab.serving.inferences import encode_inferences
 from lab.serving.switch import open_switched_server
 from lab.serving.versions import Ranges, VersionWriter, belongs
@@ -25,27 +25,7 @@ from lab.system.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_m
 from schemas.errors import Unavailable
 from schemas.token import decode_token
 
-MIXED = Bench(
-    "bench switch --mixed",
-    "Counts mixed versions alone: inferences with binary tensors over HTTP as fast as four senders get them, every candidate back, "
-    "versions of 2,000 items published twice a second. The two kinds of version have models of their own as well, so rows of one "
-    "under the model of another are in neither range.",
-    (
-        Figure("flips", "count", "versions, after the first, that answers came from"),
-        Figure("answers", "count", "answers with status 200; each score of each is judged"),
-        Figure("mixed_versions", "count", "answers with a score that does not belong to the version they name"),
-        Figure("answers_per_s", "1/s", "answers over the whole time"),
-        Figure("refused", "count", "429 and 503"),
-        Figure("failed", "count", "anything else"),
-    ),
-    goals=(
-        "mixed_versions == 0",
-        "flips >= 100",
-        "answers >= 1000000",
-        "failed == 0",
-    ),
-    options="1000000",
-)
+MIXED = read_bench("bench switch --mixed")
 
 _WINDOW_S = 10.0  # between two lines of progress
 

@@ -31,56 +31,14 @@ from typing import Any
 import numpy as np
 
 from infra.command import say
-from infra.declared import Bench, Figure
 from infra.figures import Figures, Interval
+from lab.figures.declared import read_bench
 from lab.serving.inferences import encode_inferences
 from lab.system.load import FAILED, OK, REFUSED, Latencies, run_to_the_microsecond, send_at_rate, send_in_turns
 from schemas.errors import Unavailable
 from serving.short_turns import take_short_turns
 
-OVERLOAD_BENCH = Bench(
-    "bench overload",
-    "A server in a process of its own (users whose halves are in the pool, inferences with binary tensors over HTTP) under an open "
-    "loop: requests leave at a constant rate, a latency counts from the moment at which its request was meant to leave. First a "
-    "closed loop of a few senders says what it carries; then turns of 80% of that and of ten times that alternate. The engine has all "
-    "cores but one, which is left to the load generator and to the ports.",
-    (
-        Figure("capacity_per_s", "1/s", "answers in the closed loop"),
-        Figure("steady_p50_ms", "ms", "at 80%, median"),
-        Figure("steady_p99_ms", "ms", "at 80%, p99"),
-        Figure("steady_refused", "count", "refused at 80%"),
-        Figure("admitted_p50_ms", "ms", "answered requests at ten times the load, median"),
-        Figure("admitted_p99_ms", "ms", "the same, p99"),
-        Figure(
-            "admitted_p99_ratio",
-            "ratio",
-            "`admitted_p99_ms` over `steady_p99_ms`; the interval is what it is of as many pairs of turns drawn from these",
-        ),
-        Figure("admitted_p50_ratio", "ratio", "the same of the medians"),
-        Figure("answers_steady", "count", "answers behind the p99 at 80%: it hangs on one in a hundred"),
-        Figure("answers_admitted", "count", "answers behind the other"),
-        Figure("admitted_per_s", "1/s", "answers a second at ten times the load"),
-        Figure("refused_p50_ms", "ms", "requests answered 429 or 503, median"),
-        Figure("refused_p99_ms", "ms", "the same, p99"),
-        Figure("refused", "count", "how many"),
-        Figure("sender_late_p99_ms", "ms", "how late the load generator itself was at ten times the load; it is in every latency above"),
-        Figure(
-            "steady_without_core_pct",
-            "%",
-            "time for which threads of the server were ready and others had the cores, at 80%; above 10 a p99 is that of the other "
-            "processes",
-        ),
-        Figure("admitted_without_core_pct", "%", "the same at ten times the load"),
-        Figure("failed", "count", "anything else: lost connections, 5xx"),
-        Figure("rss_growth_mb", "MB", "memory of the server after all turns over before"),
-    ),
-    goals=(
-        "admitted_p99_ratio <= 1.25",
-        "refused_p99_ms < 5",
-        "failed == 0",
-        "rss_growth_mb <= 32",
-    ),
-)
+OVERLOAD_BENCH = read_bench("bench overload")
 
 STEADY, OVERLOAD = 0.8, 10.0
 _SENDERS = 3

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from infra.command import say
-from infra.declared import Bench, Figure
 from infra.figures import Figures
+from lab.figures.declared import read_bench
 from lab.serving.peer_runs import measure_peers
 from lab.serving.protocols import measure_protocols
 from lab.serving.world import CONTEXT, PROFILE, TOP_K, Case, Plan, RankWorld, compare_scores, engine_case, open_rank_world, time_in_turns
@@ -36,86 +36,7 @@ from serving.engine.devices.workers import WORKERS
 from serving.engine.loop.engine import Engine
 from serving.engine.work import UserState
 
-RANK = Bench(
-    "bench rank",
-    "One request through the engine, ids in, top 100 out, against what the same rows and products cost torch in the same run, by "
-    "turns, with as many threads on both sides. A synthetic version in a real slot, default model sizes with every part, a user with "
-    "1,000 behaviours unless a figure says otherwise; call 1 is made before.",
-    (
-        Figure(
-            "engine_p50_ms_{candidates}",
-            "ms",
-            "`submit_rank` to its result: queue, look-up, gather, LSH-DIN, SimTier, SIM-hard, head, top 100; median",
-        ),
-        Figure("engine_p99_ms_{candidates}", "ms", "the same, p99"),
-        Figure(
-            "floor_p50_ms_{candidates}",
-            "ms",
-            "torch: gather of the same columns at places known before, and the same products on inputs that lie ready; no look-up, no "
-            "join, no SimTier, no top-k",
-        ),
-        Figure("engine_over_floor_simtier_{behaviours}", "ratio", "`engine_simtier` over `floor_simtier` turn by turn, median"),
-        Figure("engine_over_floor_{candidates}", "ratio", "the two medians"),
-        Figure("engine_no_simtier_p50_ms_10000", "ms", "10^4 candidates, a user of 1,000 behaviours with nothing for SimTier to count"),
-        Figure("din_call2_ratio_100000_to_1000", "ratio", "the same with 100,000 behaviours over 1,000: LSH-DIN does not see the length"),
-        Figure("engine_simtier_p50_ms_{behaviours}", "ms", "10^4 candidates against so many behaviours, all counted by SimTier"),
-        Figure(
-            "floor_simtier_p50_ms_{behaviours}",
-            "ms",
-            "the floor of 10^4 candidates plus SimTier's counts alone, in the turns of the engine's own calls",
-        ),
-        Figure(
-            "simtier_ns_per_pair",
-            "ns",
-            "SimTier's counts alone on all threads, tables included: 10^4 x 10^4 different signatures, eight equal tiers",
-        ),
-        Figure("simtier_edges_ns_per_pair", "ns", "the same with the nine edges of the default model"),
-        Figure("simtier_64_bits_ns_per_pair", "ns", "eight equal tiers, signatures of 64 bits (the model has 128), in the same turns"),
-        Figure("parity_max_diff", "score", "largest difference of a score from the reference network in fp64 on the same rows"),
-        Figure("parity_bound", "score", "what rounding may come to: eps x the longest sum x the largest bid"),
-        Figure("parity_overlap", "ratio", "shared top 100, mean"),
-        Figure(
-            "triton_p50_ms_{candidates}",
-            "ms",
-            "Triton (PyTriton) over HTTP with binary tensors, stock client: look-up, gather and products of the same sizes in NumPy, "
-            "top 100; without SimTier and without folding the user. At most 200,000 items, in an environment made on first use",
-        ),
-        Figure(
-            "qdrant_p50_ms_{candidates}",
-            "ms",
-            "Qdrant Edge in process: exact dot product over the same candidates, top 100; as many items",
-        ),
-        Figure(
-            "redis_p50_ms_{candidates}",
-            "ms",
-            "Redis over a Unix socket: one MGET of the candidates' rows, joined into an array; nothing is ranked; as many items",
-        ),
-        Figure("{port}_over_engine_{candidates}", "ratio", "each port over the engine's median of the same turns"),
-        Figure(
-            "{port}_p50_ms_{candidates}",
-            "ms",
-            "the same request through a server in the engine's process, as a client in a process of its own sees it: Open Inference "
-            "Protocol with binary tensors over HTTP, over gRPC, and /v1/rank with JSON. Bodies are made before the clock starts, "
-            "answers are read and not decoded",
-        ),
-    ),
-    goals=(
-        "engine_over_floor_10000 <= 1.1",
-        "engine_p99_ms_10000 <= 2 x engine_p50_ms_10000",
-        "engine_no_simtier_p50_ms_10000 <= 0.9 x floor_p50_ms_10000",
-        "engine_over_floor_simtier_10000 <= 1.2",
-        "engine_over_floor_simtier_100000 <= 1.2",
-        "simtier_ns_per_pair <= 0.1",
-        "simtier_edges_ns_per_pair <= 0.12",
-        "din_call2_ratio_100000_to_1000 <= 1.1",
-        "http_binary_over_engine_10000 <= 1.3",
-        "grpc_over_engine_10000 <= 1.4",
-        "http_binary_p50_ms_10000 < 1 x triton_p50_ms_10000",
-        "parity_max_diff <= 1 x parity_bound",
-        "parity_overlap >= 0.999",
-    ),
-    options="[--quick] [--candidates 1000,10000,100000]",
-)
+RANK = read_bench("bench rank")
 
 LENGTH = 1_000  # behaviours, where nothing else is said
 LONG_TURNS = 6  # turns with a long history: few calls in each, and one ratio per turn

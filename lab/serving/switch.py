@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from infra.command import say
-from infra.declared import Bench, Figure
 from infra.figures import Figures
 from infra.index.store import open_index_store
 from infra.processes import wait_until
 from lab.demo.stage import SHARDS, USER_PARTITIONS
+from lab.figures.declared import read_bench
 from lab.serving.versions import VersionWriter, belongs
 from lab.system.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_at_rate
 from lab.system.stage import BenchStage, open_bench_stage
@@ -30,37 +30,7 @@ from schemas.requests import RankAnswer
 from schemas.token import decode_token
 from serving.client import AifClient
 
-SWITCH = Bench(
-    "bench switch",
-    "A real `aif serve` on a real broker and index store, /v1/rank at a constant rate over HTTP (open loop). Windows at rest and "
-    "windows in which a new version is published every few seconds alternate. Even versions have scores below 1, odd ones above: an "
-    "answer that mixed two would have both.",
-    (
-        Figure("flips", "count", "versions, after the first, that answers came from"),
-        Figure("answers", "count", "answers with status 200; each is judged"),
-        Figure("answers_steady", "count", "of these, at rest"),
-        Figure("answers_switching", "count", "of these, while versions load and flip"),
-        Figure("mixed_versions", "count", "answers with a score that does not belong to the version they name"),
-        Figure("steady_p50_ms", "ms", "from the intended send to the whole answer, at rest, median"),
-        Figure("steady_p99_ms", "ms", "the same, p99"),
-        Figure("switching_p50_ms", "ms", "while versions load and flip, median"),
-        Figure("switching_p99_ms", "ms", "the same, p99"),
-        Figure("steady_late_p99_ms", "ms", "how late the load generator itself was at rest; it is in the latencies above"),
-        Figure("switching_late_p99_ms", "ms", "and while versions load and flip"),
-        Figure("p95_ratio", "ratio", "switching over at rest, p95"),
-        Figure("p99_ratio", "ratio", "the same, p99"),
-        Figure("refused", "count", "429 and 503"),
-        Figure("failed", "count", "anything else"),
-    ),
-    goals=(
-        "p99_ratio <= 1.1",
-        "flips >= 5",
-        "mixed_versions == 0",
-        "failed == 0",
-        "answers_steady >= 5000",
-        "answers_switching >= 5000",
-    ),
-)
+SWITCH = read_bench("bench switch")
 
 _READY_S_MAX = 300.0
 _WARM_S = 3.0

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from infra.command import say
-from infra.declared import Bench, Figure
 from infra.figures import Figures
+from lab.figures.declared import read_bench
 from lab.serving.world import PROFILE, VERSION, RankWorld, draw_rows, open_rank_world
 from schemas.features import FeatureBlock, encode_features
 from schemas.index.layout import ORDER, row_layout
@@ -33,42 +33,7 @@ from schemas.model.parameters import parameters_of
 from serving.engine.tables.changes import Changes, pack_orders
 from serving.engine.work import UserWork
 
-TABLE_1 = Bench(
-    "bench table1",
-    "The paper's Table 1: the four ways of computing what does not depend on the pair. The costs of the parts are measured (processor "
-    "time, the engine's own code); what a deployment of `config` pays is computed from them. Ways: offline (the item half of the "
-    "catalogue once a day), nearline (of what changed, when it changed, and of everything at a new checkpoint), online (the user half "
-    "beside retrieval), real_time (both halves after the candidates are known).",
-    (
-        Figure("{way}.compute_cores", "cores", "processor time a second at the traffic of `config`"),
-        Figure(
-            "{way}.storage_bytes",
-            "bytes",
-            "vectors and weights of the catalogue; nearline: two versions, with orders; online: the states of three times the "
-            "requests in flight",
-        ),
-        Figure(
-            "{way}.latency_ms",
-            "ms",
-            "what an answer waits after its candidates are known: look-up and gather; what of call 1 retrieval does not hide; everything",
-        ),
-        Figure(
-            "{way}.age_s",
-            "s",
-            "how old what it sees is: half a day; a batch's wait and its way into the table (the log's part: `aif bench freshness`); "
-            "the time of retrieval; nothing",
-        ),
-        Figure("{way}.paper_{measure}", "ticks of 4", "what the paper's Table 1 says"),
-        Figure("row_ms", "ms", "processor time of one row of the item half, in blocks of 256"),
-        Figure("block_ms", "ms", "of the rows that arrive together, with their way into the table"),
-        Figure("item_half_ms", "ms", "of the item half of a request's candidates in fp32"),
-        Figure("user_half_ms", "ms", "of a user half"),
-        Figure("gather_ms", "ms", "of look-up and gather of a request"),
-        Figure("row_bytes", "bytes", "an item's vector and weights"),
-        Figure("order_bytes", "bytes", "its order"),
-        Figure("state_bytes", "bytes", "a user's state"),
-    ),
-)
+TABLE_1 = read_bench("bench table1")
 
 MEASURES = ("compute", "storage", "latency", "timeliness")
 PAPER = {

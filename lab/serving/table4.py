@@ -19,8 +19,8 @@ from typing import SupportsFloat
 import numpy as np
 
 from infra.command import say
-from infra.declared import Bench, Figure
 from infra.figures import Figures
+from lab.figures.declared import read_bench
 from lab.serving.open_loop import Request, find_rate_max, send_requests
 from lab.serving.table4_rows import ROWS, Row, RowScorer, draw_raw_features
 from lab.serving.world import CONTEXT, PROFILE, VERSION, RankWorld, open_rank_world
@@ -28,50 +28,7 @@ from lab.system.load import FAILED, OK, REFUSED
 from serving.engine.work import RankWork, UserState, UserWork
 from serving.short_turns import share_the_interpreter
 
-TABLE_4 = Bench(
-    "bench table4",
-    "The paper's Table 4, row for row, on one engine in one process. cold: the sequential base, with raw item features (24 "
-    "categorical, 16 numbers, a multimodal embedding of 64), the profile and the mean of the latest 256 behaviours after the "
-    "candidates are known. async: the item's vector in place of its raw features, the user's vectors from call 1. sim, sim_cached: "
-    "cold and the sub-sequence of the candidate's category, cut after the candidates are known, or in call 1. bea: cold and w V, with "
-    "V from call 1. long, long_lsh: cold and DIN and SimTier over all behaviours, by products of embeddings, or by signatures with "
-    "the sums of call 1. aif: the engine with all of AIF. Rows are computed from the same features: in async and aif an item's raw "
-    "features went into its vector nearline, which is why they save; in the paper the vectors carry features that Base did not have. "
-    "In the base's favour: raw features lie in memory beside the index and run through the engine's own compiled code, and the user's "
-    "side is computed once per request, not per mini-batch.",
-    (
-        Figure(
-            "{row}.avg_rt_pct",
-            "%",
-            "response time from the candidates to the top 100, over the base's; one request after another, rows in turn",
-        ),
-        Figure("{row}.p99_rt_pct", "%", "the same, p99"),
-        Figure(
-            "{row}.max_qps_pct",
-            "%",
-            "requests a second (call 1 included, open loop, 50 ms of retrieval between) at which p99 reaches the bound, over the "
-            "base's; -100: no rate holds it. Between the last two rates of the bisection placed by the logarithms of their p99s",
-        ),
-        Figure("{row}.paper_avg_rt_pct", "%", "what the paper's Table 4 says"),
-        Figure("{row}.paper_p99_rt_pct", "%", "the same"),
-        Figure("{row}.paper_max_qps_pct", "%", "the same"),
-        Figure("{row}.call2_cpu_pct", "%", "processor time on all threads over the base's, median: of the same calls"),
-        Figure("{row}.cpu_pct", "%", "of whole requests, call 1 included"),
-        Figure("{row}.extra_bytes", "bytes", "columns that the row adds to the items, and the states of 1,000 users"),
-        Figure("{row}.item_bytes", "bytes", "of one item"),
-        Figure("{row}.state_bytes", "bytes", "of one user"),
-        Figure("{row}.avg_rt_ms", "ms", "the response times as they were"),
-        Figure("{row}.p99_rt_ms", "ms", "the same, p99"),
-        Figure("{row}.max_qps", "1/s", "the rates as they were"),
-        Figure("p99_bound_ms", "ms", "the p99 at which throughput is compared: `--p99-ms`, or five times the base's mean"),
-    ),
-    goals=(
-        "aif.avg_rt_pct <= 1",
-        "aif.p99_rt_pct <= 1",
-        "aif.max_qps_pct >= -5",
-    ),
-    options="[--rows aif]",
-)
+TABLE_4 = read_bench("bench table4")
 
 TOP_K = 100
 POOL_USERS = 1_000  # users whose states count as extra storage

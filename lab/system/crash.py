@@ -27,59 +27,20 @@ from typing import Any
 from infra.broker.server import start_broker
 from infra.data.catalogue import Catalogue
 from infra.data.open_catalogue import open_world
-from infra.declared import Bench, Figure
 from infra.failpoints import DISK_BROKEN, DISK_FULL, DISK_VARIABLE, VARIABLE, VERSIONING, WRITING
 from infra.figures import Figures
 from infra.kafka.dead_letters import dead_letter_topic, decode_dead_letter
 from infra.kafka.reader import read_topic
 from infra.processes import Child, wait_until
 from lab.demo.stage import SHARDS, json_figures
+from lab.figures.declared import read_bench
 from lab.system.crash_fold import DeadLetter, count_topic
 from lab.system.crash_traffic import Traffic
 from lab.system.faulty_disk import build_faulty_disk, has_compiler
 from lab.system.stage import AppliedWatch, BenchStage, open_bench_stage, started_by, tell
 from schemas.topics import SHARD_TOPICS
 
-CRASH = Bench(
-    "bench crash",
-    "Kills under traffic of every kind of update and of bad records: kill -9 at named failpoints (infra/failpoints.py) and at any "
-    "moment, SIGSTOP for 1.5 session timeouts and CONT, kill -9 of the broker, a disk that is full or broken for three seconds, or on which one in ten "
-    "writes, syncs, renames and links fails; new checkpoints in between. Nothing is done by hand: what ends is started again.",
-    (
-        Figure("kills", "count", "what was done, in all"),
-        Figure("kills_{kind}", "count", "the same by kind"),
-        Figure("restarts", "count", "times a worker ended by itself"),
-        Figure("acknowledged", "updates", "updates of the traffic whose delivery the broker confirmed"),
-        Figure("not_acknowledged", "records", "records whose delivery it did not: they may be in the topic or not"),
-        Figure("in_topics", "updates", "updates in the topics at the end"),
-        Figure(
-            "lost",
-            "updates",
-            "counters of the shards against a plain fold of the topics that shares no code with them, by topic, shard and outcome; "
-            "acknowledged records that are not in the topic are lost too",
-        ),
-        Figure("doubled", "updates", "the same, counted too often"),
-        Figure(
-            "dead_letters", "updates", "source positions (topic, partition, offset, index) that the fold sends to the dead-letter topics"
-        ),
-        Figure("dead_letters_missing", "updates", "of these, not in the dead-letter topics; one that is there twice counts once"),
-        Figure("dead_letters_wrong", "updates", "in the dead-letter topics, and not of these"),
-        Figure("catch_up_p50_s", "s", "from the kill until readers were told that records published after it are applied, median"),
-        Figure("catch_up_over_session", "ratio", "that median over the consumer group's session timeout"),
-        Figure("catch_up_max_s", "s", "the slowest"),
-        Figure("digest_equal", "1 or 0", "a replay of the topics gives the digest of the version that was live at the end"),
-    ),
-    goals=(
-        "lost == 0",
-        "doubled == 0",
-        "dead_letters_missing == 0",
-        "dead_letters_wrong == 0",
-        "catch_up_over_session <= 1.5",
-        "digest_equal == 1",
-    ),
-    options="--kills 200",
-    asked=("kills", "items", "updates_per_s", "session_timeout_s"),  # another seed is a repetition
-)
+CRASH = read_bench("bench crash")
 
 SESSION_TIMEOUT_S = 6.0
 _FROZEN_FACTOR = 1.5

@@ -23,38 +23,17 @@ import numpy as np
 from infra.background import Background
 from infra.data.catalogue import Catalogue
 from infra.data.open_catalogue import open_world
-from infra.declared import Bench, Figure
 from infra.figures import Figures
 from infra.kafka.publisher import Publisher
 from infra.processes import Child, wait_until
 from lab.demo.server import RankingServer
+from lab.figures.declared import read_bench
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate
 from schemas.topics import ITEM_FEATURES
 
-FRESHNESS = Bench(
-    "bench freshness",
-    "Broker, worker and server with updates going on all the while. A probe is an item whose bid alone changes, so its right new "
-    "score is known; it is visible at the end of the first answer that has that score. A change that was due while its probe's last "
-    "one was not visible counts from when it was due.",
-    (
-        Figure("visible_p50_ms", "ms", "from before the produce call to the right score in an answer over HTTP, median"),
-        Figure("visible_p99_ms", "ms", "the same, p99"),
-        Figure(
-            "visible_during_build_p50_ms",
-            "ms",
-            "the same of probes published while a full build of a new version ran, its loading and flip included",
-        ),
-        Figure("visible_during_build_p99_ms", "ms", "the same, p99"),
-        Figure("rate_per_s", "updates/s", "the rate that was reached, one update per record"),
-        Figure("lost", "updates", "probes that never had their score, plus updates behind the watermark of an answer at the end"),
-        Figure("probes", "count", "changes seen, or due, without a build"),
-        Figure("probes_during_build", "count", "the same while one ran"),
-        Figure("build_s", "s", "how long a build took, mean"),
-    ),
-    goals=("visible_p50_ms <= 60", "visible_p99_ms <= 250", "visible_during_build_p99_ms <= 500", "lost == 0"),
-)
+FRESHNESS = read_bench("bench freshness")
 
 _PROBES = 64
 _PROBE_EVERY_S = 0.04

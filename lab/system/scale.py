@@ -13,29 +13,13 @@ from collections.abc import Sequence
 from itertools import chain
 
 from infra.data.open_catalogue import open_world
-from infra.declared import Bench, Figure
 from infra.figures import Figures
 from infra.index.parts import read_manifest
+from lab.figures.declared import read_bench
 from lab.system.stage import AppliedWatch, BenchStage, open_bench_stage, peak_rss_mb, tell
 from schemas.index.manifest import Manifest
 
-SCALE = Bench(
-    "bench scale",
-    "What a version costs as the catalogue grows, each size on a broker, a worker and a builder of its own. docs/SCALE.md goes on "
-    "from here.",
-    (
-        Figure(
-            "build_s_{items}", "s", "from the announcement of a checkpoint to the live version, over the items that the shards hold already"
-        ),
-        Figure("fill_s_{items}", "s", "a worker from nothing to so many items applied"),
-        Figure("disk_bytes_per_item_{items}", "bytes", "files of the version, all parts of its manifest"),
-        Figure("raw_bytes_per_item_{items}", "bytes", "the bare row: id and columns"),
-        Figure("rss_mb_{items}", "MB", "peak memory of the worker"),
-        Figure("builder_rss_mb_{items}", "MB", "of the largest of its children: the builder, or the judge of checkpoints, which has torch"),
-    ),
-    goals=("disk_bytes_per_item_1000000 <= 1.3 x raw_bytes_per_item_1000000",),
-    options="--sizes 100000,1000000",
-)
+SCALE = read_bench("bench scale")
 
 _ID_BYTES = 8
 _APPLIED_S_MAX = 6 * 3_600.0

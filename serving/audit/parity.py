@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infra.declared import Bench, Figure
-from infra.figures import Figures
+from infra.figures import Figures, Measured
 from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore, open_index_store
 from schemas.errors import Corrupted, RejectedInput
@@ -41,20 +40,16 @@ from schemas.token import VersionToken, decode_token
 from serving.audit.version_rows import VersionRows, positions_of
 from serving.core.answer_check import Claim, Reference, check_answer
 
-VERIFY_ANSWERS = Bench(
+VERIFY_ANSWERS = Measured(
     "verify-answers",
-    "Recorded answers, each recomputed with the reference network from the files and deltas of the version it names.",
-    (
-        Figure("answers", "count", "answers in the file"),
-        Figure("answers_recomputed", "count", "of these, recomputed"),
-        Figure("mixed_versions", "count", "answers that are not what the reference model gives, within the tolerance"),
-        Figure("versions", "count", "versions that the answers name"),
-        Figure("score_error_max", "tolerances", "largest difference of a score, in units of the derived tolerance"),
-        Figure("seconds_total", "s", "the whole audit"),
-    ),
-    goals=("mixed_versions == 0", "score_error_max <= 1"),
-    options="FILE",
-    asked=("sample",),
+    {
+        "answers": "count",
+        "answers_recomputed": "count",
+        "mixed_versions": "count",
+        "versions": "count",
+        "score_error_max": "tolerances",
+        "seconds_total": "s",
+    },
 )
 
 _REASONS_MAX = 10

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.command import AsJson, print_parts, print_table, register_measured, say
+from infra.command import AsJson, print_parts, print_table, say
 
 if TYPE_CHECKING:
     from infra.index.store import IndexStore
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Register `replay` onto the `aif` application."""
-    register_measured("streams.replay.replay:REPLAY")
     app.command("replay", short_help="Rebuild a version from the topics, and compare.")(replay)
 
 

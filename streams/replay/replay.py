@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.clock import Clock
-from infra.declared import Bench, Figure
-from infra.figures import Figures
+from infra.figures import Figures, Measured
 from infra.files import write_file_durably
 from infra.kafka.log_gaps import with_skipped_offsets
 from infra.kafka.reader import SourceRecord, read_topic
@@ -47,18 +46,15 @@ from streams.shard.snapshot import decode_stored_snapshot, restore_snapshot
 DEFAULT_BATCH_RECORDS = 97  # not the worker's, on purpose
 _PLAN_NAME = "replay.json"
 
-REPLAY = Bench(
+REPLAY = Measured(
     "replay",
-    "A version made again from the topics alone, and compared with the one that is served.",
-    (
-        Figure("digest_equal", "1 or 0", "rows are those of the version"),
-        Figure("data_digest_equal", "1 or 0", "inputs are"),
-        Figure("items", "count", "items in the replayed version"),
-        Figure("records", "records", "records read"),
-        Figure("replay_s", "s", "reading, applying and encoding, without the start of the process"),
-    ),
-    goals=("digest_equal == 1", "data_digest_equal == 1"),
-    asked=("batch_size",),
+    {
+        "digest_equal": "1 or 0",
+        "data_digest_equal": "1 or 0",
+        "items": "count",
+        "records": "records",
+        "replay_s": "s",
+    },
 )
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many

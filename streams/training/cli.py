@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from infra.command import AsJson, print_data, print_table, read_settings, register_choices, register_measured, register_settings, say
+from infra.command import AsJson, print_data, print_table, read_settings, register_choices, register_settings, say
 
 _MODEL_HELP = (
     "What to train: a TOML or JSON file with [schema] and, optionally, [model] and [train]. Not needed with --warm-start or --follow."
@@ -61,7 +61,6 @@ def register(app: typer.Typer) -> None:
     """Registers the command onto the `aif` application."""
     register_settings("streams.training.settings:TrainSettings")
     register_choices("train", "streams.training.model_file:explain_choices")
-    register_measured("streams.training.program:TRAIN")
     app.command("train", short_help="Fit a model to the impressions, once or for ever.")(train)
     app.command("export", short_help="Write the topics that training reads to files.")(export)
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
-from infra.declared import Bench, Figure
-from infra.figures import Figures
+from infra.figures import Figures, Measured
 from infra.index.checkpoint_upload import check_id_kind
 from infra.index.store import open_index_store
 from infra.kafka.publisher import Publisher
@@ -33,20 +32,18 @@ from streams.training.topic_events import DataRange, TopicEvents, find_span
 from streams.training.trainer import LOSSES, WARM_RATE, TrainReport, fit
 from streams.training.trainer_state import StateFile
 
-TRAIN = Bench(
+TRAIN = Measured(
     "train",
-    "One fit from the topics, or from a snapshot of them, to a checkpoint.",
-    (
-        Figure("requests", "count", "impressions learnt from"),
-        Figure("skipped_items", "count", "items shown in them that were not known at that time"),
-        Figure("dead_lettered", "count", "impressions that do not read; they went to dlq.impressions"),
-        Figure("steps", "count", "of the first fit"),
-        Figure("fit_s", "s", "its time"),
-        Figure("loss", "nats", "what it minimised, at its end"),
-        Figure("copr", "nats", "the pair term of its loss at its end (Eq. 10)"),
-        Figure("click", "nats", "the click term"),
-    ),
-    options="--out DIR [--snapshot DIR]",
+    {
+        "requests": "count",
+        "skipped_items": "count",
+        "dead_lettered": "count",
+        "steps": "count",
+        "fit_s": "s",
+        "loss": "nats",
+        "copr": "nats",
+        "click": "nats",
+    },
 )
 
 _STATE_STEPS = 20

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.declared import Bench, Figure
-from infra.figures import Figures
+from infra.figures import Figures, Measured
 
-SHOP = Bench("shop", "", tuple(Figure(name, "ratio", "") for name in ("hr_at_100", "half", "no_base", "no_value", "{model}.gauc")))
+SHOP = Measured("shop", dict.fromkeys(("hr_at_100", "half", "no_base", "no_value", "base.gauc"), "ratio"))
 
 
 def test_a_run_is_one_json_object_of_the_agreed_form(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,22 +1,21 @@
-"""Every figure is declared once, beside the code that measures it, and what is declared can be measured."""
+"""Every figure is declared once, in lab/benches.toml, and what is declared can be measured."""
 
 import ast
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from infra.cli import build_app
-from infra.command import BENCHES as REGISTERED
-from infra.declared import Bench, Figure, Goal
-from lab.cli import declared_benches
+from infra.figures import Measured
+from lab.figures.declared import Bench, Figure, Goal, read_benches
+from serving.audit.parity import VERIFY_ANSWERS
+from streams.replay.replay import REPLAY
+from streams.training.program import TRAIN
 
 ROOT = Path(__file__).parents[3]
 ADD = {"add", "add_interval", "add_ratio"}
-build_app()  # the parts register what they declare
-BENCHES = dict(zip(REGISTERED, declared_benches(), strict=True))
+BENCHES = read_benches()
 
 
 def test_holes_stand_for_what_has_no_dot_but_that_of_a_number() -> None:
@@ -72,28 +71,37 @@ def test_no_figure_stands_behind_one_that_takes_its_names(bench: Bench) -> None:
 def test_a_bench_adds_what_it_declares_and_declares_what_it_can_add() -> None:
     added = {path: list(_added(path)) for part in ("infra", "streams", "serving", "lab") for path in (ROOT / part).rglob("*.py")}
     measuring = {path: patterns for path, patterns in added.items() if patterns}
+    texts = {path: path.read_text() for path in added}
+    owners = {command: _owners(command, texts) for command in BENCHES}
     unclaimed = set(measuring)
-    for where, bench in BENCHES.items():
-        mine = {path for path in measuring if _adds_for(path, where)}
-        unclaimed -= mine
-        patterns = [pattern for path in mine for pattern in measuring[path]]
+    for command, bench in BENCHES.items():
+        own = owners[command]
+        helpers = {
+            path for path in measuring if not any(path in one for one in owners.values()) and any(_dotted(path) in texts[o] for o in own)
+        }
+        unclaimed -= own | helpers
+        patterns = [pattern for path in (own | helpers) & set(measuring) for pattern in measuring[path]]
         names = [figure.name for figure in bench.figures]
-        assert [name for name in names if not any(re.fullmatch(p, name) for p in patterns)] == [], f"{where} declares what it never adds"
-        assert [p for p in patterns if not any(re.fullmatch(p, name) for name in names)] == [], f"{where} adds what it does not declare"
-    assert not unclaimed, "these add figures and neither declare a bench nor are named by one"
+        assert [name for name in names if not any(re.fullmatch(p, name) for p in patterns)] == [], f"{command} declares what it never adds"
+        assert [p for p in patterns if not any(re.fullmatch(p, name) for name in names)] == [], f"{command} adds what it does not declare"
+    assert not unclaimed, "these add figures of no declared bench"
 
 
-def _adds_for(path: Path, where: str) -> bool:
-    """Whether a module adds to a bench: it declares it, or imports it, or the module that declares it names this one."""
-    module, _, variable = where.partition(":")
-    dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    text = path.read_text()
-    if dotted == module or re.search(rf"from {re.escape(module)} import [^\n]*\b{variable}\b", text):
-        return True
-    declares_its_own = any(
-        other.startswith(f"{dotted}:") or f"from {other.partition(':')[0]} import {other.partition(':')[2]}" in text for other in BENCHES
-    )
-    return not declares_its_own and dotted in Path(str(importlib.import_module(module).__file__)).read_text()
+@pytest.mark.parametrize("measured", [TRAIN, REPLAY, VERIFY_ANSWERS], ids=lambda measured: measured.command)
+def test_a_command_outside_lab_has_the_declared_figures_with_their_units(measured: Measured) -> None:
+    assert measured.units == {figure.name: figure.unit for figure in BENCHES[measured.command].figures}
+
+
+def _owners(command: str, texts: dict[Path, str]) -> set[Path]:
+    """The module that holds the command's bench in a constant, and those that import the constant."""
+    held = rf'^(\w+) = (?:read_bench|Measured)\(\s*"{command}"'
+    path, name = next((path, found[1]) for path, text in texts.items() if (found := re.search(held, text, re.MULTILINE)))
+    imports = rf"from {re.escape(_dotted(path))} import [^\n]*\b{name}\b"
+    return {path} | {other for other, text in texts.items() if re.search(imports, text)}
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def _added(path: Path) -> Iterator[str]:

@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import build_app
-from infra.declared import Bench, Figure
 from infra.figures import Figures
-from lab.cli import declared_benches
+from lab.figures.declared import Bench, Figure, read_benches
 from lab.figures.document import render_benchmarks
 from lab.figures.kept import KEPT_RUNS, keep_run, read_runs
 from schemas.errors import Misconfigured
 
+BENCHES = tuple(read_benches().values())
 DOCS = Path(__file__).parents[3] / "docs"
 SHOP = Bench(
     "bench shop",
@@ -33,13 +33,11 @@ def printed(ms: float, share: float | None = 0.5, **config: object) -> str:
 
 
 def test_the_document_is_what_the_command_writes() -> None:
-    build_app()
-    assert (DOCS / "BENCHMARKS.md").read_text() == render_benchmarks(declared_benches(), DOCS / "benchmarks"), "run `aif bench report`"
+    assert (DOCS / "BENCHMARKS.md").read_text() == render_benchmarks(BENCHES, DOCS / "benchmarks"), "run `aif bench report`"
 
 
 def test_every_kept_file_is_of_a_declared_bench_and_names_nothing_that_is_not_declared() -> None:
-    build_app()
-    benches = {f"{bench.name}.json": bench for bench in declared_benches()}
+    benches = {f"{bench.name}.json": bench for bench in BENCHES}
     for path in (DOCS / "benchmarks").iterdir():
         for run in read_runs(DOCS / "benchmarks", benches[path.name]):
             assert [name for name in run.values if not benches[path.name].declares(name)] == []

@@ -1,16 +1,17 @@
-"""What a bench says of itself, beside the code that measures it: its figures (name, unit, meaning) and the goals they are held to.
+"""Declarations of everything that measures, read from lab/benches.toml: figures (name, unit, meaning) and the goals they are held to.
 
-Here: the words of a declaration. Not here: the values (infra/figures.py), the runs that are kept (lab/figures/kept.py), docs/BENCHMARKS.md
-that is made of both (lab/figures/document.py).
+Here: the form of a declaration. Not here: the values (infra/figures.py), the kept runs (kept.py), docs/BENCHMARKS.md made of both (document.py).
 A name may have holes: `engine_p50_ms_{candidates}` is one figure for each number of candidates. What stands in a hole has no dot, but for that of
 a number.
 """
 
 import operator
 import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -19,6 +20,7 @@ _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "==": operator.eq,
 }
+_FILE = Path(__file__).parents[1] / "benches.toml"
 _HOLE = re.compile(r"\{\w+\}")
 _BOUNDS = ("_low", "_high")
 
@@ -89,6 +91,11 @@ class Bench:
         """The declared figure whose name, or one of whose names, this is."""
         return next((figure for figure in self.figures if figure.pattern.fullmatch(name)), None)
 
+    def unit_of(self, name: str) -> str | None:
+        """The unit of a declared figure, else None."""
+        figure = self.figure_of(name)
+        return None if figure is None else figure.unit
+
     def declares(self, name: str) -> bool:
         """Whether it is a figure's name, or that of a bound of one."""
         ends = [name.removesuffix(end) for end in ("", *_BOUNDS) if name.endswith(end)]
@@ -101,3 +108,24 @@ class Bench:
             if unknown := [name for name in (goal.figure, goal.base) if name is not None and not self.declares(name)]:
                 raise ValueError(f"{self.command}: a goal names {unknown[0]}, which is not declared")
         return goals
+
+
+@cache
+def read_benches() -> Mapping[str, Bench]:
+    """Every declared bench by its command, in the order of docs/BENCHMARKS.md."""
+    return {
+        command: Bench(
+            command,
+            table["about"],
+            tuple(Figure(name, unit, meaning) for name, (unit, meaning) in table["figures"].items()),
+            tuple(table.get("goals", ())),
+            table.get("options", ""),
+            tuple(table.get("asked", ())),
+        )
+        for command, table in tomllib.loads(_FILE.read_text()).items()
+    }
+
+
+def read_bench(command: str) -> Bench:
+    """The declared bench of a command ("bench rank"). KeyError where there is none."""
+    return read_benches()[command]

@@ -29,7 +29,7 @@ _DIGITS, _DEPTH = 4_300, 200  # of one number; of lists and objects around a val
 _INT64 = range(-(1 << 63), 1 << 63)
 _TEXTS, _EMPTY = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL), re.compile(r"\[\s*\]|\{\s*\}")
 _ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
-_NAME, _WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}"), re.compile(r"-?[0-9]+")
+_NAME, _WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}"), re.compile(r"0|-?[1-9][0-9]*")
 
 
 @dataclass(frozen=True, slots=True)

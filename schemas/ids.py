@@ -12,9 +12,6 @@ Partition = murmur2(Kafka key) mod N, the same function as librdkafka's `murmur2
 import enum
 import hashlib
 import struct
-from collections.abc import Sequence
-
-import numpy as np
 
 from schemas.errors import RejectedInput
 from schemas.limits import TEXT_ID_BYTES_MAX
@@ -114,8 +111,3 @@ def hash_bucket(value: Id, buckets: int, salt: bytes) -> int:
     """
     digest = hashlib.blake2b(str(value).encode(), digest_size=8, salt=salt).digest()
     return 1 + int.from_bytes(digest, "little") % (buckets - 1)
-
-
-def hash_buckets(values: Sequence[Id], buckets: int, salt: bytes) -> np.ndarray:
-    """`hash_bucket` of many values: int64 [len(values)]."""
-    return np.fromiter((hash_bucket(value, buckets, salt) for value in values), np.int64, len(values))

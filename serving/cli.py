@@ -96,7 +96,8 @@ def query(
     from infra.settings import load_settings
     from schemas.requests import PrerankRequest
     from serving.catalogue import draw_items, read_items
-    from serving.client import client_of, make_body
+    from serving.client import client_of
+    from serving.http_calls import make_body
     from serving.settings import ServerSettings
 
     if items is not None and random is not None:

@@ -16,7 +16,7 @@ DOCUMENTS = [
     "schemas/index/FORMAT.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 ]
-PARTS = ("infra", "lab", "streams", "serving", "schemas", "tests")
+PARTS = ("aif", "infra", "lab", "streams", "serving", "schemas", "tests")
 FILES = [path.relative_to(ROOT).as_posix() for part in (*PARTS, "docs") for path in (ROOT / part).rglob("*")]
 GROUPS = {"aif broker", "aif bench", "aif index", "aif eval", "aif publish"}  # named as a whole
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import OFFSET_END, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
@@ -29,8 +29,10 @@ from confluent_kafka.admin import (
 
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import IdKind
-from schemas.index.control import Init
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, TOPICS
+
+if TYPE_CHECKING:
+    from schemas.index.control import Init
 
 CREATE, GROW, SURPLUS, CLEANUP, CONFIG, LARGER = "create", "grow", "surplus", "cleanup", "config", "larger"
 LEFT = frozenset({SURPLUS, LARGER})  # differences that are shown, and never changed
@@ -176,8 +178,10 @@ def other_topic(topic: str, known: str, found: str) -> Incompatible:
 
 def describe_index(
     bootstrap: str, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str, *, deadline_s: float = _DEADLINE_S
-) -> Init:
+) -> "Init":
     """The identity of the index that these settings and the topics on this broker make (A1). Raises Incompatible (`other_partitions`)."""
+    from schemas.index.control import Init  # needs numpy, which a publisher does without
+
     found = fetch_topics(bootstrap, prefix, deadline_s=deadline_s)
     check_partitions(found, prefix, shards)
     ids = {name: found[name].topic_id for name in _IDENTITY_TOPICS if name in found}

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from infra.guarded_thread import GuardedThread
-from infra.index.checkpoint_upload import upload_checkpoint
 from infra.kafka.admin import FoundTopic, check_surplus, fetch_topics
 from infra.kafka.producer import open_producer
 from schemas.errors import Incompatible, RejectedInput, Unavailable
@@ -158,6 +157,8 @@ class Publisher:
 
         Raises what `upload_checkpoint` raises.
         """
+        from infra.index.checkpoint_upload import upload_checkpoint  # needs numpy and safetensors; other events do not
+
         return self.publish_checkpoint(upload_checkpoint(store, path, label)).result(_DELIVERY_S_MAX + 5.0)
 
     # --- many events ---
@@ -299,18 +300,25 @@ class Publisher:
 
 
 def open_publisher(settings: "InfraSettings", client: str) -> Publisher:
-    """A publisher for the broker and the topics that the settings name; `client` is the sender that its records name. The numbers of partitions are those of
-    the topics on the broker, because a wrong setting would send ids to other shards. Raises Unavailable (`unknown_topic`, `kafka_unreachable`), Misconfigured
-    (`no_broker`)."""
+    """A publisher for the broker and the topics that the settings name; `client` is the sender that its records name. Raises as `count_partitions`, and
+    Misconfigured (`no_broker`)."""
     bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+    shards, user_partitions = count_partitions(bootstrap, prefix)
+    return Publisher(bootstrap, prefix, client, shards, user_partitions, settings.index.id_kind)
+
+
+def count_partitions(bootstrap: str, prefix: str) -> tuple[int, int]:
+    """Partitions of the item topics and of the user topics, as the broker has them: a wrong number would send ids to other shards.
+
+    Raises Unavailable (`unknown_topic`, `kafka_unreachable`).
+    """
     found = fetch_topics(bootstrap, prefix)
     if ITEM_FEATURES not in found or USER_FEATURES not in found:
         raise Unavailable(
             "unknown_topic",
             f"{prefix}{ITEM_FEATURES} is not on {bootstrap}; run `aif topics apply`, or start a worker and wait for its `ready`",
         )
-    shards, user_partitions = found[ITEM_FEATURES].partitions, found[USER_FEATURES].partitions
-    return Publisher(bootstrap, prefix, client, shards, user_partitions, settings.index.id_kind)
+    return found[ITEM_FEATURES].partitions, found[USER_FEATURES].partitions
 
 
 def _pack(updates: Iterable[U], partition_of_update: Callable[[U], int]) -> Iterator[tuple[int, list[U]]]:

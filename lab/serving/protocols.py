@@ -28,7 +28,7 @@ from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX
 from schemas.requests import InlineBehaviour
 from schemas.users import BehaviourEvent
 from serving.calls.state_pool import StatePool
-from serving.client import AifClient
+from serving.client import Client
 from serving.engine.loop.engine import Engine
 from serving.garbage import calm_collector
 from serving.protocols.grpc_api import GrpcApi
@@ -94,7 +94,7 @@ def _time_in_turns(engine: Case, ask: Callable[[str, int], list[float]], turns: 
 def _make_user(ports: Ports, history: Sequence[BehaviourEvent]) -> None:
     """Sends call 1. Raises RuntimeError if call 2 does not find its state, because the figures would mean something else then."""
     behaviours = [InlineBehaviour(item_id=encode_wire_id(one.item_id), kind=one.kind, time_ms=one.time_ms) for one in history]
-    with AifClient(ports.url) as client:
+    with Client(ports.url) as client:
         client.user(_USER, request_id=_REQUEST, features=PROFILE, behaviours=behaviours, deadline_ms=DEADLINE_MS_MAX)
         found = client.rank(_USER, [history[0].item_id], request_id=_REQUEST)
     if found.rung != "cached":

@@ -28,7 +28,7 @@ from lab.system.stage import BenchStage, open_bench_stage
 from schemas.events import Behaviour
 from schemas.requests import RankAnswer
 from schemas.token import decode_token
-from serving.client import AifClient
+from serving.client import Client
 
 SWITCH = read_bench("bench switch")
 
@@ -124,7 +124,7 @@ def wait_version(stage: BenchStage, writer: VersionWriter, version: int) -> None
     def is_there() -> bool:
         stage.children[0].check()
         try:
-            with AifClient(stage.url) as client:
+            with Client(stage.url) as client:
                 return decode_token(client.rank(0, ids, top_k=1).version_token).version == version
         except Exception:  # not ready yet, whatever it says
             return False

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from schemas.ids import Id, hash_buckets
+from schemas.ids import Id, hash_bucket
 from schemas.model.spec import ModelSpec
 
 BEHAVIOUR_ID_SALT = b"behaviour-item"  # hash salt of the behaviour item-id table
@@ -19,7 +19,9 @@ NO_CATEGORY = (1 << 62) - 1  # sorts after every bucket; pads a user's list of S
 
 def encode_item_buckets(spec: ModelSpec, items: Sequence[Id]) -> np.ndarray:
     """int64 [len(items)]: rows of the behaviour item-id table; zeros if the model has none."""
-    return hash_buckets(items, spec.item_id_buckets, BEHAVIOUR_ID_SALT) if spec.item_id_buckets else np.zeros(len(items), np.int64)
+    if not spec.item_id_buckets:
+        return np.zeros(len(items), np.int64)
+    return np.fromiter((hash_bucket(item, spec.item_id_buckets, BEHAVIOUR_ID_SALT) for item in items), np.int64, len(items))
 
 
 def encode_recency(spec: ModelSpec, length: int) -> np.ndarray:

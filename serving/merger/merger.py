@@ -22,9 +22,9 @@ import httpx
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import Id, encode_wire_id, partition_of
 from schemas.requests import RankAnswer, UserAnswer
-from serving.client import decode_error, name_unreachable
 from serving.core.routing import ServerLoad, plan_route
 from serving.core.timeline import Span
+from serving.http_calls import decode_error, name_unreachable
 
 POLL_S_DEFAULT = 0.5
 _READY = "/v2/health/ready"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import httpx
 
 from schemas.ids import Id
-from serving.client import bearer_headers, check_url, trust
 from serving.core.timeline import draw_timeline
+from serving.http_calls import bearer_headers, check_url, trust
 from serving.merger.merger import Merged, Merger
 from serving.merger.retrieval import Retrieval, decode_latency
 from serving.settings import ServerSettings

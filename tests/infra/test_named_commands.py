@@ -14,7 +14,7 @@ from typer.main import get_command
 from infra.cli import build_app
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("schemas", "streams", "serving", "infra", "lab")
+ROOMS = ("aif", "schemas", "streams", "serving", "infra", "lab")
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "docs/PROTOCOL.md", "schemas/index/FORMAT.md")
 _NAMED = re.compile(r"`aif( [^`\n]*)?`")
 

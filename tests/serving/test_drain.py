@@ -12,7 +12,7 @@ import pytest
 from infra.processes import port_is_free, wait_until
 from infra.settings import load_settings
 from schemas.errors import Unavailable
-from serving.client import AifClient
+from serving.client import Client
 from serving.server import RankingServer
 from serving.settings import ServerSettings
 from tests.serving.calls.test_user_rungs import SlowEngine
@@ -26,7 +26,7 @@ def test_requests_in_work_are_answered_while_the_port_takes_no_more() -> None:
         front = stack.enter_context(open_front(engine))
         for user in range(4):
             front.tell(user, user)
-        with AifClient(front.url) as client, AifClient(front.url) as late:
+        with Client(front.url) as client, Client(front.url) as late:
             waiting = [threads.submit(client.user, user, deadline_ms=20_000) for user in range(4)]
             wait_until(lambda: len(engine.held) == 4, 10, "the requests to be in work")
             closing = threads.submit(stack.close)

@@ -10,7 +10,7 @@ import pytest
 
 from infra.processes import Child, free_ports, start_child, wait_ready, wait_until
 from schemas.ids import Id
-from serving.client import AifClient
+from serving.client import Client
 from serving.merger.merger import Merged, Merger
 from tests.serving.server_process import AIF, WAIT_S, publish_index
 
@@ -33,7 +33,7 @@ class Fleet:
         self.children[url] = start_child("server", command, self.folder / f"server-{port}.log", environment=self.variables)
 
     def wait(self, url: str) -> None:
-        with AifClient(url) as client:
+        with Client(url) as client:
             wait_ready(self.children[url], client.ready, WAIT_S)
 
     def end(self, url: str, number: int) -> None:

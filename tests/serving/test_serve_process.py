@@ -14,7 +14,7 @@ import pytest
 from infra.processes import Child, free_ports, wait_ready, wait_until
 from infra.settings import load_settings
 from schemas.errors import Misconfigured, Unavailable
-from serving.client import AifClient
+from serving.client import Client
 from serving.server import RankingServer
 from serving.settings import ServerSettings
 from tests.serving.server_process import AIF, WAIT_S, publish_index, run_server
@@ -42,7 +42,7 @@ def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: 
     with run_server(tmp_path, variables, "--grpc-port", str(grpc_port)) as server:
         child, url = server.child, server.url
         assert server.grpc == f"127.0.0.1:{grpc_port}"
-        with AifClient(url) as client:
+        with Client(url) as client:
             wait_ready(child, client.ready, WAIT_S)
         answer = json.loads(run(["query", "1", "--random", "20", "--top-k", "3", "--url", url, "--json"], variables).stdout)
         assert (len(answer["items"]), answer["candidates"], answer["unknown_count"]) == (3, 20, 0)
@@ -69,7 +69,7 @@ def test_a_cold_start_on_a_damaged_only_version_is_named_to_whoever_asks(tmp_pat
     table = max((tmp_path / "store").rglob("*.sst"), key=lambda path: path.stat().st_size)
     table.chmod(0o600)
     table.write_bytes(table.read_bytes()[:-1] + b"?")
-    with run_server(tmp_path, variables) as server, AifClient(server.url) as client:
+    with run_server(tmp_path, variables) as server, Client(server.url) as client:
         wait_ready(server.child, lambda: "bad_part_file" in client.status()["not_ready_because"], WAIT_S)
         with pytest.raises(Unavailable, match="no_version: no version is live yet; bad_part_file: .*" + table.name):
             client.rank(1, version.ids[:3])

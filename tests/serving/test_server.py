@@ -24,7 +24,7 @@ from schemas.ids import IdKind, encode_wire_id
 from schemas.index.lifecycle import EntryKind
 from schemas.requests import AtLeast, InlineBehaviour, PrerankRequest, RankAnswer
 from serving.audit.parity import RecordedAnswer, Report, read_answers, recompute
-from serving.client import AifClient
+from serving.client import Client
 from serving.server import RankingServer
 from serving.settings import ServerSettings
 from tests.schemas.model.samples import SPECS
@@ -44,7 +44,7 @@ class Served:
     prefix: str
     versions: dict[int, Version]
     deltas: DeltaWriter
-    client: AifClient
+    client: Client
     server: RankingServer
     kind: IdKind
     clock: int = 10  # past the offsets of the seals, which are 7
@@ -122,7 +122,7 @@ def serve(spec: str, folder: Path, bootstrap: str, prefix: str) -> Iterator[Serv
         "engine": {"device": "cpu", "poll_s": 0.02},
         "users": {"data_dir": folder / "users"},
     }
-    with run_server(load_settings(ServerSettings, flags, {})) as (server, url), AifClient(url) as client:
+    with run_server(load_settings(ServerSettings, flags, {})) as (server, url), Client(url) as client:
         yield Served(store, bootstrap, prefix, versions, deltas, client, server, kind)
 
 

@@ -9,7 +9,7 @@ from infra.kafka.publisher import Publisher
 from infra.processes import wait_until
 from infra.settings import load_settings
 from schemas.events import Behaviour
-from serving.client import AifClient
+from serving.client import Client
 from serving.settings import ServerSettings
 from tests.infra.kafka.late_broker import LateBroker
 from tests.serving.engine.samples import item_id
@@ -50,7 +50,7 @@ def publish_behaviours(served: Served, count: int) -> None:
         publisher.flush()
 
 
-def rank(client: AifClient, served: Served):
+def rank(client: Client, served: Served):
     return client.rank(USER, [item_id(served.kind, i) for i in range(20)])
 
 
@@ -60,7 +60,7 @@ def test_without_the_broker_it_answers_from_the_sealed_files_and_its_view_of_use
     with (
         LateBroker(served.bootstrap) as broker,
         run_server(settings_of(tmp_path, broker.address, served.prefix)) as (_, url),
-        AifClient(url) as client,
+        Client(url) as client,
     ):
         client.wait_ready(WAIT_S)
         answer, status = rank(client, served), client.status()
@@ -95,7 +95,7 @@ def test_an_index_store_that_fails_at_the_start_is_named_and_tried_again(served:
     entry = tmp_path / "store" / "control" / "000000000"
     shutil.move(entry, tmp_path / "aside")
     entry.mkdir()  # reading it fails
-    with run_server(settings_of(tmp_path, served.bootstrap, served.prefix)) as (_, url), AifClient(url) as client:
+    with run_server(settings_of(tmp_path, served.bootstrap, served.prefix)) as (_, url), Client(url) as client:
         wait_until(lambda: "000000000" in client.status()["last_error"], WAIT_S, "the error")
         assert client.status()["ready"] is False and "000000000" in client.status()["not_ready_because"]
         entry.rmdir()

@@ -15,7 +15,7 @@ from schemas.requests import InlineBehaviour
 from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
 from serving.calls.carried_state import CarriedStates
-from serving.client import AifClient
+from serving.client import Client
 from serving.engine.loop.engine import Engine
 from serving.engine.work import UserState, UserWork
 from tests.schemas.model.samples import SPECS
@@ -57,7 +57,7 @@ def open_server(engine: Engine, key: SecretStr | None = KEY, index: str = "index
 def test_another_server_answers_with_a_carried_state_what_the_pool_of_the_first_one_gives(version: Version, engine: Engine) -> None:
     behaviours = [InlineBehaviour(item_id=str(one)) for one in version.ids[:20]]
     asked = {"item_ids": version.ids, "top_k": 50, "request_id": "r", "context": {"hour": 3}}
-    with open_server(engine) as first, open_server(engine) as second, AifClient(first.url) as here, AifClient(second.url) as there:
+    with open_server(engine) as first, open_server(engine) as second, Client(first.url) as here, Client(second.url) as there:
         call_1 = here.user(7, request_id="r", features=PROFILE, behaviours=behaviours, carry_state=True)
         assert call_1.user_state is not None
         pooled = here.rank(7, **asked)
@@ -73,7 +73,7 @@ def test_another_server_answers_with_a_carried_state_what_the_pool_of_the_first_
 
 
 def test_off_by_default_and_then_said_so(engine: Engine) -> None:
-    with open_front(engine) as front, AifClient(front.url) as client:
+    with open_front(engine) as front, Client(front.url) as client:
         assert client.user(7).user_state is None
         for ask in (lambda: client.user(7, carry_state=True), lambda: client.rank(7, [1], user_state="AAAA")):
             with pytest.raises(RejectedInput, match="CARRIED_STATE_KEY"):
@@ -87,7 +87,7 @@ def test_off_by_default_and_then_said_so(engine: Engine) -> None:
 )
 def test_a_state_of_another_version_is_a_lost_state(version: Version, engine: Engine, state: UserState, token: VersionToken) -> None:
     text = CarriedStates(KEY, "index", 600).seal(7, token, dataclasses.replace(state, version=token.version))  # type: ignore[type-var]
-    with open_server(engine) as front, AifClient(front.url) as client:
+    with open_server(engine) as front, Client(front.url) as client:
         answer = client.rank(7, version.ids[:5], user_state=text)
         assert answer.rung == "inline" and "version_changed" in answer.degraded
 

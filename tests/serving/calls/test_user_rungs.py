@@ -15,7 +15,7 @@ from schemas.events import UserFeaturesRecord, encode_record
 from schemas.ids import encode_kafka_key, partition_of
 from schemas.requests import InlineBehaviour
 from schemas.topics import USER_FEATURES
-from serving.client import AifClient
+from serving.client import Client
 from serving.core.admission import Costs, Job, fold_cost
 from serving.engine.work import RankWork, UserWork
 from tests.serving.fake_engine import FakeEngine
@@ -59,8 +59,8 @@ def front() -> Iterator[Front]:
 
 
 @pytest.fixture
-def client(front: Front) -> Iterator[AifClient]:
-    with AifClient(front.url) as opened:
+def client(front: Front) -> Iterator[Client]:
+    with Client(front.url) as opened:
         yield opened
 
 
@@ -76,14 +76,14 @@ def make_slow(front: Front, behaviours: int = 1, ms: float = 10_000.0) -> None:
     )
 
 
-def begin_call_one(front: Front, client: AifClient, threads: ThreadPoolExecutor) -> Future[Any]:
+def begin_call_one(front: Front, client: Client, threads: ThreadPoolExecutor) -> Future[Any]:
     """Call 1 of user 1, which the engine has and does not answer yet."""
     first = threads.submit(client.user, 1, deadline_ms=20_000)
     wait_until(lambda: len(front.engine.held) == 1, 10, "call 1 to be under way")
     return first
 
 
-def test_call_two_waits_for_the_call_one_that_is_under_way(front: Front, client: AifClient) -> None:
+def test_call_two_waits_for_the_call_one_that_is_under_way(front: Front, client: Client) -> None:
     front.tell(1)
     front.store.find(1)
     with ThreadPoolExecutor(4) as threads:
@@ -102,7 +102,7 @@ def test_call_two_waits_for_the_call_one_that_is_under_way(front: Front, client:
     assert client.rank(1, [1]).rung == "cached"
 
 
-def test_a_slow_user_half_is_replaced_by_the_last_state_and_the_answer_says_so(front: Front, client: AifClient) -> None:
+def test_a_slow_user_half_is_replaced_by_the_last_state_and_the_answer_says_so(front: Front, client: Client) -> None:
     front.engine.let_go = True
     front.tell(1)
     assert client.rank(1, [1, 2]).rung == "inline"
@@ -112,7 +112,7 @@ def test_a_slow_user_half_is_replaced_by_the_last_state_and_the_answer_says_so(f
     assert (answer.rung, answer.degraded) == ("last_cached", ["older_history"])
 
 
-def test_a_state_that_lacks_little_is_gone_on_from_though_the_whole_history_takes_too_long(front: Front, client: AifClient) -> None:
+def test_a_state_that_lacks_little_is_gone_on_from_though_the_whole_history_takes_too_long(front: Front, client: Client) -> None:
     """Its user was ranked without what he did since, with time enough: 60,000 behaviours take 700 ms, one more takes 1."""
     front.engine.let_go = True
     for offset in range(3):
@@ -126,7 +126,7 @@ def test_a_state_that_lacks_little_is_gone_on_from_though_the_whole_history_take
 
 def test_call_one_is_not_refused_for_behaviours_that_its_kept_state_has() -> None:
     """Long halves wait for each other; whoever has nothing to compute, or one behaviour more, was refused with them."""
-    with open_front(SlowEngine(long_history=1, let_go=True)) as front, AifClient(front.url) as client:
+    with open_front(SlowEngine(long_history=1, let_go=True)) as front, Client(front.url) as client:
         for offset in range(3):
             front.tell(1, offset)
         client.user(1)
@@ -145,7 +145,7 @@ def test_call_one_is_not_refused_for_behaviours_that_its_kept_state_has() -> Non
         front.engine.release()
 
 
-def test_without_an_older_state_the_profile_alone_answers_and_without_time_for_it_nobodys(front: Front, client: AifClient) -> None:
+def test_without_an_older_state_the_profile_alone_answers_and_without_time_for_it_nobodys(front: Front, client: Client) -> None:
     front.engine.let_go = True
     know_profile(front, 1)
     front.tell(1)
@@ -162,7 +162,7 @@ def test_without_an_older_state_the_profile_alone_answers_and_without_time_for_i
     assert front.states.events["kept"] == 1, "the empty user's state is made once"
 
 
-def test_a_wait_that_takes_too_long_gives_way_to_the_next_rung(front: Front, client: AifClient) -> None:
+def test_a_wait_that_takes_too_long_gives_way_to_the_next_rung(front: Front, client: Client) -> None:
     front.tell(1)
     front.store.find(1)
     with ThreadPoolExecutor(1) as threads:
@@ -175,7 +175,7 @@ def test_a_wait_that_takes_too_long_gives_way_to_the_next_rung(front: Front, cli
 
 
 def test_call_two_does_not_wait_for_a_call_one_that_is_known_to_end_too_late() -> None:
-    with open_front(SlowEngine(long_history=0)) as front, AifClient(front.url) as client, ThreadPoolExecutor(1) as threads:
+    with open_front(SlowEngine(long_history=0)) as front, Client(front.url) as client, ThreadPoolExecutor(1) as threads:
         front.tell(1)
         front.store.find(1)
         make_slow(front, ms=60_000.0)
@@ -186,7 +186,7 @@ def test_call_two_does_not_wait_for_a_call_one_that_is_known_to_end_too_late() -
         assert first.result().behaviours == 1
 
 
-def test_work_that_nobody_waits_for_any_more_is_cancelled(front: Front, client: AifClient) -> None:
+def test_work_that_nobody_waits_for_any_more_is_cancelled(front: Front, client: Client) -> None:
     front.tell(1)
     while not front.engine.held:  # a busy machine may need more than the deadline until the work is in the engine
         with pytest.raises(Unavailable, match="deadline"):
@@ -195,7 +195,7 @@ def test_work_that_nobody_waits_for_any_more_is_cancelled(front: Front, client: 
     wait_until(lambda: not front.users.flights._flights, 10, "the flight to end")
 
 
-def test_call_two_with_a_kept_state_never_reads_the_disk(front: Front, client: AifClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_two_with_a_kept_state_never_reads_the_disk(front: Front, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     front.engine.let_go = True
     front.tell(1)
     client.user(1)
@@ -209,7 +209,7 @@ def test_call_two_with_a_kept_state_never_reads_the_disk(front: Front, client: A
     assert client.rank(1, [1]).rung == "cached" and front.states.events["unchecked"] == 1
 
 
-def test_a_request_that_would_wait_beyond_its_deadline_is_refused_at_once_with_a_time_to_come_back(front: Front, client: AifClient) -> None:
+def test_a_request_that_would_wait_beyond_its_deadline_is_refused_at_once_with_a_time_to_come_back(front: Front, client: Client) -> None:
     front.tell(1)
     front.store.find(1)
     front.paced.costs = Costs({("user", 1): 50.0, ("rank", 2): 50.0}, 50.0)
@@ -227,7 +227,7 @@ def test_a_request_that_would_wait_beyond_its_deadline_is_refused_at_once_with_a
     assert front.metrics.counter("requests_refused").labels("deadline")._value.get() == 3
 
 
-def test_a_request_whose_deadline_cannot_be_met_is_refused_before_it_waits(front: Front, client: AifClient) -> None:
+def test_a_request_whose_deadline_cannot_be_met_is_refused_before_it_waits(front: Front, client: Client) -> None:
     front.tell(1)
     front.store.find(1)
     with ThreadPoolExecutor(1) as threads:
@@ -243,7 +243,7 @@ def test_a_request_whose_deadline_cannot_be_met_is_refused_before_it_waits(front
     assert client.rank(1, [1, 2], deadline_ms=20_000).items, "where nothing waits it is tried, whatever was learnt"
 
 
-def test_an_avoided_user_half_is_tried_again_in_time(front: Front, client: AifClient) -> None:
+def test_an_avoided_user_half_is_tried_again_in_time(front: Front, client: Client) -> None:
     front.engine.let_go = True
     front.tell(1)
     front.store.find(1)
@@ -270,7 +270,7 @@ class WatchedEngine(FakeEngine):
 
 def test_a_user_half_goes_on_from_the_kept_state_of_the_users_own_history_and_of_nothing_else() -> None:
     engine = WatchedEngine()
-    with open_front(engine) as front, AifClient(front.url) as client:
+    with open_front(engine) as front, Client(front.url) as client:
         front.tell(1)
         client.user(1)
         front.tell(1, 1)

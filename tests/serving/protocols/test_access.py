@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 from infra.processes import wait_until
 from schemas.errors import Misconfigured, RejectedInput, Unavailable
-from serving.client import AifClient, client_of
+from serving.client import Client, client_of
 from serving.protocols.access import Access, check_exposure
 from serving.protocols.grpc_api import SERVICE
 from serving.protocols.listener import Tls, read_tls
@@ -112,9 +112,9 @@ def test_a_connection_goes_on_after_a_request_that_was_refused_by_its_head(
 
 
 def test_the_token_opens_every_client(guarded: Front) -> None:
-    with AifClient(guarded.url, token=TOKEN) as client:
+    with Client(guarded.url, token=TOKEN) as client:
         assert len(client.rank(1, [1, 2, 3]).items) == 3
-    with AifClient(guarded.url) as client, pytest.raises(RejectedInput, match="unauthorized"):
+    with Client(guarded.url) as client, pytest.raises(RejectedInput, match="unauthorized"):
         client.rank(1, [1, 2, 3])
     for module, address in ((triton_http, guarded.http), (triton_grpc, guarded.grpc)):
         with module.InferenceServerClient(address) as client:
@@ -129,7 +129,7 @@ def test_the_token_opens_every_client(guarded: Front) -> None:
 def test_a_token_that_no_header_can_carry_is_refused_by_the_client_without_showing_it(token: str) -> None:
     """It was shown as part of the error of a server that does not answer."""
     with pytest.raises(Misconfigured, match="bad_token") as caught:
-        AifClient("http://127.0.0.1:9", token=token)
+        Client("http://127.0.0.1:9", token=token)
     assert not token or token not in str(caught.value)
 
 
@@ -181,12 +181,12 @@ def test_both_ports_speak_tls_with_a_certificate(certificate: Tls) -> None:
         assert front.url.startswith("https://127.0.0.1:")
         with client_of(settings, front.url) as client:
             assert client.ready() and len(client.rank(1, [1, 2, 3]).items) == 3
-        with AifClient(front.url, token=TOKEN) as stranger:
+        with Client(front.url, token=TOKEN) as stranger:
             assert not stranger.ready(), "nobody vouches for this certificate"
             with pytest.raises(Misconfigured, match="AIF_SERVE__TLS_CERT"):
                 stranger.rank(1, [1, 2, 3])
         with (
-            AifClient(front.url.replace("https", "http"), token=TOKEN) as plain_text,
+            Client(front.url.replace("https", "http"), token=TOKEN) as plain_text,
             pytest.raises(Unavailable, match="with TLS \\(https"),
         ):
             plain_text.rank(1, [1, 2, 3])
@@ -236,7 +236,7 @@ def test_a_ranking_is_a_frame_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> 
         def __init__(self, rows: list[dict[str, Any]], columns: list[str] | None) -> None:
             self.rows, self.columns, self.attrs = rows, columns, {}
 
-    with open_front(FakeEngine(rows=1 << 60)) as front, AifClient(front.url) as client:
+    with open_front(FakeEngine(rows=1 << 60)) as front, Client(front.url) as client:
         monkeypatch.setitem(__import__("sys").modules, "pandas", None)
         with pytest.raises(Misconfigured, match="pandas"):
             client.rank_frame(1, [1, 2, 3])
@@ -254,4 +254,4 @@ def test_a_ranking_is_a_frame_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("url", ["127.0.0.1:8100", "http://", "http://host:port", "http://[::1", "ftp://host:1"])
 def test_what_is_no_address_of_a_server_is_said(url: str) -> None:
     with pytest.raises(Misconfigured, match=r"bad_url: .* is no address of a server; give http://HOST:PORT"):
-        AifClient(url)
+        Client(url)

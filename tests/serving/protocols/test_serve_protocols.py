@@ -14,7 +14,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
 from infra.processes import Child, wait_ready, wait_until
-from serving.client import AifClient
+from serving.client import Client
 from tests.serving.engine.samples import Version
 from tests.serving.server_process import WAIT_S, publish_index, run_server
 
@@ -32,8 +32,8 @@ class Running:
     version: Version
 
     @property
-    def client(self) -> AifClient:
-        return AifClient(self.url, token=TOKEN)
+    def client(self) -> Client:
+        return Client(self.url, token=TOKEN)
 
 
 @pytest.fixture(scope="module")

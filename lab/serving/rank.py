@@ -30,8 +30,7 @@ from schemas.model.network import InFloat64
 from schemas.users import BehaviourEvent
 from serving.engine.call_one.history import find_slots
 from serving.engine.call_one.user_state import EngineUserState
-from serving.engine.call_two.behaviour_blocks import arrange_behaviours, pack_words
-from serving.engine.call_two.tier_counts import build_word_table, plan_limits, take_beyond
+from serving.engine.call_two.tier_counts import arrange_behaviours, build_word_table, pack_words, plan_limits, take_beyond
 from serving.engine.devices.workers import WORKERS
 from serving.engine.loop.engine import Engine
 from serving.engine.work import UserState

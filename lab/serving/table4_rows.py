@@ -32,10 +32,9 @@ from lab.serving.table4_pass import Places, score_row
 from lab.serving.world import RankWorld
 from schemas.kernels.float32_code import LANES, SIGN_CHUNK
 from schemas.kernels.products import pack_panels, pad_columns
-from serving.engine.call_one.history import join_history
-from serving.engine.call_one.history_pass import HistorySums
-from serving.engine.call_two.behaviour_blocks import Arranged, arrange_behaviours
+from serving.engine.call_one.history import HistorySums, join_history
 from serving.engine.call_two.joint_pass import RequestUser, Scratch, build_sign_table
+from serving.engine.call_two.tier_counts import Arranged, arrange_behaviours
 from serving.engine.call_two.version_weights import VersionWeights, product_weights, slice_first_layer
 from serving.engine.devices.cpu import CpuScorer
 from serving.engine.devices.workers import WORKERS
@@ -134,7 +133,7 @@ class RowScorer(CpuScorer):
 
     def __init__(self, row: Row, world: RankWorld, raw: RawFeatures, version: int) -> None:
         super().__init__(world.scorer.parameters, version, world.tables)
-        self.version, self._raw, self._parts, self._half = version, raw, row.parts, self.call_one.half
+        self.version, self._raw, self._parts, self._half = version, raw, row.parts, self.call_one
         self._first_layer = slice_first_layer(self.parameters)
         self._places = self._plan_places()
         self._columns, self.weights = self._cut_columns(), self._fold_weights(world.rng)

@@ -26,8 +26,9 @@ from schemas.model.spec import ModelSpec
 from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
 from serving.engine.devices.cpu import CpuScorer
+from serving.engine.devices.scorer import Scorer
 from serving.engine.loop.engine import Engine
-from serving.engine.loop.resident import Resident, Scorer
+from serving.engine.loop.resident import Resident
 from serving.engine.tables.changes import Changes, pack_orders
 from serving.engine.tables.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables.tables import Tables

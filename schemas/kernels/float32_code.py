@@ -2,7 +2,7 @@
 
 Here: numba intrinsics on addresses. Each is some lines of LLVM's vector form, which the compiler turns into AVX-512, AVX2 or plain code. Not here:
 the building blocks (schemas/kernels/vector_blocks.py), what they are used for (joint_pass.py). Everything else in the engine is plain
-loops, but for the bit planes of tier_planes.py, which are made of the same blocks.
+loops, but for the bit planes of bit_planes.py, which are made of the same blocks.
 
 Why each is here (10^4 candidates, one thread of a Zen 5 core, default sizes; the plain loop is what numba makes of the obvious code):
 

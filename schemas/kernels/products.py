@@ -3,6 +3,8 @@
 Arrays: K depth, H columns, B rows of a block.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from schemas.kernels.compiled import part
@@ -42,6 +44,18 @@ def unpack_panels(panels: np.ndarray, depth: int) -> np.ndarray:
         panel[...] = panels[at : at + panel.size].reshape(panel.shape)
         at += panel.size
     return wide_KH
+
+
+def pack_layers(linears: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Linear layers (weight [out, in], bias) side by side in one array: (layers int64 [layers, 4] = (panels at, bias at,
+    depth, padded width), the array)."""
+    layers, pieces, at = np.zeros((len(linears), 4), np.int64), [np.zeros(LANES, np.float32)], LANES
+    for i, (weight, bias) in enumerate(linears):
+        panels, start = pack_panels(weight.T), pad_columns(bias[None], LANES)[0]
+        layers[i] = at, at + panels.size, weight.shape[1], len(start)
+        pieces += [panels, start]
+        at += panels.size + start.size
+    return layers, np.concatenate(pieces)
 
 
 @part

@@ -1,7 +1,7 @@
 """What vector code is built of: values at addresses, loops in registers, and the tile of a product. Used while a kernel is compiled.
 
 Here: pieces of LLVM's vector form, which the compiler turns into AVX-512, AVX2 or plain code. Not here: the instructions made of them: for rows in
-fp64 (item_code.py), for the engine in fp32 (schemas/kernels/float32_code.py).
+fp64 (float64_code.py), for the engine in fp32 (float32_code.py).
 Addresses are int64 (`address`), strides in bytes. Nothing here checks a bound: the callers own every size.
 
 Arrays: K depth of a product, P columns of a panel.

@@ -18,6 +18,5 @@ Around it:
     embeddings.py feature_places.py   features to vectors, and where each lies in them
     inputs.py behaviour_codes.py      what the network reads, from plain values and from rows of an index
     item_network.py                   stored item rows: the item half compiled
-    item_code.py vector_blocks.py compiled.py    the vector code of the compiled form
     checkpoint.py checkpoint_file.py  one file per model, and every check on it; request_split.py random_inputs.py: runs on drawn inputs
 """

@@ -1,7 +1,8 @@
 """The item half compiled: features of items to stored rows. A row has the same bits on every machine and in every batch.
 
 Here: `ItemNetwork`, the one thing that computes stored rows: the build, the increment path and a replay all call it; and the fingerprint of its arithmetic.
-Not here: what an item half computes (item_half.py and bea.py in torch, which are the specification and what is trained), the instructions (item_code.py).
+Not here: what an item half computes (item_half.py and bea.py in torch, which are the specification and what is trained), the
+instructions (schemas/kernels/float64_code.py).
 Torch itself cannot compute stored rows: a row's bits depend on its batch there; alone and among 4,096 it differs in 5-20% of rows even after fp16.
 
     inputs_BX    embeddings looked up, means of bags, numbers and vectors clipped, widened to fp64       feature_places.py has their order
@@ -37,7 +38,7 @@ from schemas.model.parameters import Parameters, parameter_shapes
 from schemas.model.spec import ModelSpec
 
 BLOCK = 8 * TILE_ROWS
-_ARITHMETIC = 1  # of this file and item_code.py: another number where a row's bits may be others
+_ARITHMETIC = 1  # of this file and schemas/kernels/float64_code.py: another number where a row's bits may be others
 _NORM_EPSILON = 1e-5  # torch's LayerNorm
 _VALUE_ABS_MAX = np.float32(VALUE_ABS_MAX)
 _NO_CUT = np.float32(np.inf)

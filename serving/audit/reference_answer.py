@@ -16,8 +16,8 @@ from schemas.model.feature_places import VALUE_ABS_MAX
 from schemas.model.lsh import equal_bits_min
 from schemas.model.parameters import Parameters
 from schemas.model.score import rank_scores
-from serving.engine.call_one.embedded_features import EmbeddedFeatures
-from serving.engine.call_one.user_arrays import UserArrays
+from serving.engine.call_one.user_state import UserArrays
+from serving.engine.call_one.user_weights import EmbeddedFeatures
 
 _PAIRS_MAX = 2_000_000  # behaviours x candidates of one block
 

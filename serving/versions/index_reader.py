@@ -1,6 +1,6 @@
 """The loader process: reads one version from the index store, verifies all of it, and fills a slot. No torch in this process.
 
-Here: the process's loop and the filling. Not here: the other end of the socket (loader.py), the slot's layout (engine/slots.py), deltas (deltas.py).
+Here: the process's loop and the filling. Not here: the other end of the socket (loader.py), the slot's layout (engine/tables/slots.py), deltas (deltas.py).
 Loading inside the serving process would make the p99 of its requests 1.2 to 5 times as long. A separate process that writes into memory which is already
 mapped does not. The first version loads at full speed, because the server waits for it. Later loads get only the time that requests leave: the system
 schedules the process behind all others of its session (so it must share the server's session, see loader.py), and it rests between short turns, because
@@ -60,7 +60,7 @@ def _measure(store: IndexStore, manifest: Manifest, request: dict[str, Any]) -> 
 def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables, rest: Callable[[], None] = lambda: None) -> None:
     """Reads one shard's live rows into the tables; `rest` is called after each block. Raises Corrupted if counts or digests differ from the seal's.
 
-    Deletes are left out: the seal's offsets cover them, so a reader need not remember them (engine/tables.py).
+    Deletes are left out: the seal's offsets cover them, so a reader need not remember them (engine/tables/tables.py).
     """
     layout = manifest.layout
     digest = ShardDigest(layout, manifest.model_id, manifest.lsh_version)

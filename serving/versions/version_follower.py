@@ -1,6 +1,6 @@
 """Follows the control log: loads the version that should be served into the free slot, applies its deltas, flips.
 
-Here: what to do next, in which order. Not here: the loader process (loader.py), following deltas (deltas.py), the flip itself (engine/loop.py).
+Here: what to do next, in which order. Not here: the loader process (loader.py), following deltas (deltas.py), the flip itself (engine/loop/engine.py).
 
     control log -> manifest -> loader fills the free slot -> checkpoint -> admit -> deltas up to the end of the log at that moment
     -> warm up -> user halves move (calls/user_moves.py) -> flip
@@ -42,9 +42,8 @@ from schemas.token import VersionToken
 from schemas.topics import INDEX_DELTAS
 from schemas.users import BehaviourEvent
 from serving.engine.devices.scorers import open_scorer
-from serving.engine.loop.arrivals import Arrivals
 from serving.engine.loop.engine import Engine
-from serving.engine.loop.resident import Resident
+from serving.engine.loop.resident import Arrivals, Resident
 from serving.engine.tables.tables import NO_ROOM, Room, Tables
 from serving.engine.work import UserWork
 from serving.versions.catch_up import CatchUp

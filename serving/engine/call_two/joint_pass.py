@@ -1,7 +1,7 @@
 """Call 2 in one compiled pass: rows are gathered, joined with the user and run through the head, block by block, so that a block stays in the cache.
 
-Here: `score_part`, what one thread does with its share of the candidates. Not here: the user's and the version's tables (folded_user.py,
-version_weights.py), threads (workers.py), vector code (vector_code.py, tier_counts.py).
+Here: `score_part`, what one thread does with its share of the candidates. Not here: the user's and the version's tables (call_one/user_state.py,
+version_weights.py), threads (devices/workers.py), vector code (schemas/kernels, tier_counts.py).
 
     order        candidates of the user's own categories first: the other blocks leave the sub-sequences out, which would be products with zeros
     signatures   gathered for the whole share; SimTier counts one block of behaviours after the other, whose tables stay in the cache

@@ -1,6 +1,6 @@
 """The part of call 2 that is the same for all users: weights of the joint inputs, the rest of the head, tier edges, real-time features.
 
-Here: these arrays for the compiled pass, made once per version. Not here: the user's part (folded_user.py), the pass (joint_pass.py).
+Here: these arrays for the compiled pass, made once per version. Not here: the user's part (call_one/user_state.py), the pass (joint_pass.py).
 Inputs of the first layer, X columns in this order; a part that the model does not have is left out (its place is -1):
 
     I [D] | w [N] | bea o I [D] | DIN [D] | DIN_P o I [D] | tiers [2 tiers] | realtime | SIM_P o I [D]
@@ -9,14 +9,12 @@ Arrays: X inputs, D width, N bridges, H widths of hidden layers, E edges.
 """
 
 import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from schemas.features import Kind
-from schemas.kernels.float32_code import LANES
-from schemas.kernels.products import pack_panels, pad_columns, padded
+from schemas.kernels.products import pack_layers, pack_panels, padded
 from schemas.model.feature_places import VALUE_ABS_MAX
 from schemas.model.lsh import equal_bits_min
 from schemas.model.parameters import Parameters, segment_widths
@@ -55,7 +53,7 @@ def slice_first_layer(parameters: Parameters) -> dict[str, np.ndarray]:
 
 
 def product_weights(segment_HE: np.ndarray) -> np.ndarray:
-    """M_x [H, D] of a product segment's weights [H, D + 1]: its sum column spread over the products (folded_user.py)."""
+    """M_x [H, D] of a product segment's weights [H, D + 1]: its sum column spread over the products (call_one/user_state.py)."""
     width = segment_HE.shape[1] - 1
     return segment_HE[:, :width] + segment_HE[:, width:] / np.float32(width**0.5)
 
@@ -97,17 +95,6 @@ def fold_version(parameters: Parameters) -> VersionWeights:
         entry_of_category=np.zeros(categories + 1, np.int32),
         **plan_realtime(parameters),
     )
-
-
-def pack_layers(linears: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Linear layers (weight [out, in], bias) side by side in one array: (layers int64 [layers, 4] as above, the array)."""
-    layers, pieces, at = np.zeros((len(linears), 4), np.int64), [np.zeros(LANES, np.float32)], LANES
-    for i, (weight, bias) in enumerate(linears):
-        panels, start = pack_panels(weight.T), pad_columns(bias[None], LANES)[0]
-        layers[i] = at, at + panels.size, weight.shape[1], len(start)
-        pieces += [panels, start]
-        at += panels.size + start.size
-    return layers, np.concatenate(pieces)
 
 
 def plan_realtime(parameters: Parameters) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The CPU scorer: complete, in fp32, and the reference for other devices. Needs no torch.
 
-Here: call 1 and call 2 on one version's tables: the arrays for the compiled passes, and the shares of the threads. Not here: the passes (user_half.py,
-joint_pass.py), threads and versions (loop.py), the equations (schemas/model).
+Here: both calls on one version's tables, and the shares of the threads. Not here: the passes (call_one, call_two), threads and versions (loop/engine.py),
+the equations (schemas/model).
 
 Arrays: C candidates, T tasks, D width, N bridges, H first hidden width, K bits.
 """
@@ -14,8 +14,7 @@ import numpy as np
 from schemas.model.parameters import Parameters
 from schemas.model.score import rank_scores
 from serving.engine.call_one.call_one import CallOne
-from serving.engine.call_one.folded_user import FoldedUser
-from serving.engine.call_one.user_state import EngineUserState
+from serving.engine.call_one.user_state import EngineUserState, FoldedUser
 from serving.engine.call_two.joint_pass import RequestUser, Scratch, build_sign_table, open_scratch, score_part
 from serving.engine.call_two.version_weights import fold_version
 from serving.engine.devices.workers import WORKERS

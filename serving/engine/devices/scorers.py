@@ -14,11 +14,9 @@ from schemas.model.parameters import Parameters, parameter_shapes
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
 from serving.engine.devices.cpu import CpuScorer
-from serving.engine.devices.device_guard import GuardedScorer
-from serving.engine.loop.resident import Scorer
-from serving.engine.tables.candidates import find_candidates
+from serving.engine.devices.scorer import GuardedScorer, Scorer
+from serving.engine.tables.candidates import find_candidates, rank_top
 from serving.engine.tables.tables import Tables, make_tables
-from serving.engine.tables.top_k import rank_top
 from serving.engine.work import UserWork
 
 

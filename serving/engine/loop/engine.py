@@ -1,6 +1,6 @@
 """The engine: one thread that decides, owns the tables of the resident versions, and answers.
 
-Here: the queues, the turn (messages, bounded changes, a batch of work), which version answers, the flip. Not here: arithmetic (cpu.py, cuda.py), a version
+Here: the queues, the turn (messages, bounded changes, a batch of work), which version answers, the flip. Not here: arithmetic (devices), a version
 in memory (resident.py), where versions come from (serving/versions/version_follower.py). Input and output are in work.py.
 
     turn:  1. messages (admit, flip, release, run)   2. row changes, about DELTA_ROWS_PER_APPLY_MAX rows   3. work, at most BATCH_MAX
@@ -33,13 +33,12 @@ import numpy as np
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_MAX
 from schemas.token import VersionToken
-from serving.engine.call_one.extended_state import find_base
+from serving.engine.call_one.call_one import find_base
 from serving.engine.devices.scorers import compile_kernels
 from serving.engine.devices.workers import WORKERS, Beside
 from serving.engine.loop.resident import Portion, Resident, apply_portion, report_of
 from serving.engine.loop.turns import Turns, answer
-from serving.engine.tables.candidates import count_unsigned, find_candidates
-from serving.engine.tables.top_k import rank_top
+from serving.engine.tables.candidates import count_unsigned, find_candidates, rank_top
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserState, UserWork
 
 BATCH_MAX = 8  # pieces of work between two looks at messages and changes

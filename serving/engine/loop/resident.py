@@ -1,50 +1,54 @@
-"""A version in the engine: its tables, its scorer, its watermark; and the portions of changes that update it.
+"""A version in the engine: its tables, its scorer, its watermark, how fresh its answers are; and the portions of changes that update it.
 
-Here: `Resident`, `Portion`, `apply_portion`. Not here: when a portion is applied, which version answers (loop.py), the rows themselves (tables.py).
+Here: `Resident`, `Portion`, `apply_portion`; `Arrivals`, from the watermarks of delta records to ages. Not here: when a portion is applied, which version
+answers (engine.py), the rows themselves (tables/tables.py), metrics (serving/engine_metrics.py).
+A delta record has the time of its shard's newest source record and the shard's offsets. The age counts for each topic whose offset moved. Only a record
+with a newer time than all before it gives an age; the first one of a partition after a load gives none, because its rows may be old.
+Record times are the broker's, and so is `now_s`, as far as it is known (core/broker_clock.py); a time in the future counts as age 0.
 Invariants: a portion consists of whole records of one partition; rows, positions and watermark move together and never go back. An item whose delete the
 watermark covers stays deleted, also when the shard has a new owner that is behind and sends older rows (FORMAT.md section 3).
 """
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
 
-from schemas.model.parameters import Parameters
 from schemas.token import VersionToken
-from schemas.topics import INDEX_DELTAS, ITEM_FEATURES
-from serving.engine.loop.arrivals import Arrivals
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
+from serving.engine.devices.scorer import Scorer
 from serving.engine.tables.changes import Changes, IdArray, covered_order, take_ids
-from serving.engine.tables.tables import Applied, Tables
-from serving.engine.work import UserState, UserWork, VersionReport
+from serving.engine.tables.tables import Tables
+from serving.engine.work import VersionReport
+
+KEPT = 10_000  # ages that were not taken yet; the oldest are dropped
 
 
-class Scorer(Protocol):
-    """Computes both calls on one version's tables. Used by the engine's thread."""
+class Arrivals:
+    """The ages of one resident version. `note` is called by the engine's thread, `take` by any other."""
 
-    @property
-    def parameters(self) -> Parameters:
-        """The version's model."""
+    def __init__(self, now_s: Callable[[], float] = time.time) -> None:
+        self._now_s = now_s
+        self._newest_ms: dict[int, int] = {}  # by partition
+        self._ages: deque[tuple[str, float]] = deque(maxlen=KEPT)
 
-    @property
-    def tiers_by(self) -> str:
-        """What counts SimTier: see `VersionReport`."""
+    def note(self, partition: int, before: Mapping[str, int], after: Mapping[str, int], source_ms: int) -> None:
+        """Notes that a record was applied which moved a shard from the offsets `before` to `after`; `source_ms` is its newest source record's time."""
+        newest_ms = self._newest_ms.get(partition)
+        self._newest_ms[partition] = max(source_ms, newest_ms or 0)
+        if newest_ms is None or source_ms <= newest_ms:
+            return
+        age_s = max(0.0, self._now_s() - source_ms / 1000)
+        self._ages.extend((topic, age_s) for topic in SHARD_TOPICS if after.get(topic, 0) > before.get(topic, 0))
 
-    @property
-    def device_error(self) -> str:
-        """Why the CPU ranks instead of the device; "" if it does not."""
-
-    def user_state(self, work: UserWork) -> UserState:
-        """Call 1. Other threads may call it while the engine's thread is in `score`."""
-
-    def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Call 2: (scores float32 [C], probabilities float32 [C, T])."""
-
-    def on_applied(self, applied: Applied) -> None:
-        """Called after rows of the tables were written."""
+    def take(self) -> list[tuple[str, float]]:
+        """(topic, age in seconds) of each record that became visible since the last call."""
+        taken = []
+        while self._ages:
+            taken.append(self._ages.popleft())
+        return taken
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """What is known of the engine's thread from outside: when it last turned, and what went wrong in it outside a request.
 
-Here: `Turns`, and `answer`, which keeps the error of a request with its future. Not here: what a turn does (loop.py), what
+Here: `Turns`, and `answer`, which keeps the error of a request with its future. Not here: what a turn does (engine.py), what
 readiness concludes (serving/health.py).
 """
 

@@ -1,7 +1,10 @@
-"""The candidates of a request: ids as they came, without repeats, to slots.
+"""The candidates of a request: ids as they came, without repeats, to slots; and the best k by their scores.
 
-Here: dropping repeats (a duplicate counts once), splitting into known and unknown. Not here: the look-up table (lookup.py).
-Arrays: C ids as they came, K known candidates.
+Here: dropping repeats (a duplicate counts once), splitting into known and unknown, the one order of the project: score descending, then id ascending
+(numbers, or bytes of text). Not here: the look-up table (lookup.py).
+A score that is not a number comes last. It takes no other's place, and an answer that has nothing better shows it (serving/reports.py counts these).
+
+Arrays: C ids as they came, K known candidates, A answers.
 """
 
 from collections.abc import Sequence
@@ -64,3 +67,24 @@ def _split(ids: "np.ndarray | list[Id]", slots_C: np.ndarray) -> Candidates:
 
 def _plain(value: Id | np.integer) -> Id:
     return value if isinstance(value, str) else int(value)
+
+
+def rank_top(scores_C: np.ndarray, ids_C: "np.ndarray | list[Id]", top_k: int) -> np.ndarray:
+    """int64 [A]: places of the best min(top_k, C), best first. Ids are all different."""
+    count = min(top_k, len(scores_C))
+    if count == 0:
+        return np.empty(0, np.int64)
+    if np.isnan(scores_C.min()):  # the least is no number if any is none
+        scores_C = np.where(np.isnan(scores_C), -np.inf, scores_C)
+    places = np.arange(len(scores_C))
+    if count < len(scores_C):  # everything that ties with the last place stays, then the exact order decides
+        places = np.flatnonzero(scores_C >= np.partition(scores_C, -count)[-count])
+    return _in_order(scores_C, ids_C, places)[:count]
+
+
+def _in_order(scores_C: np.ndarray, ids_C: "np.ndarray | list[Id]", places: np.ndarray) -> np.ndarray:
+    if isinstance(ids_C, np.ndarray):
+        return places[np.lexsort((ids_C[places], -scores_C[places]))]
+    scores = scores_C[places].tolist()
+    keys = [(-score, str(ids_C[place]).encode()) for score, place in zip(scores, places.tolist(), strict=True)]
+    return places[sorted(range(len(keys)), key=keys.__getitem__)]

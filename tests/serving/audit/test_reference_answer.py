@@ -7,7 +7,7 @@ import torch
 from schemas.model.inputs import candidate_rows
 from schemas.model.network import InFloat64
 from serving.audit.reference_answer import score_plainly
-from serving.engine.call_one.user_arrays import arrays_of
+from serving.engine.call_one.user_state import arrays_of
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version, named_states, reference_inputs
 

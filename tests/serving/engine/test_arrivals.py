@@ -1,6 +1,6 @@
 """Ages of what became visible, topic by topic; a load tells none."""
 
-from serving.engine.loop.arrivals import KEPT, Arrivals
+from serving.engine.loop.resident import KEPT, Arrivals
 
 FEATURES, BOTH = {"item-features": 2, "new-items": 5}, {"item-features": 3, "new-items": 6}
 START = {"item-features": 1, "new-items": 5}

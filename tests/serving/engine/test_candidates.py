@@ -9,9 +9,8 @@ from schemas.errors import RejectedInput
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import encode_increment
 from schemas.limits import CANDIDATES_MAX
-from serving.engine.tables.candidates import count_unsigned, find_candidates
+from serving.engine.tables.candidates import count_unsigned, find_candidates, rank_top
 from serving.engine.tables.changes import decode_changes
-from serving.engine.tables.top_k import rank_top
 from tests.serving.engine.samples import empty_tables, order
 from tests.serving.engine.test_tables import IDS, LAYOUTS
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.limits import STATE_EXTENSIONS_MAX
-from serving.engine.call_one.extended_state import find_base
+from serving.engine.call_one.call_one import find_base
 from serving.engine.call_one.user_state import EngineUserState
 from serving.engine.devices.cpu import CpuScorer
 from serving.engine.work import UserWork
@@ -97,5 +97,5 @@ def test_a_full_history_is_read_whole_because_its_oldest_behaviours_left(monkeyp
     behaviours = make_behaviours(version, 23)
     work = UserWork(PROFILE, behaviours, 1, scorer.user_state(UserWork(PROFILE, behaviours[:20], 1)))
     assert find_base(scorer.spec, 1, work) is not None
-    monkeypatch.setattr("serving.engine.call_one.extended_state.BEHAVIOURS_PER_USER_MAX", 23)
+    monkeypatch.setattr("serving.engine.call_one.call_one.BEHAVIOURS_PER_USER_MAX", 23)
     assert find_base(scorer.spec, 1, work) is None

@@ -8,7 +8,7 @@ import pytest
 
 from infra.processes import wait_until
 from serving.engine.devices.cpu import CpuScorer
-from serving.engine.devices.device_guard import GuardedScorer
+from serving.engine.devices.scorer import GuardedScorer
 from serving.engine.loop.engine import Engine
 from serving.engine.loop.resident import Portion
 from serving.engine.tables.tables import Applied

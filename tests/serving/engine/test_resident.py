@@ -10,7 +10,8 @@ import pytest
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.index.layout import Column, RowLayout, encode_increment
 from schemas.token import VersionToken
-from serving.engine.loop.resident import Portion, Resident, Scorer, apply_portion
+from serving.engine.devices.scorer import Scorer
+from serving.engine.loop.resident import Portion, Resident, apply_portion
 from serving.engine.tables.changes import decode_changes, encode_ids
 from tests.serving.engine.samples import empty_tables, item_id, order
 

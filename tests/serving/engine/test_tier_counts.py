@@ -16,9 +16,8 @@ from schemas.kernels.products import padded
 from schemas.kernels.vector_blocks import aligned
 from schemas.model.lsh import equal_bits_min
 from schemas.model.simtier import simtier_reference
-from serving.engine.call_two import behaviour_blocks
-from serving.engine.call_two.behaviour_blocks import BLOCK, LANES, arrange_behaviours, pack_words
-from serving.engine.call_two.tier_counts import build_word_table, plan_limits, take_beyond
+from serving.engine.call_two import tier_counts
+from serving.engine.call_two.tier_counts import BLOCK, LANES, arrange_behaviours, build_word_table, pack_words, plan_limits, take_beyond
 
 
 def count_tiers(items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[float, ...]) -> np.ndarray:
@@ -63,10 +62,8 @@ def test_behaviours_whose_hashes_are_equal_by_chance_are_still_counted_exactly(m
     items, behaviours = drawn[:4], drawn[rng.integers(0, 9, 1_500)]
     wanted = simtier_reference(items, behaviours, (0.5, 0.6, 1.0))
     assert len(arrange_behaviours(behaviours).planes_ZQBL) == 1
-    monkeypatch.setattr(behaviour_blocks, "_HASH", np.uint64(0))
-    monkeypatch.setattr(
-        behaviour_blocks, "_count_equal", behaviour_blocks._count_equal.py_func
-    )  # compiled code keeps the constant it was made with
+    monkeypatch.setattr(tier_counts, "_HASH", np.uint64(0))
+    monkeypatch.setattr(tier_counts, "_count_equal", tier_counts._count_equal.py_func)  # compiled code keeps the constant it was made with
     assert np.array_equal(count_tiers(items, behaviours, (0.5, 0.6, 1.0)), wanted)
 
 
@@ -91,6 +88,7 @@ def test_equal_signatures_are_counted_once_where_that_saves_a_block() -> None:
 _PLAIN = """
 import numpy as np
 from schemas.model.simtier import simtier_reference
+from serving.engine.call_two import tier_counts
 from tests.serving.engine.test_tier_counts import count_tiers
 rng = np.random.default_rng(7)
 for width, edges in ((8, (0.25, 0.5, 0.75)), (16, (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 1.0)), (128, (0.49, 0.5, 1.1))):

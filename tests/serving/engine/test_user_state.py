@@ -16,8 +16,8 @@ from schemas.kernels.vector_blocks import address, aligned
 from schemas.model.behaviour_codes import NO_CATEGORY
 from schemas.model.feature_places import plan_features
 from schemas.model.network import InFloat64
-from serving.engine.call_one.embedded_features import EmbeddedFeatures
 from serving.engine.call_one.history import join_history
+from serving.engine.call_one.user_weights import EmbeddedFeatures
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import PROFILE, make_behaviours, make_version, named_states, reference_inputs
@@ -117,7 +117,7 @@ def test_a_history_leaves_nothing_of_its_categories_behind_for_the_next() -> Non
 
 def test_kinds_that_differ_and_kinds_that_do_not_are_coded_alike() -> None:
     version = make_version(SPECS["full"], 60)
-    weights, behaviours = version.scorer().call_one.half.weights, make_behaviours(version, 9)
+    weights, behaviours = version.scorer().call_one.weights, make_behaviours(version, 9)
     mixed = join_history(weights, version.tables, behaviours).kind_L
     assert mixed.tolist() == [(1, 2, 0)[j % 3] for j in range(9)]
     assert join_history(weights, version.tables, behaviours[::3]).kind_L.tolist() == [1, 1, 1]

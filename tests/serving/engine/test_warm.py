@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import serving.engine.call_one.attention
-import serving.engine.call_one.history_pass
-import serving.engine.call_two.behaviour_blocks
+import serving.engine.call_one.history
 import serving.engine.call_two.joint_pass
 import serving.engine.call_two.tier_counts
 import serving.engine.tables.lookup
@@ -20,8 +19,8 @@ from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make
 
 MODULES = (
     serving.engine.call_one.attention,
-    serving.engine.call_two.behaviour_blocks,
-    serving.engine.call_one.history_pass,
+    serving.engine.call_two.tier_counts,
+    serving.engine.call_one.history,
     serving.engine.call_two.joint_pass,
     serving.engine.tables.lookup,
     serving.engine.tables.tables,

@@ -1,23 +1,47 @@
-"""A version's scorer on a device, until the device fails; from then on the CPU's, on the same rows.
+"""What the engine needs of a device: `Scorer`; and one that changes to the CPU's, on the same rows, when its device fails.
 
-Here: `GuardedScorer`, and which errors mean that a device is lost. Not here: the scorers (cuda.py, cpu.py).
+Here: the protocol, `GuardedScorer`, and which errors mean that a device is lost. Not here: the scorers (cuda.py, cpu.py).
 After most CUDA errors every later call in the process fails too, so a device that failed once is not tried again before the next start. Call 1 is the CPU's
 on every device, so kept user states stay valid. Memory that is used up is no such error: that request fails, and the next may succeed.
 """
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from schemas.model.parameters import Parameters
-from serving.engine.loop.resident import Scorer
 from serving.engine.tables.tables import Applied
 from serving.engine.work import UserState, UserWork
 
 T = TypeVar("T")
 _log = logging.getLogger("aif.engine")
+
+
+class Scorer(Protocol):
+    """Computes both calls on one version's tables. Used by the engine's thread."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """The version's model."""
+
+    @property
+    def tiers_by(self) -> str:
+        """What counts SimTier: see `VersionReport`."""
+
+    @property
+    def device_error(self) -> str:
+        """Why the CPU ranks instead of the device; "" if it does not."""
+
+    def user_state(self, work: UserWork) -> UserState:
+        """Call 1. Other threads may call it while the engine's thread is in `score`."""
+
+    def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Call 2: (scores float32 [C], probabilities float32 [C, T])."""
+
+    def on_applied(self, applied: Applied) -> None:
+        """Called after rows of the tables were written."""
 
 
 def is_device_lost(error: BaseException) -> bool:

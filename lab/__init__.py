@@ -2,6 +2,7 @@
 
 cli.py        the commands: `aif demo`, `aif bench`, `aif eval`
 figures/      runs that are kept in docs/benchmarks, and docs/BENCHMARKS.md made of them
+load.py       the open loop: requests at a constant rate
 system/       benches that drive processes from outside: freshness, crashes, sizes
 nearline/     builds and increments of `streams` beside their floors
 serving/      the engine and the server beside peers and floors

@@ -23,8 +23,8 @@ import numpy as np
 from infra.command import say
 from infra.figures import Figures
 from lab.figures.declared import read_bench
+from lab.load import FAILED, OK, REFUSED, Latencies, call_at_rate
 from lab.serving.overload import BenchServer, OverloadPlan, open_server
-from lab.system.load import FAILED, OK, REFUSED, Latencies, call_at_rate
 from schemas.errors import AifError, Unavailable
 from schemas.ids import Id
 from serving.core.ladder import Rung

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.system.load import Target
+from lab.load import Target
 from serving.core.infer_body import encode_infer_request
 from serving.core.tensors import Tensor
 

@@ -18,10 +18,10 @@ import numpy as np
 from infra.command import say
 from infra.figures import Figures
 from lab.figures.declared import read_bench
+from lab.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_in_turns
 from lab.serving.inferences import encode_inferences
 from lab.serving.switch import open_switched_server
 from lab.serving.versions import Ranges, VersionWriter, belongs
-from lab.system.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_in_turns
 from schemas.errors import Unavailable
 from schemas.token import decode_token
 

@@ -1,6 +1,6 @@
 """An open loop of whole requests on an engine, at a constant rate: call 1 when a request arrives, call 2 when its candidates do.
 
-Here: sending, and `find_rate_max`. Not here: the requests (table4.py), the open loop over HTTP (lab/system/load.py).
+Here: sending, and `find_rate_max`. Not here: the requests (table4.py), the open loop over HTTP (lab/load.py).
 A latency counts from the moment at which the candidates were meant to arrive. If call 1 is not done by then, the request waits for it and the clock
 runs. Nothing is sent later because something else was slow, so there is no coordinated omission.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lab.system.load import FAILED, OK, REFUSED, Latencies
+from lab.load import FAILED, OK, REFUSED, Latencies
 from schemas.errors import Unavailable
 from serving.engine.loop.engine import Engine
 from serving.engine.work import RankWork, UserResult, UserState, UserWork

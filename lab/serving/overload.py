@@ -4,7 +4,7 @@
     steady      open loop at 80% of the capacity
     overload    open loop at 10 times the capacity: latencies of admitted and of refused requests, memory before and after
 
-Here: the turns and their figures. Not here: the load (lab/system/load.py), the server (overload_server.py).
+Here: the turns and their figures. Not here: the load (lab/load.py), the server (overload_server.py).
 The engine has all cores but one; the last one is shared by the load generator and the server's ports. With engine threads on all cores the generator
 would be delayed and be what is measured, and ports on all cores would delay the engine. The generator asks the kernel for short turns, as the ports do,
 because its own time slice would be in every latency otherwise. Its own lag is a figure, and a warning is printed where it is not small.
@@ -33,8 +33,8 @@ import numpy as np
 from infra.command import say
 from infra.figures import Figures, Interval
 from lab.figures.declared import read_bench
+from lab.load import FAILED, OK, REFUSED, Latencies, run_to_the_microsecond, send_at_rate, send_in_turns
 from lab.serving.inferences import encode_inferences
-from lab.system.load import FAILED, OK, REFUSED, Latencies, run_to_the_microsecond, send_at_rate, send_in_turns
 from schemas.errors import Unavailable
 from serving.short_turns import take_short_turns
 

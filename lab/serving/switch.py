@@ -4,7 +4,7 @@
     load        `/v1/rank` at a constant rate over HTTP in an open loop; all answers are stored and judged afterwards
     switching   every few seconds a new version is published, loaded beside the running one, and flipped to after the user halves have moved
 
-Here: the windows and their figures. Not here: versions in the store (versions.py), the load (lab/system/load.py), judging a million answers (mixed.py).
+Here: the windows and their figures. Not here: versions in the store (versions.py), the load (lab/load.py), judging a million answers (mixed.py).
 Windows at rest and with switching alternate, because other processes may use the machine. Versions have disjoint ranges of scores, so each answer shows
 whether it mixed versions.
 """
@@ -22,8 +22,8 @@ from infra.index.store import open_index_store
 from infra.processes import wait_until
 from lab.demo.stage import SHARDS, USER_PARTITIONS
 from lab.figures.declared import read_bench
+from lab.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_at_rate
 from lab.serving.versions import VersionWriter, belongs
-from lab.system.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_at_rate
 from lab.system.stage import BenchStage, open_bench_stage
 from schemas.events import Behaviour
 from schemas.requests import RankAnswer

@@ -21,10 +21,10 @@ import numpy as np
 from infra.command import say
 from infra.figures import Figures
 from lab.figures.declared import read_bench
+from lab.load import FAILED, OK, REFUSED
 from lab.serving.open_loop import Request, find_rate_max, send_requests
 from lab.serving.table4_rows import ROWS, Row, RowScorer, draw_raw_features
 from lab.serving.world import CONTEXT, PROFILE, VERSION, RankWorld, open_rank_world
-from lab.system.load import FAILED, OK, REFUSED
 from serving.engine.work import RankWork, UserState, UserWork
 from serving.short_turns import share_the_interpreter
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from infra.figures import Figures
+from lab.load import FAILED, OK, REFUSED
 from lab.serving import affinity, overload
 from lab.serving.affinity import AFFINITY, AffinityPlan, Window, _add_window, load_and_lose, moved_shares
 from lab.serving.overload import BenchServer
-from lab.system.load import FAILED, OK, REFUSED
 from schemas.ids import Id
 from serving.merger.merger import Merger, Retrieve
 from tests.serving.fake_engine import FakeEngine

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from infra.processes import free_ports
+from lab.load import OK, REFUSED, Latencies
 from lab.serving import overload
 from lab.serving.overload import BenchServer, OverloadPlan, measure_overload, merge_turns, open_server, ratio_of_turns
-from lab.system.load import OK, REFUSED, Latencies
 from schemas.errors import Unavailable
 
 

@@ -10,12 +10,12 @@ import pytest
 import typer
 
 from infra.figures import Figures
+from lab.load import OK, REFUSED
 from lab.serving.cli import bench_table4
 from lab.serving.open_loop import Request, find_rate_max, send_requests
 from lab.serving.table4 import MEASURES, Table4Plan, _choose_rows, measure_table4, table_rows
 from lab.serving.table4_rows import ROWS, RowScorer, draw_raw_features
 from lab.serving.world import CONTEXT, PROFILE, RankWorld, open_rank_world
-from lab.system.load import OK, REFUSED
 from schemas.errors import Unavailable
 from serving.engine.work import RankWork, UserState, UserWork
 

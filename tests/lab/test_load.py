@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from lab.system.load import FAILED, OK, REFUSED, Latencies, Target, call_at_rate, run_to_the_microsecond, send_at_rate, send_in_turns
+from lab.load import FAILED, OK, REFUSED, Latencies, Target, call_at_rate, run_to_the_microsecond, send_at_rate, send_in_turns
 
 Answer = Callable[[int], Awaitable[int]]
 

@@ -13,12 +13,14 @@ import select
 import selectors
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ddsketch import DDSketch
+
+from schemas.errors import AifError, Unavailable
 
 _CONNECTIONS_MAX = 256
 _ANSWER_S_MAX = 30.0
@@ -50,6 +52,17 @@ class Latencies:
             self.sketches[outcome].merge(sketch)
         self.late.merge(other.late)
         self.seconds += other.seconds
+
+    async def time(self, answering: Awaitable[object], intended_s: float) -> None:
+        """Waits for an answer and adds it. An error of ours is an outcome; any other is raised."""
+        outcome = OK
+        try:
+            await answering
+        except Unavailable:
+            outcome = REFUSED
+        except AifError:
+            outcome = FAILED
+        self.add(outcome, (time.perf_counter() - intended_s) * 1000)
 
     def count(self, outcome: str) -> int:
         """How many answers had an outcome."""
@@ -200,6 +213,13 @@ def run_to_the_microsecond(sending: Coroutine[None, None, T]) -> T:
         return runner.run(sending)
 
 
+async def sleep_until(moment_s: float) -> None:
+    """Returns at a moment of `time.perf_counter`, at once where it has passed."""
+    wait_s = moment_s - time.perf_counter()
+    if wait_s > 0:
+        await asyncio.sleep(wait_s)
+
+
 async def call_at_rate(call: Callable[[int, float], Coroutine[None, None, None]], rate_per_s: float, seconds: float) -> float:
     """`call(number, intended_s)` at a constant rate for so long, whatever became of the earlier ones; returns the seconds until the last is done. What a
     call raises ends them all: nobody would count it."""
@@ -207,9 +227,7 @@ async def call_at_rate(call: Callable[[int, float], Coroutine[None, None, None]]
     async with asyncio.TaskGroup() as calls:
         for number in range(max(1, round(rate_per_s * seconds))):
             intended_s = start_s + number / rate_per_s
-            wait_s = intended_s - time.perf_counter()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
+            await sleep_until(intended_s)
             calls.create_task(call(number, intended_s))
     return time.perf_counter() - start_s
 

@@ -12,7 +12,6 @@ import asyncio
 import math
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,6 @@ from infra.figures import Figures
 from lab.figures.declared import read_bench
 from lab.load import FAILED, OK, REFUSED, Latencies, call_at_rate
 from lab.serving.overload import BenchServer, OverloadPlan, open_server
-from schemas.errors import AifError, Unavailable
 from schemas.ids import Id
 from serving.core.ladder import Rung
 from serving.merger.merger import Merged, Merger
@@ -134,15 +132,11 @@ async def _load(merger: Merger, plan: AffinityPlan) -> Window:
     """The answers of one window; the users take turns."""
     window = Window()
 
+    async def recommend(user: int) -> None:
+        window.add(await merger.recommend(user, deadline_ms=_DEADLINE_MS))
+
     async def ask(number: int, intended_s: float) -> None:
-        try:
-            window.add(await merger.recommend(number % plan.users, deadline_ms=_DEADLINE_MS))
-            outcome = OK
-        except Unavailable:
-            outcome = REFUSED
-        except AifError:
-            outcome = FAILED
-        window.latencies.add(outcome, (time.perf_counter() - intended_s) * 1000)
+        await window.latencies.time(recommend(number % plan.users), intended_s)
 
     window.latencies.seconds = await call_at_rate(ask, plan.rate_per_s, plan.seconds)
     return window

@@ -5,14 +5,15 @@
     maxQPS          whole requests (call 1 and call 2) in an open loop on one engine: the highest rate whose p99 stays within the bound
     extra storage   bytes of the columns that the row adds to the items, and of the states of a pool of users
 
-Here: the measurement, and the comparison with the paper. Not here: what a row computes (table4_rows.py), the open loop (open_loop.py).
+Here: the measurement, and the comparison with the paper. Not here: what a row computes (table4_rows.py), the open loop (lab/load.py).
 Figures in percent are relative to the sequential base of the same run. Rows alternate, because other processes may use the machine.
 Source: AIF, Table 4.
 """
 
+import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import SupportsFloat
 
@@ -21,11 +22,11 @@ import numpy as np
 from infra.command import say
 from infra.figures import Figures
 from lab.figures.declared import read_bench
-from lab.load import FAILED, OK, REFUSED
-from lab.serving.open_loop import Request, find_rate_max, send_requests
+from lab.load import FAILED, OK, REFUSED, Latencies, call_at_rate, run_to_the_microsecond, sleep_until
 from lab.serving.table4_rows import ROWS, Row, RowScorer, draw_raw_features
 from lab.serving.world import CONTEXT, PROFILE, VERSION, RankWorld, open_rank_world
-from serving.engine.work import RankWork, UserState, UserWork
+from serving.engine.loop.engine import Engine
+from serving.engine.work import RankWork, UserResult, UserState, UserWork
 from serving.short_turns import share_the_interpreter
 
 TABLE_4 = read_bench("bench table4")
@@ -59,6 +60,14 @@ class Table4Plan:
     def quick(self) -> "Table4Plan":
         """A look, not a measurement."""
         return replace(self, calls=30, rounds=1, steps=3, seconds=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`user`: call 1, None where there is none. `rank`: makes call 2 from the state of call 1, or from None without a call 1."""
+
+    user: UserWork | None
+    rank: Callable[[UserState | None], RankWork]
 
 
 @dataclass
@@ -153,12 +162,61 @@ def _find_rate(world: RankWorld, traffic: _Traffic, one: _Measured, plan: Table4
     """The highest rate per second of whole requests whose p99 stays within the bound."""
 
     def p99_ms_at(rate: float) -> float:
-        seen = send_requests(world.engine, lambda number: traffic.request(one, number), rate, plan.seconds, RETRIEVAL_S)
+        seen = run_to_the_microsecond(
+            send_requests(world.engine, lambda number: traffic.request(one, number), rate, plan.seconds, RETRIEVAL_S)
+        )
         p99_ms = seen.quantile(OK, 0.99)
         return math.inf if p99_ms is None or seen.count(REFUSED) or seen.count(FAILED) else p99_ms
 
     capacity = 1 / float(np.median(one.work_s))
     return find_rate_max(p99_ms_at, bound_ms, 0.1 * capacity, RATE_MAX * capacity, plan.steps)
+
+
+async def send_requests(
+    engine: Engine, request_of: Callable[[int], Request], rate_per_s: float, seconds: float, retrieval_s: float
+) -> Latencies:
+    """Requests at a constant rate: call 1 when one arrives, call 2 when its candidates do, `retrieval_s` later, or when its state is there.
+
+    A latency counts from the moment at which the candidates were meant to arrive.
+    """
+    latencies = Latencies()
+
+    async def rank(request: Request, made: "asyncio.Future[UserResult] | None") -> None:
+        await asyncio.wrap_future(engine.submit_rank(request.rank((await made).state if made else None)))
+
+    async def send(number: int, intended_s: float) -> None:
+        request = request_of(number)
+        made = None if request.user is None else asyncio.wrap_future(engine.submit_user(request.user))
+        await sleep_until(intended_s + retrieval_s)
+        await latencies.time(rank(request, made), intended_s + retrieval_s)
+
+    latencies.seconds = await call_at_rate(send, rate_per_s, seconds) - retrieval_s
+    return latencies
+
+
+def find_rate_max(p99_ms_at: Callable[[float], float], bound_ms: float, low: float, high: float, steps: int) -> float:
+    """The highest rate per second at which p99 stays within the bound, between `low` and `high`; 0 if it does not at `low`.
+
+    After `steps` bisections the rate is interpolated between the highest that holds and the lowest that does not, by the logarithms of their p99s,
+    because the last interval is as wide as the differences between rows. A rate that fails is measured twice and the better result counts, because
+    other processes on the machine can only make it worse.
+    """
+
+    def seen_ms(rate: float) -> float:
+        p99_ms = p99_ms_at(rate)
+        return p99_ms if p99_ms <= bound_ms else min(p99_ms, p99_ms_at(rate))
+
+    low_ms, high_ms = seen_ms(low), math.inf
+    if low_ms > bound_ms:
+        return 0.0
+    for _ in range(steps):
+        middle = (low + high) / 2
+        middle_ms = seen_ms(middle)
+        if middle_ms <= bound_ms:
+            low, low_ms = middle, middle_ms
+        else:
+            high, high_ms = middle, middle_ms
+    return low + (high - low) * math.log(bound_ms / low_ms) / math.log(high_ms / low_ms)
 
 
 def _add_figures(figures: Figures, world: RankWorld, rows: Sequence[_Measured], items: int) -> None:

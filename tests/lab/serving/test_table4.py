@@ -1,5 +1,6 @@
 """The rows of Table 4: what they score, that each part takes part, and the open loop under them."""
 
+import asyncio
 import math
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -12,8 +13,7 @@ import typer
 from infra.figures import Figures
 from lab.load import OK, REFUSED
 from lab.serving.cli import bench_table4
-from lab.serving.open_loop import Request, find_rate_max, send_requests
-from lab.serving.table4 import MEASURES, Table4Plan, _choose_rows, measure_table4, table_rows
+from lab.serving.table4 import MEASURES, Request, Table4Plan, _choose_rows, find_rate_max, measure_table4, send_requests, table_rows
 from lab.serving.table4_rows import ROWS, RowScorer, draw_raw_features
 from lab.serving.world import CONTEXT, PROFILE, RankWorld, open_rank_world
 from schemas.errors import Unavailable
@@ -97,10 +97,10 @@ def test_the_open_loop_sends_call_one_before_retrieval_and_call_two_with_its_sta
         return state  # type: ignore[return-value]
 
     engine: Any = NotingEngine()
-    seen = send_requests(engine, lambda number: Request(UserWork(), rank), 1_000, 0.003, 0.05)
+    seen = asyncio.run(send_requests(engine, lambda number: Request(UserWork(), rank), 1_000, 0.003, 0.05))
     assert engine.order == ["user"] * 3 + ["rank made"] * 3 and seen.count(OK) == 3
     refused: Any = lambda number: Request(None, lambda state: "refused")  # noqa: E731
-    assert send_requests(engine, refused, 1_000, 0.002, 0.0).count(REFUSED) == 2
+    assert asyncio.run(send_requests(engine, refused, 1_000, 0.002, 0.0)).count(REFUSED) == 2
 
 
 def test_the_highest_rate_is_found_between_two_steps_of_a_bisection_and_is_zero_where_none_holds() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from schemas.ids import IdKind
 from schemas.index.keys import check_keys
-from schemas.index.layout import ORDER, RowBlock, RowLayout, decode_increment
+from schemas.index.layout import ORDER, RowBlock, RowLayout, stack_increments
 
 
 def checksum(raw: bytes) -> str:
@@ -51,10 +51,11 @@ def merge_parts(layout: RowLayout, full: Iterable[RowBlock], increments: Iterabl
 def _block_of(layout: RowLayout, changes: Sequence[tuple[bytes, bytes]]) -> RowBlock:
     """The live rows of some increments. Raises Corrupted (`bad_key`, `bad_increment`, `bad_order`)."""
     check_keys([key for key, _ in changes], layout.id_kind)
-    live = [(k, *decode_increment(layout, v)) for k, v in changes]
-    kept = [(k, o, r) for k, o, r in live if r is not None]
-    orders = np.array([o for _, o, _ in kept]) if kept else np.empty(0, ORDER)
-    return RowBlock([k for k, _, _ in kept], orders, np.array([r for _, _, r in kept], layout.dtype))
+    if not changes:
+        return RowBlock([], np.empty(0, ORDER), np.empty(0, layout.dtype))
+    block = stack_increments(layout, changes)
+    live = np.flatnonzero(block.orders["dead"] == 0)
+    return RowBlock([block.keys[place] for place in live.tolist()], block.orders[live], block.rows[live])
 
 
 def _merge_block(layout: RowLayout, block: RowBlock, changes: Sequence[tuple[bytes, bytes]]) -> RowBlock:

@@ -3,7 +3,7 @@
 Here: the layout of a version's rows, and encoding and decoding. Not here: keys (keys.py, schemas/ids.py), seals and manifests (manifest.py), who writes which
 part (infra/index/parts.py).
 Invariants: a decode checks magic, format, checksum and sizes before it gives anything, and raises Corrupted, so a reader never sees a torn row (I3). Increments
-have no checksum of their own: those of RocksDB and of the delta record cover them. A checksum does not say who wrote the bytes, so a decode also checks id
+have no checksum of their own: those of RocksDB cover them. A checksum does not say who wrote the bytes, so a decode also checks id
 kind, keys and orders: compiled readers rely on them.
 
 Arrays: R rows. A row is one element of a packed structured array whose fields are the columns; an order is one element of an ORDER array.
@@ -16,17 +16,18 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind
-from schemas.index.keys import check_keys, decode_keys, encode_keys
+from schemas.index.keys import decode_keys, encode_keys
 from schemas.limits import DELTA_RECORD_BYTES_MAX
 from schemas.model.spec import ModelSpec
 
-FORMAT = 1
+FORMAT = 2
 REQUIRED = 1  # column flag: a reader that does not know the column must refuse the version
 
 # FORMAT.md section 3. Compared field by field, never as bytes.
@@ -45,8 +46,8 @@ _ORDER = struct.Struct("<qqHqHQB")  # the same, for one order
 assert ORDER.itemsize == _ORDER.size == 37
 
 _BLOCK_HEADER = struct.Struct("<4sHBBII")
-_DELTA_HEADER = struct.Struct("<4sHBBqIQqqqI")
-_KEY_LENGTH = struct.Struct("<H")
+_DELTA_HEADER = struct.Struct("<4sHHqIQqqq")
+_LENGTH_BYTES = 2  # of a text key in a block
 _CHECKSUM_BYTES = 8
 _DELTA_ROOM_BYTES = 1024  # for what a delta record holds besides changes
 _BLOCK_MAGIC, _DELTA_MAGIC = b"AIFB", b"AIFD"
@@ -191,12 +192,12 @@ def check_orders(orders: np.ndarray) -> None:
         raise _bad_order(orders[bad][0])
 
 
-# --- full part: columnar blocks --------------------------------------------------------------------------------------
+# --- blocks ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """R rows in key order: their index keys, orders (ORDER [R]), and rows ([R] of the layout's dtype)."""
+    """R rows in key order: their index keys, orders (ORDER [R]), and rows ([R] of the layout's dtype; zeros where dead)."""
 
     keys: Sequence[bytes]
     orders: np.ndarray
@@ -228,21 +229,17 @@ def _checked(raw: bytes, magic: bytes, header: struct.Struct, what: str) -> tupl
     return fields
 
 
-def _check_id_kind(what: str, kind: int, layout: RowLayout) -> None:
-    if kind != _ID_KINDS.index(layout.id_kind):
-        raise Incompatible(
-            f"{what}_id_kind", f"{what} has ids of kind {kind}, the manifest says {layout.id_kind}: {_ID_KINDS.index(layout.id_kind)}"
-        )
-
-
-def decode_block(layout: RowLayout, raw: bytes) -> RowBlock:
-    """The block in these bytes: at least one row, keys in strictly ascending order, no row dead.
+def decode_block(layout: RowLayout, raw: bytes, may_be_dead: bool = False) -> RowBlock:
+    """The block in these bytes: at least one row, keys in strictly ascending order. `may_be_dead`: whether rows may be deletes, as in a delta record.
 
     Raises Corrupted (`bad_block`, `bad_block_checksum`, `bad_block_size`, `bad_key`, `unsorted_block`, `bad_order`), Incompatible (`block_format`,
     `block_id_kind`).
     """
     _, _, kind, _, rows, key_bytes = _checked(raw, _BLOCK_MAGIC, _BLOCK_HEADER, "block")
-    _check_id_kind("block", kind, layout)
+    if kind != _ID_KINDS.index(layout.id_kind):
+        raise Incompatible(
+            "block_id_kind", f"block has ids of kind {kind}, the manifest says {layout.id_kind}: {_ID_KINDS.index(layout.id_kind)}"
+        )
     if rows == 0:
         raise Corrupted("bad_block", "a block has no rows, expected at least one")
     expected = _BLOCK_HEADER.size + key_bytes + rows * (ORDER.itemsize + layout.row_bytes) + _CHECKSUM_BYTES
@@ -252,8 +249,8 @@ def decode_block(layout: RowLayout, raw: bytes) -> RowBlock:
     keys = decode_keys(raw[_BLOCK_HEADER.size : at], rows, layout.id_kind)
     orders = np.frombuffer(raw, ORDER, rows, at)
     check_orders(orders)
-    if orders["dead"].any():
-        raise Corrupted("bad_order", "a block has a row whose order says that it is deleted; deletes are entries of incremental parts only")
+    if not may_be_dead and orders["dead"].any():
+        raise Corrupted("bad_order", "a block of a full part has a deleted row; deletes are in incremental parts and delta records only")
     at += orders.nbytes
     decoded = np.empty(rows, layout.dtype)
     for column in layout.columns:
@@ -285,6 +282,29 @@ def decode_increment(layout: RowLayout, raw: bytes) -> tuple[np.ndarray, np.ndar
     return np.frombuffer(raw, ORDER, 1)[0], None if dead else np.frombuffer(raw, layout.dtype, 1, ORDER.itemsize)[0]
 
 
+def stack_increments(layout: RowLayout, pairs: Sequence[tuple[bytes, bytes]]) -> RowBlock:
+    """At least one incremental row, each as (index key, value), in one block. The keys are not checked. Raises Corrupted (`bad_increment`, `bad_order`)."""
+    whole = ORDER.itemsize + layout.row_bytes
+    sizes_R = np.fromiter((len(value) for _, value in pairs), np.int64, len(pairs))
+    stacked = b"".join([value.ljust(whole, b"\0")[:whole] for _, value in pairs])
+    rows_R = np.frombuffer(stacked, np.dtype([("order", ORDER), ("row", layout.dtype)]))
+    orders = np.ascontiguousarray(rows_R["order"])
+    if (sizes_R != np.where(orders["dead"] != 0, ORDER.itemsize, whole)).any():
+        found = sorted(set(sizes_R.tolist()))[:8]
+        raise Corrupted("bad_increment", f"incremental rows of {found} bytes, expected {whole}, or {ORDER.itemsize} where one is deleted")
+    check_orders(orders)
+    return RowBlock([key for key, _ in pairs], orders, np.ascontiguousarray(rows_R["row"]))
+
+
+def list_increments(block: RowBlock) -> list[tuple[bytes, bytes]]:
+    """The rows of a block as (index key, value of an incremental row)."""
+    dead = block.orders["dead"].tolist()
+    return [
+        (key, order.tobytes() + (b"" if is_dead else row.tobytes()))
+        for key, order, row, is_dead in zip(block.keys, block.orders, block.rows, dead, strict=True)
+    ]
+
+
 # --- deltas ----------------------------------------------------------------------------------------------------------
 
 
@@ -307,51 +327,36 @@ class DeltaHeader:
 
 @dataclass(frozen=True, slots=True)
 class DeltaRecord:
-    """A header and its changes: (index key, increment value as in the incremental part)."""
+    """A header and the changed rows, deletes among them; None without any."""
 
     header: DeltaHeader
-    changes: tuple[tuple[bytes, bytes], ...]
+    block: RowBlock | None = None
+
+    @property
+    def changes(self) -> list[tuple[bytes, bytes]]:
+        """The rows as (index key, value of an incremental row)."""
+        return [] if self.block is None else list_increments(self.block)
 
 
-def encode_delta(kind: IdKind, record: DeltaRecord) -> bytes:
-    """One Kafka record of index-deltas (FORMAT.md section 8)."""
-    packed = b"".join([pack_change(key, value) for key, value in record.changes])
-    return encode_packed_delta(kind, record.header, len(record.changes), packed)
-
-
-def pack_change(key: bytes, value: bytes) -> bytes:
-    """One change as a delta record holds it: the length of its key (uint16), the key, the increment value."""
-    return _KEY_LENGTH.pack(len(key)) + key + value
-
-
-def encode_packed_delta(kind: IdKind, header: DeltaHeader, rows: int, packed: bytes) -> bytes:
-    """The bytes of a delta record whose changes lie side by side already: for each of `rows` the length of its key (uint16), the key, the increment value."""
+def encode_delta(header: DeltaHeader, block: bytes = b"") -> bytes:
+    """One Kafka record of index-deltas (FORMAT.md section 8). `block`: what `encode_block` made of the changed rows; nothing for a watermark."""
     h = header
-    head = _DELTA_HEADER.pack(
-        _DELTA_MAGIC, FORMAT, _ID_KINDS.index(kind), 0, h.version, h.shard, h.sequence, *h.next_offsets, h.source_ms, rows
-    )
-    checksum = hashlib.blake2b(head, digest_size=_CHECKSUM_BYTES)
-    checksum.update(packed)
-    return b"".join((head, packed, checksum.digest()))
+    head = _DELTA_HEADER.pack(_DELTA_MAGIC, FORMAT, 0, h.version, h.shard, h.sequence, *h.next_offsets, h.source_ms)
+    return head + block + _checksum(head + block)
 
 
 def decode_delta(layout_of: Mapping[int, RowLayout], raw: bytes) -> DeltaRecord:
-    """The delta record in these bytes. It has no changes if `layout_of`, which gives layouts by version, does not have its version.
+    """The delta record in these bytes. It has no rows if `layout_of`, which gives layouts by version, does not have its version.
 
-    Raises Corrupted (`bad_delta`, `bad_delta_checksum`, `bad_delta_header`, `bad_delta_size`, `bad_key`, `bad_order`), Incompatible (`delta_format`,
-    `delta_id_kind`).
+    Raises Corrupted (`bad_delta`, `bad_delta_checksum`, `bad_delta_header`, and those of `decode_block`), Incompatible (`delta_format`, `block_format`,
+    `block_id_kind`).
     """
-    _, _, kind, _, version, shard, sequence, next_features, next_embeddings, source_ms, count = _checked(
-        raw, _DELTA_MAGIC, _DELTA_HEADER, "delta"
-    )
+    _, _, _, version, shard, sequence, next_features, next_embeddings, source_ms = _checked(raw, _DELTA_MAGIC, _DELTA_HEADER, "delta")
     header = DeltaHeader(version, shard, sequence, (next_features, next_embeddings), source_ms)
     if version < WATERMARK_VERSION or source_ms < 0 or not all(0 <= offset < OFFSET_END for offset in header.next_offsets):
         raise Corrupted("bad_delta_header", f"no shard writes a delta record with {header}")
-    layout = layout_of.get(version)
-    if layout is None:
-        return DeltaRecord(header, ())
-    _check_id_kind("delta", kind, layout)
-    return DeltaRecord(header, _decode_changes(layout, raw, count))
+    layout, block = layout_of.get(version), raw[_DELTA_HEADER.size : -_CHECKSUM_BYTES]
+    return DeltaRecord(header, decode_block(layout, block, may_be_dead=True) if block and layout is not None else None)
 
 
 def find_delta(layout_of: Mapping[int, RowLayout], partition: int, raw: bytes) -> DeltaRecord | None:
@@ -366,34 +371,12 @@ def find_delta(layout_of: Mapping[int, RowLayout], partition: int, raw: bytes) -
     return delta if delta.header.shard == partition else None
 
 
-def _decode_changes(layout: RowLayout, raw: bytes, count: int) -> tuple[tuple[bytes, bytes], ...]:
-    """The changes of a record whose checksum was right. Raises Corrupted (`bad_delta_size`: another layout than the writer's, `bad_key`, `bad_order`)."""
-    at, end, row_bytes = _DELTA_HEADER.size, len(raw) - _CHECKSUM_BYTES, layout.row_bytes
-    changes = []
-    try:
-        while at < end:
-            key_end = at + 2 + _KEY_LENGTH.unpack_from(raw, at)[0]
-            dead = raw[key_end + ORDER.itemsize - 1]  # the last byte of an order
-            value_end = key_end + ORDER.itemsize + (0 if dead else row_bytes)
-            changes.append((raw[at + 2 : key_end], raw[key_end:value_end]))
-            at = value_end
-    except (IndexError, struct.error):
-        at = len(raw)
-    if at != end or len(changes) != count:
-        raise Corrupted(
-            "bad_delta_size", f"delta record ends at {end} with {count} rows, those found end at {at}: layout and record do not match"
-        )
-    check_keys([key for key, _ in changes], layout.id_kind)
-    check_orders(np.frombuffer(b"".join([value[: ORDER.itemsize] for _, value in changes]), ORDER))
-    return tuple(changes)
-
-
-def plan_delta_cuts(ends: Sequence[int], bytes_max: int = DELTA_RECORD_BYTES_MAX) -> list[slice]:
-    """Which changes of a micro-batch go into which delta record, so that each record has at most `bytes_max`, or one change. `ends`: where each packed change
-    ends. At least one slice, which is empty if there is no change."""
-    cuts, start, before = [], 0, 0
-    while len(ends) > start + 1 and ends[-1] - before > bytes_max - _DELTA_ROOM_BYTES:
+def plan_delta_cuts(layout: RowLayout, keys: Sequence[bytes], bytes_max: int = DELTA_RECORD_BYTES_MAX) -> list[slice]:
+    """Which changed rows of a micro-batch go into which delta record, so that each record has at most `bytes_max`, or one row."""
+    ends = list(accumulate(len(key) + _LENGTH_BYTES + ORDER.itemsize + layout.row_bytes for key in keys))
+    cuts, start, before = list[slice](), 0, 0
+    while start < len(ends):
         end = max(start + 1, bisect_right(ends, before + bytes_max - _DELTA_ROOM_BYTES))
         cuts.append(slice(start, end))
         start, before = end, ends[end - 1]
-    return [*cuts, slice(start, len(ends))]
+    return cuts

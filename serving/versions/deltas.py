@@ -23,7 +23,7 @@ from schemas.index.manifest import describe_repair
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from serving.engine.loop.engine import Engine
 from serving.engine.loop.resident import Portion, Resident
-from serving.engine.tables.changes import decode_changes
+from serving.engine.tables.changes import changes_of
 
 POLL_S = 0.1
 RETRY_S = 0.5
@@ -52,7 +52,7 @@ def decode_portion(record: SourceRecord, delta: DeltaRecord | None, version: int
     position = record.offset + 1
     if delta is None or (header := delta.header).version != version:
         return Portion(version, record.partition, next_position=position)
-    changes = decode_changes(layout, delta.changes) if delta.changes else None
+    changes = None if delta.block is None else changes_of(delta.block, layout.id_kind)
     offsets = {**dict(zip(SHARD_TOPICS, header.next_offsets, strict=True)), INDEX_DELTAS: position}
     return Portion(version, record.partition, changes, position, offsets, header.source_ms)
 

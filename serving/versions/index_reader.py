@@ -26,16 +26,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from infra.index.parts import read_full_part, read_incremental_part
 from infra.index.store import IndexStore, open_index_store
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.ids import IdKind
 from schemas.index.digest import ShardDigest, merge_parts
-from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Manifest, Seal, decode_manifest, describe_repair
-from serving.engine.tables.changes import Changes, pack_keys, pack_orders
+from serving.engine.tables.changes import Changes, changes_of
 from serving.engine.tables.slots import SlotMemory, open_arrays, plan_slot, reset_arrays
 from serving.engine.tables.tables import Tables
 from serving.engine_kernels import load_table_kernels
@@ -66,13 +63,9 @@ def fill_shard(store: IndexStore, manifest: Manifest, seal: Seal, tables: Tables
     digest = ShardDigest(layout, manifest.model_id, manifest.lsh_version)
     for block in merge_parts(layout, read_full_part(store, seal.full, layout), read_incremental_part(store, seal.incremental)):
         digest.update(block)
-        _apply(tables, _changes_of(layout, block))
+        _apply(tables, changes_of(block, layout.id_kind))
         rest()
     _check(seal, digest)
-
-
-def _changes_of(layout: RowLayout, block: RowBlock) -> Changes:
-    return Changes(pack_keys(block.keys, layout.id_kind), pack_orders(block.orders), np.zeros(len(block), np.uint8), block.rows)
 
 
 def _apply(tables: Tables, changes: Changes) -> None:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from infra.rocks import Batch, Database
 from schemas.errors import Corrupted
-from schemas.ids import IdKind
-from schemas.index.layout import DeltaHeader, encode_packed_delta
+from schemas.index.layout import DeltaHeader, encode_delta
 from schemas.topics import INDEX_DELTAS
 from streams.core.shard_state import SHARD_REPAIR
 
@@ -111,9 +110,9 @@ class Outgoing:
         self.entries.append(OutboxEntry(self.next_sequence, topic, partition, key, value, headers))
         self.next_sequence += 1
 
-    def add_delta(self, kind: IdKind, header: DeltaHeader, rows: int = 0, packed: bytes = b"") -> None:
-        """One more delta record, with `rows` packed changes; the sequence in its header is `next_delta`."""
-        self.add(INDEX_DELTAS, header.shard, None, encode_packed_delta(kind, header, rows, packed), ())
+    def add_delta(self, header: DeltaHeader, block: bytes = b"") -> None:
+        """One more delta record, with a block of changed rows or none; the sequence in its header is `next_delta`."""
+        self.add(INDEX_DELTAS, header.shard, None, encode_delta(header, block), ())
         self.next_delta += 1
 
 

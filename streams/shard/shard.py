@@ -25,7 +25,7 @@ from infra.recent_rows import RecentRows
 from infra.rocks import Batch, Database, open_database
 from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import Init
-from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, pack_change, plan_delta_cuts
+from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, encode_block, plan_delta_cuts, stack_increments
 from schemas.topics import DEAD_LETTER_PREFIX
 from streams.core.batching import plan_batches, plan_fresh
 from streams.core.item_state import is_covered
@@ -208,20 +208,20 @@ class Shard:
             rows = encode_row_changes(encoder, dependencies, folded.items, old_rows, lambda items: read_embeddings(self.database, items))
             if rows.changes:
                 stored += [(prefix + key, value) for key, value in rows.changes]
-                self._add_deltas(version, rows, after, outgoing)
+                self._add_deltas(encoder, rows, after, outgoing)
             result.work += rows.work
             done[version] = rows.work
         self._add_watermark_if_due(after, outgoing)
         return stored, fold_work(after, done)
 
-    def _add_deltas(self, version: int, rows: RowChanges, after: ShardState, outgoing: Outgoing) -> None:
+    def _add_deltas(self, encoder: Encoder, rows: RowChanges, after: ShardState, outgoing: Outgoing) -> None:
         """Only the last delta record of a batch names the offsets after the batch, because the earlier ones do not hold all of its rows."""
-        packed = [pack_change(key, value) for key, value in rows.changes]
-        cuts = plan_delta_cuts(list(itertools.accumulate(map(len, packed))))
+        changes = sorted(rows.changes)
+        cuts = plan_delta_cuts(encoder.layout, [key for key, _ in changes])
         for cut in cuts:
             offsets = after.delta_offsets if cut is cuts[-1] else self.state.delta_offsets
-            header = DeltaHeader(version, self.number, outgoing.next_delta, offsets, after.source_ms)
-            outgoing.add_delta(self.init.id_kind, header, cut.stop - cut.start, b"".join(packed[cut]))
+            header = DeltaHeader(encoder.version, self.number, outgoing.next_delta, offsets, after.source_ms)
+            outgoing.add_delta(header, encode_block(encoder.layout, stack_increments(encoder.layout, changes[cut])))
 
     def _add_watermark_if_due(self, after: ShardState, outgoing: Outgoing) -> None:
         """One for each version that receives rows. So nothing is claimed of a frozen version, also to a server that has not heard of the freeze."""
@@ -229,7 +229,7 @@ class Shard:
         if now - self._watermark_at >= WATERMARK_EVERY_S:
             for version in [v.version for v in self._versions.values() if not v.behind] or [WATERMARK_VERSION]:
                 header = DeltaHeader(version, self.number, outgoing.next_delta, after.delta_offsets, after.source_ms)
-                outgoing.add_delta(self.init.id_kind, header)
+                outgoing.add_delta(header)
             self._watermark_at, self._watermarked = now, after
 
     def _commit(self, batch: Batch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:

@@ -4,11 +4,13 @@ Here: the forger, the plain reader and `try_records`. `python -m tests.fuzz.rows
 """
 
 import hashlib
+import itertools
 import random
 import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from infra.kafka.reader import SourceRecord
 from schemas.ids import IdKind, encode_index_key
@@ -23,7 +25,8 @@ VERSION, SHARD, ROOM = 17, 3, 64
 COLUMNS = (Column("vector", "<f2", 3), Column("category", "<i4", 1))
 ROW_BYTES = 10
 IDS = {IdKind.INT64: [-(1 << 63), -1, 0, 7, (1 << 63) - 1], IdKind.TEXT: ["a", "eight by", "x" * 128, "é", "item-1"]}
-HEADER = struct.Struct("<4sHBBqIQqqqI")
+HEADER = struct.Struct("<4sHHqIQqqq")
+BLOCK = struct.Struct("<4sHBBII")
 ORDER = struct.Struct("<qqHqHQB")
 ODD_NUMBERS = (-(1 << 63), -(1 << 47), -2, -1, 0, 1, 2, 255, 256, 65_535, 1 << 31, (1 << 32) - 1, (1 << 47) - 1, 1 << 47, (1 << 63) - 1)
 ODD_KEYS = (b"", b"\0", b"\xff" * 8, b"1234567", b"123456789", b"k" * 16, b"k" * 129, b"\xc3", b"k" * 65_535)
@@ -38,29 +41,63 @@ class Found:
     rows: dict[bytes, tuple[tuple[int, ...], bytes | None]] = field(default_factory=dict)
 
 
+@dataclass
+class Forged:
+    """A changed row before it is put into a block."""
+
+    key: bytes
+    order: list[int]
+    row: bytes
+
+
 def forge_delta(chance: random.Random, kind: IdKind) -> bytes:
-    """A record with a right checksum. Most have one or two wrong fields, some none, some wrong bytes anywhere."""
+    """A record with right checksums. Most have one or two wrong fields, some none, some wrong bytes anywhere."""
     wrong = chance.choices((0, 1, 2, 5), (2, 5, 2, 1))[0]
-    places = [chance.choice(("header", "count", "key length", "key", "order", "row", "bytes", "end")) for _ in range(wrong)]
-    changes = [_forge_change(chance, kind, places) for _ in range(chance.choice((0, 1, 2, 3, 8)))]
-    header = [b"AIFD", 1, list(IdKind).index(kind), 0, VERSION, SHARD, chance.randrange(9), 5, 5, 1_000, len(changes)]
+    places = [chance.choice(("header", "count", "lengths", "key", "keys", "order", "row", "bytes", "end", "block")) for _ in range(wrong)]
+    header = [b"AIFD", 2, 0, VERSION, SHARD, chance.randrange(9), 5, 5, 1_000]
     if "header" in places:
-        place = chance.choice((1, 2, 4, 5, 6, 7, 8, 9))
-        low, high = {1: (0, 1 << 16), 2: (0, 1 << 8), 5: (0, 1 << 32), 6: (0, 1 << 64)}.get(place, (-(1 << 63), 1 << 63))
+        place = chance.choice((1, 3, 4, 5, 6, 7, 8))
+        low, high = {1: (0, 1 << 16), 4: (0, 1 << 32), 5: (0, 1 << 64)}.get(place, (-(1 << 63), 1 << 63))
         header[place] = chance.choice([n for n in ODD_NUMBERS if low <= n < high])
-    if "count" in places:
-        header[10] = chance.choice((0, 1, len(changes) + 1, (1 << 32) - 1))
-    body = HEADER.pack(*header) + b"".join(changes)
-    if "bytes" in places:
-        at = chance.randrange(len(body))
-        body = body[:at] + chance.randbytes(chance.choice((0, 1, 4))) + body[at + chance.choice((0, 1, 4)) :]
+    body = HEADER.pack(*header) + _forge_block(chance, kind, places)
     if "end" in places:
         body = chance.choice((body[: chance.randrange(len(body))], body + chance.randbytes(3), body * 2))
+    return _sealed(body)
+
+
+def _sealed(body: bytes) -> bytes:
     return body + hashlib.blake2b(body, digest_size=8).digest()
 
 
-def _forge_change(chance: random.Random, kind: IdKind, places: list[str]) -> bytes:
-    key = encode_index_key(chance.choice(IDS[kind]))
+def _forge_block(chance: random.Random, kind: IdKind, places: list[str]) -> bytes:
+    """A block of up to five rows, or nothing."""
+    ids = chance.sample(IDS[kind], chance.choice((0, 1, 2, 3, 5)))
+    rows = [_forge_row(chance, encode_index_key(one), places) for one in ids]
+    rows.sort(key=lambda row: row.key)
+    if "keys" in places:
+        chance.shuffle(rows)
+        rows += rows[:1]
+    if not rows and "block" not in places:
+        return b""
+    lengths = [len(row.key) for row in rows]
+    if "lengths" in places and lengths:
+        lengths[chance.randrange(len(lengths))] = chance.choice((0, 7, 9, 16, 65_535))
+    keys = (struct.pack(f"<{len(rows)}H", *lengths) if kind is IdKind.TEXT else b"") + b"".join(row.key for row in rows)
+    head: list[Any] = [b"AIFB", 2, list(IdKind).index(kind), 0, len(rows), len(keys)]
+    if "block" in places:
+        place = chance.choice((1, 2, 4, 5))
+        head[place] = chance.choice([n for n in ODD_NUMBERS if 0 <= n < {1: 1 << 16, 2: 1 << 8}.get(place, 1 << 32)])
+    if "count" in places:
+        head[4] = chance.choice((0, 1, len(rows) + 1, (1 << 32) - 1))
+    columns = b"".join(row.row[:6] for row in rows) + b"".join(row.row[6:] for row in rows)
+    body = BLOCK.pack(*head) + keys + b"".join(ORDER.pack(*row.order) for row in rows) + columns
+    if "bytes" in places:
+        at = chance.randrange(len(body))
+        body = body[:at] + chance.randbytes(chance.choice((0, 1, 4))) + body[at + chance.choice((0, 1, 4)) :]
+    return _sealed(body)
+
+
+def _forge_row(chance: random.Random, key: bytes, places: list[str]) -> Forged:
     order = [
         chance.randrange(4),
         chance.randrange(4),
@@ -68,41 +105,66 @@ def _forge_change(chance: random.Random, kind: IdKind, places: list[str]) -> byt
         chance.randrange(-1, 3),
         0,
         chance.randrange(99),
-        chance.random() < 0.3,
+        int(chance.random() < 0.3),
     ]
     if "key" in places and chance.random() < 0.5:
         key = chance.choice(ODD_KEYS)
     if "order" in places and chance.random() < 0.5:
         place = chance.choice((0, 1, 3, 6))
         order[place] = chance.choice((2, 7, 255)) if place == 6 else chance.choice(ODD_NUMBERS)
-    length = chance.choice((0, 7, 9, 16, 65_535)) if "key length" in places and chance.random() < 0.5 else len(key)
-    row = b"" if order[6] else chance.randbytes(ROW_BYTES)
+    row = bytes(ROW_BYTES) if order[6] else chance.randbytes(ROW_BYTES)
     if "row" in places and chance.random() < 0.5:
         row = chance.choice((b"", row[:-1], row * 2, chance.randbytes(ROW_BYTES)))
-    return struct.pack("<H", length) + key + ORDER.pack(*map(int, order)) + row
+    return Forged(key, order, row)
 
 
 def read_plainly(raw: bytes, kind: IdKind) -> list[tuple[bytes, tuple[int, ...], bytes | None]] | None:
     """The changes for the version in a record, by FORMAT.md alone; None if no shard writes such a record."""
-    if len(raw) < HEADER.size + 8 or hashlib.blake2b(raw[:-8], digest_size=8).digest() != raw[-8:]:
+    if len(raw) < HEADER.size + 8 or not _is_sealed(raw):
         return None
-    magic, number, kind_number, _, version, shard, _, *offsets, source_ms, rows = HEADER.unpack_from(raw)
-    if (magic, number, shard) != (b"AIFD", 1, SHARD) or version < -1 or source_ms < 0 or not all(0 <= o < 1 << 47 for o in offsets):
+    magic, number, _, version, shard, _, *offsets, source_ms = HEADER.unpack_from(raw)
+    if (magic, number, shard) != (b"AIFD", 2, SHARD) or version < -1 or source_ms < 0 or not all(0 <= o < 1 << 47 for o in offsets):
         return None
-    if version != VERSION:
-        return []
-    at, changes = HEADER.size, []
-    while at < len(raw) - 8:
-        (length,) = struct.unpack_from("<H", raw, at) if at + 2 <= len(raw) - 8 else (1 << 20,)
-        key, at = raw[at + 2 : at + 2 + length], at + 2 + length
-        if at + ORDER.size > len(raw) - 8 or not _is_key(key, kind):
+    block = raw[HEADER.size : -8]
+    return [] if version != VERSION or not block else _read_block_plainly(block, kind)
+
+
+def _is_sealed(raw: bytes) -> bool:
+    return hashlib.blake2b(raw[:-8], digest_size=8).digest() == raw[-8:]
+
+
+def _read_block_plainly(raw: bytes, kind: IdKind) -> list[tuple[bytes, tuple[int, ...], bytes | None]] | None:
+    if len(raw) < BLOCK.size + 8 or not _is_sealed(raw):
+        return None
+    magic, number, kind_number, _, rows, key_bytes = BLOCK.unpack_from(raw)
+    if (magic, number, kind_number) != (b"AIFB", 2, list(IdKind).index(kind)) or rows == 0:
+        return None
+    if len(raw) != BLOCK.size + key_bytes + rows * (ORDER.size + ROW_BYTES) + 8:
+        return None
+    section = raw[BLOCK.size : BLOCK.size + key_bytes]
+    lengths = [8] * rows
+    if kind is IdKind.TEXT:
+        if key_bytes < 2 * rows:
             return None
-        order, at = ORDER.unpack_from(raw, at), at + ORDER.size
-        if order[6] > 1 or order[0] < 0 or not (-1 <= order[1] < 1 << 47 and -1 <= order[3] < 1 << 47):
-            return None
-        row, at = (None, at) if order[6] else (raw[at : at + ROW_BYTES], at + ROW_BYTES)
-        changes.append((key, order, row))
-    return changes if (at, len(changes), kind_number) == (len(raw) - 8, rows, list(IdKind).index(kind)) else None
+        lengths, section = list(struct.unpack_from(f"<{rows}H", section)), section[2 * rows :]
+    if sum(lengths) != len(section):
+        return None
+    keys, at = [], 0
+    for length in lengths:
+        keys.append(section[at : at + length])
+        at += length
+    if not all(_is_key(key, kind) for key in keys) or any(a >= b for a, b in itertools.pairwise(keys)):
+        return None
+    at = BLOCK.size + key_bytes
+    orders = [ORDER.unpack_from(raw, at + i * ORDER.size) for i in range(rows)]
+    if any(o[6] > 1 or o[0] < 0 or not (-1 <= o[1] < 1 << 47 and -1 <= o[3] < 1 << 47) for o in orders):
+        return None
+    at += rows * ORDER.size
+    found = []
+    for i, (key, order) in enumerate(zip(keys, orders, strict=True)):
+        row = raw[at + 6 * i : at + 6 * i + 6] + raw[at + 6 * rows + 4 * i : at + 6 * rows + 4 * i + 4]
+        found.append((key, order, None if order[6] else row))
+    return found
 
 
 def _is_key(key: bytes, kind: IdKind) -> bool:

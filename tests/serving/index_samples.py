@@ -13,7 +13,16 @@ from infra.kafka.admin import apply_topics
 from schemas.ids import Id, encode_index_key, partition_of
 from schemas.index.control import ControlState, Entry, Init
 from schemas.index.digest import ShardDigest, merge_parts
-from schemas.index.layout import ORDER, DeltaHeader, DeltaRecord, RowBlock, encode_delta, encode_increment, row_layout
+from schemas.index.layout import (
+    ORDER,
+    DeltaHeader,
+    RowBlock,
+    encode_block,
+    encode_delta,
+    encode_increment,
+    row_layout,
+    stack_increments,
+)
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, checkpoint_path, encode_manifest, manifest_path
 from schemas.model.checkpoint import Checkpoint, encode_checkpoint, read_checkpoint
@@ -119,13 +128,15 @@ class DeltaWriter:
 
     def write(self, version: Version, number: int, changes: Sequence[tuple[Id, np.ndarray, np.ndarray | None]], source_ms: int = 5) -> None:
         """One record per shard that has changes."""
-        kind = version.spec.schema.id_kind
+        layout = row_layout(version.spec)
         for shard in range(SHARDS):
-            pairs = tuple((encode_index_key(i), encode_increment(o, r)) for i, o, r in changes if partition_of(i, SHARDS) == shard)
+            pairs = sorted((encode_index_key(i), encode_increment(o, r)) for i, o, r in changes if partition_of(i, SHARDS) == shard)
             if pairs:
                 newest = max(int(np.frombuffer(v, ORDER, 1)["features_offset"][0]) for _, v in pairs)
                 header = DeltaHeader(number, shard, 0, (newest + 1, 7), source_ms)
-                self._producer.produce(self._topic, encode_delta(kind, DeltaRecord(header, pairs)), partition=shard)
+                self._producer.produce(
+                    self._topic, encode_delta(header, encode_block(layout, stack_increments(layout, pairs))), partition=shard
+                )
         assert self._producer.flush(30) == 0
 
     def write_raw(self, shard: int, value: bytes) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from schemas.errors import Corrupted, RejectedInput
 from schemas.ids import Id, IdKind
 from schemas.index.keys import check_keys, int64_ids
-from schemas.index.layout import ORDER, RowLayout, check_orders
+from schemas.index.layout import RowBlock
 
 _INDEX_BITS = 16
 _OFFSET_MAX = (1 << 47) - 1
@@ -108,22 +108,9 @@ def pack_orders(orders: np.ndarray) -> np.ndarray:
     return packed
 
 
-def decode_changes(layout: RowLayout, pairs: Sequence[tuple[bytes, bytes]]) -> Changes:
-    """From (index key, increment value) pairs. Raises Corrupted."""
-    orders, rows = np.empty(len(pairs), ORDER), np.zeros(len(pairs), layout.dtype)
-    raw_rows, row_bytes = rows.view(np.uint8).reshape(len(pairs), layout.row_bytes), layout.row_bytes
-    orders_raw = orders.view(np.uint8).reshape(len(pairs), ORDER.itemsize)
-    for i, (_, value) in enumerate(pairs):
-        if len(value) not in (ORDER.itemsize, ORDER.itemsize + row_bytes):
-            raise Corrupted("bad_increment", f"a row change has {len(value)} bytes, its layout needs {ORDER.itemsize + row_bytes}")
-        raw = np.frombuffer(value, np.uint8)
-        orders_raw[i] = raw[: ORDER.itemsize]
-        if len(value) > ORDER.itemsize:
-            raw_rows[i] = raw[ORDER.itemsize :]
-        elif not orders["dead"][i]:
-            raise Corrupted("bad_increment", "a row change without a row is not marked dead")
-    check_orders(orders)
-    return Changes(pack_keys([k for k, _ in pairs], layout.id_kind), pack_orders(orders), orders["dead"].copy(), rows)
+def changes_of(block: RowBlock, kind: IdKind) -> Changes:
+    """The rows of a block, deletes among them. Raises Corrupted (`bad_key`)."""
+    return Changes(pack_keys(block.keys, kind), pack_orders(block.orders), block.orders["dead"].copy(), block.rows)
 
 
 def encode_ids(ids: Sequence[Id] | np.ndarray, kind: IdKind) -> IdArray:

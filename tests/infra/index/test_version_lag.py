@@ -9,8 +9,7 @@ from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from schemas.errors import AifError
-from schemas.ids import IdKind
-from schemas.index.layout import DeltaHeader, DeltaRecord, encode_delta
+from schemas.index.layout import DeltaHeader, encode_delta
 from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
 
@@ -22,7 +21,7 @@ def tell(bootstrap: str, prefix: str, *told: tuple[int, int, int]) -> None:
     producer = Producer({"bootstrap.servers": bootstrap})
     for sequence, (version, shard, offset) in enumerate(told):
         header = DeltaHeader(version, shard, sequence, (offset, 5), 1)
-        producer.produce(f"{prefix}index-deltas", encode_delta(IdKind.INT64, DeltaRecord(header, ())), b"", shard)
+        producer.produce(f"{prefix}index-deltas", encode_delta(header), b"", shard)
     assert producer.flush(30) == 0
 
 

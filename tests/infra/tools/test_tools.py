@@ -28,7 +28,7 @@ from infra.tools.status_view import render_sample
 from schemas.events import ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.index.control import Init
-from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, DeltaRecord, encode_delta
+from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, encode_delta
 from schemas.index.manifest import checkpoint_path
 from schemas.index.snapshot import ShardSnapshot, encode_snapshot
 from tests.infra.aif_command import run_aif
@@ -58,7 +58,7 @@ def set_config(bootstrap: str, topic: str, name: str, value: str) -> None:
 
 
 def told(shard: int, sequence: int, next_offset: int, source_ms: int = 1) -> bytes:
-    return encode_delta(IdKind.INT64, DeltaRecord(DeltaHeader(WATERMARK_VERSION, shard, sequence, (next_offset, 0), source_ms), ()))
+    return encode_delta(DeltaHeader(WATERMARK_VERSION, shard, sequence, (next_offset, 0), source_ms))
 
 
 def test_a_sample_says_how_far_each_shard_is_how_late_and_that_nobody_owns_it(

@@ -35,7 +35,7 @@ def test_a_cut_manifest_is_corrupted(cut: int) -> None:
 
 def test_another_format_is_incompatible() -> None:
     with pytest.raises(Incompatible, match="format"):
-        decode_manifest(encode_manifest(MANIFEST).replace(b'"format":1', b'"format":2'))
+        decode_manifest(encode_manifest(MANIFEST).replace(b'"format":2', b'"format":3'))
 
 
 @pytest.mark.parametrize(

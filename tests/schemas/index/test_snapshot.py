@@ -10,7 +10,7 @@ SNAPSHOT = ShardSnapshot(
     3, "0123456789ab", "whose", (PartFile("000007.sst", 9, "a" * 64),), {"item-features": 5, "new-items": 2}, 7, ("p",)
 )
 GOLDEN = (
-    b'{"files":[{"name":"000007.sst","sha256":"' + b"a" * 64 + b'","size_bytes":9}],"format":1,"identity":"whose","kind":"snapshot",'
+    b'{"files":[{"name":"000007.sst","sha256":"' + b"a" * 64 + b'","size_bytes":9}],"format":2,"identity":"whose","kind":"snapshot",'
     b'"next_offsets":{"item-features":5,"new-items":2},"parts":["p"],"shard":3,"unique":"0123456789ab","updates":7}'
 )
 
@@ -30,7 +30,7 @@ def test_other_bytes_are_refused_by_name() -> None:
     with pytest.raises(Corrupted, match="bad_snapshot"):
         decode_snapshot(GOLDEN.replace(b'"updates"', b'"upd"'))
     with pytest.raises(Incompatible, match="snapshot_format"):
-        decode_snapshot(GOLDEN.replace(b'"format":1', b'"format":2'))
+        decode_snapshot(GOLDEN.replace(b'"format":2', b'"format":3'))
 
 
 def test_a_flipped_bit_is_found_unless_its_name_is_of_before_they_had_a_checksum() -> None:

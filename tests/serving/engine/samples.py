@@ -10,7 +10,7 @@ import torch
 
 from schemas.features import encode_realtime
 from schemas.ids import Id, IdKind, encode_index_key
-from schemas.index.layout import ORDER, RowLayout, encode_increment, row_layout
+from schemas.index.layout import ORDER, RowLayout, encode_increment, row_layout, stack_increments
 from schemas.model.inputs import UserInputs, UserStates, behaviour_row, build_user_inputs, candidate_rows
 from schemas.model.network import AifNetwork, rank_reference
 from schemas.model.parameters import Parameters, parameters_of
@@ -20,13 +20,18 @@ from schemas.users import BehaviourEvent
 from serving.engine.devices.cpu import CpuScorer
 from serving.engine.loop.engine import Engine
 from serving.engine.loop.resident import Resident
-from serving.engine.tables.changes import decode_changes, encode_ids
+from serving.engine.tables.changes import Changes, changes_of, encode_ids
 from serving.engine.tables.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables.tables import Tables
 from tests.schemas.model.samples import encode_items, encode_rows, make_items, make_network, sign_items
 
 PROFILE = {"age": 0.3, "city": "rome", "likes": ["a", "b"], "facets": [0.1, -0.2, 0.9]}
 CONTEXT = {"hour": 13}
+
+
+def changes_of_pairs(layout: RowLayout, pairs: Sequence[tuple[bytes, bytes]]) -> Changes:
+    """At least one change, each as (index key, increment value), in this order."""
+    return changes_of(stack_increments(layout, pairs), layout.id_kind)
 
 
 def order(features_version: int = 1, features_offset: int = 0, embedding_offset: int = 0, dead: int = 0) -> np.ndarray:
@@ -127,7 +132,7 @@ def version_of(network: AifNetwork, raw: list[dict[str, object]]) -> Version:
     ids, rows = [item_id(spec.schema.id_kind, i) for i in range(items)], encode_item_rows(network, raw)
     tables = empty_tables(row_layout(spec), items, sum(len(encode_index_key(i)) for i in ids))
     pairs = [(encode_index_key(i), encode_increment(order(), row)) for i, row in zip(ids, rows, strict=True)]
-    tables.apply(decode_changes(row_layout(spec), pairs))
+    tables.apply(changes_of_pairs(row_layout(spec), pairs))
     return Version(network, raw, ids, rows, tables)
 
 

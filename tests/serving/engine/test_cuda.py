@@ -13,10 +13,9 @@ from schemas.ids import encode_index_key
 from schemas.index.layout import encode_increment, row_layout
 from schemas.model.simtier import count_plainly
 from serving.engine.devices.cuda import CudaScorer
-from serving.engine.tables.changes import decode_changes
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version, order
+from tests.serving.engine.samples import CONTEXT, PROFILE, changes_of_pairs, make_behaviours, make_version, order
 from tests.serving.engine.test_cpu import probability_tolerance
 
 WITHOUT_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
@@ -35,7 +34,7 @@ def test_the_device_scorer_gives_the_cpu_scorers_numbers_also_after_changes(name
     on_device = CudaScorer(other.parameters, 1, other.tables, device)
     found = [on_device.score(on_device.user_state(work), slots, CONTEXT)]
     pairs = [(encode_index_key(i), encode_increment(order(2), version.rows[at - 1])) for at, i in enumerate(version.ids[:20])]
-    changes = decode_changes(row_layout(version.spec), pairs)
+    changes = changes_of_pairs(row_layout(version.spec), pairs)
     on_cpu.on_applied(version.tables.apply(changes))
     on_device.on_applied(other.tables.apply(changes))
     wanted.append(on_cpu.score(on_cpu.user_state(work), slots, CONTEXT))

@@ -11,9 +11,9 @@ from schemas.errors import Incompatible
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import ORDER, Column, RowLayout, encode_increment, is_newer
 from serving.audit.version_rows import is_taken
-from serving.engine.tables.changes import Changes, covered_order, decode_changes, encode_ids, pack_orders, pack_text_ids
+from serving.engine.tables.changes import Changes, covered_order, encode_ids, pack_orders, pack_text_ids
 from serving.engine.tables.slots import plan_slot, plan_slot_bytes
-from tests.serving.engine.samples import empty_tables
+from tests.serving.engine.samples import changes_of_pairs, empty_tables
 
 COLUMNS = (Column("vector", "<f2", 3), Column("category", "<i4", 1))
 LAYOUTS = {kind: RowLayout(COLUMNS, kind) for kind in IdKind}
@@ -54,7 +54,7 @@ def test_changes_in_any_portions_leave_what_a_plain_fold_by_the_row_order_rule_l
         if item not in wanted or is_newer(order, wanted[item][0]):
             wanted[item] = (order, number)
     size = data.draw(st.integers(1, 50))
-    applied = [tables.apply(decode_changes(layout, pairs[at : at + size])) for at in range(0, len(pairs), size)]
+    applied = [tables.apply(changes_of_pairs(layout, pairs[at : at + size])) for at in range(0, len(pairs), size)]
     assert sum(a.applied + a.superseded for a in applied) == len(history)
     assert {item: value_at(tables, item) for item in wanted} == {i: None if o["dead"] else v for i, (o, v) in wanted.items()}
     assert tables.rows == sum(not o["dead"] for o, _ in wanted.values())
@@ -70,7 +70,7 @@ def test_readers_that_forget_covered_deletes_hold_what_the_audit_holds(kind: IdK
         order = order_of(numbers, dead)
         if is_taken(order.item(), held[item][0] if item in held else None, covered):
             held[item] = (order.item(), None if dead else number)
-        tables.apply(decode_changes(layout, [change(layout, item, order, number)]), covered_order(covered))
+        tables.apply(changes_of_pairs(layout, [change(layout, item, order, number)]), covered_order(covered))
         if data.draw(st.booleans()):
             covered += data.draw(st.integers(0, 1))
             tables.forget(encode_ids(list(held), kind), covered_order(covered))
@@ -82,11 +82,11 @@ def test_readers_that_forget_covered_deletes_hold_what_the_audit_holds(kind: IdK
 def test_slots_of_covered_deletes_are_used_again_and_every_other_id_is_still_found(kind: IdKind) -> None:
     layout = LAYOUTS[kind]
     tables, kept = empty_tables(layout, 3, 24), [item_of(kind, i) for i in range(500)]
-    tables.apply(decode_changes(layout, [change(layout, item, order_of((1, 0, 0, 0, 0), 0), at) for at, item in enumerate(kept)]))
+    tables.apply(changes_of_pairs(layout, [change(layout, item, order_of((1, 0, 0, 0, 0), 0), at) for at, item in enumerate(kept)]))
     for turn in range(1, 40):
         items = [item_of(kind, 1_000 * turn + i) for i in range(1_000)]
-        tables.apply(decode_changes(layout, [change(layout, item, order_of((1, turn, 0, 0, 0), 0), turn) for item in items]))
-        tables.apply(decode_changes(layout, [change(layout, item, order_of((2, turn, 0, 0, 0), 1), 0) for item in items[:-1]]))
+        tables.apply(changes_of_pairs(layout, [change(layout, item, order_of((1, turn, 0, 0, 0), 0), turn) for item in items]))
+        tables.apply(changes_of_pairs(layout, [change(layout, item, order_of((2, turn, 0, 0, 0), 1), 0) for item in items[:-1]]))
         tables.forget(encode_ids(items, kind), covered_order(turn + 1))
         assert value_at(tables, items[0]) is None and value_at(tables, items[-1]) == turn
     assert (tables.not_servable, tables.used, tables.rows) == (0, 539, 539)
@@ -113,8 +113,8 @@ def value_at(tables, item):
 def test_packed_orders_compare_as_the_row_order_rule(order_a: tuple[int, ...], order_b: tuple[int, ...]) -> None:
     layout, tables = LAYOUTS[IdKind.INT64], empty_tables(LAYOUTS[IdKind.INT64], 4)
     first, second = order_of(order_a, 0), order_of(order_b, 0)
-    tables.apply(decode_changes(layout, [change(layout, 1, first, 1)]))
-    assert tables.apply(decode_changes(layout, [change(layout, 1, second, 2)])).applied == bool(is_newer(second, first))
+    tables.apply(changes_of_pairs(layout, [change(layout, 1, first, 1)]))
+    assert tables.apply(changes_of_pairs(layout, [change(layout, 1, second, 2)])).applied == bool(is_newer(second, first))
 
 
 @given(seed=st.integers(0, 10_000))
@@ -127,7 +127,7 @@ def test_every_order_of_arrival_and_any_repeats_give_the_same_rows(seed: int) ->
     found = []
     for _ in range(2):
         tables, shuffled = empty_tables(layout, 8), [history[i] for i in rng.permutation(np.repeat(np.arange(len(history)), 2))]
-        tables.apply(decode_changes(layout, [change(layout, *entry) for entry in shuffled]))
+        tables.apply(changes_of_pairs(layout, [change(layout, *entry) for entry in shuffled]))
         found.append([value_at(tables, item) for item in range(3)])
     newest = [history[4 * item + 3] for item in range(3)]
     assert found[0] == found[1] == [None if order["dead"] else value for _, order, value in newest]
@@ -139,7 +139,7 @@ def test_the_look_up_is_a_dict_and_an_unknown_id_is_never_an_index(kind: IdKind,
     known = data.draw(st.lists(IDS[kind], max_size=60, unique=True))
     asked = data.draw(st.lists(st.one_of(IDS[kind], st.sampled_from(known)) if known else IDS[kind], max_size=60))
     layout, tables = LAYOUTS[kind], empty_tables(LAYOUTS[kind], 60, 60 * 80)
-    tables.apply(decode_changes(layout, [change(layout, item, order_of((1, 0, 0, 0, 0), 0), 0) for item in known]))
+    tables.apply(changes_of_pairs(layout, [change(layout, item, order_of((1, 0, 0, 0, 0), 0), 0) for item in known]))
     slots = {item: slot for slot, item in enumerate(known)}
     assert tables.find(encode_ids(asked, kind)).tolist() == [slots.get(item, -1) for item in asked]
 
@@ -150,12 +150,14 @@ def test_a_full_slot_counts_new_ids_as_not_servable_and_still_updates_known_ones
     items = [i if kind is IdKind.INT64 else f"id-{i}" for i in range(9000)]
     tables = empty_tables(layout, 3, 24)
     fresh = order_of((1, 0, 0, 0, 0), 0)
-    applied = tables.apply(decode_changes(layout, [change(layout, item, fresh, 1) for item in items]))
+    applied = tables.apply(changes_of_pairs(layout, [change(layout, item, fresh, 1) for item in items]))
     assert applied.refused == len(items) - tables.used == tables.not_servable > 0
     unplaced = tables.not_servable
     again = [change(layout, items[-1], order_of((2, 1, 0, 0, 0), 0), 2), change(layout, items[-2], order_of((2, 1, 0, 0, 0), 1), 0)]
-    assert (tables.apply(decode_changes(layout, again)).refused, tables.not_servable) == (2, unplaced - 1), "items are counted, not changes"
-    assert tables.apply(decode_changes(layout, [change(layout, items[0], order_of((2, 0, 0, 0, 0), 0), 5)])).applied == 1
+    assert (tables.apply(changes_of_pairs(layout, again)).refused, tables.not_servable) == (2, unplaced - 1), (
+        "items are counted, not changes"
+    )
+    assert tables.apply(changes_of_pairs(layout, [change(layout, items[0], order_of((2, 0, 0, 0, 0), 0), 5)])).applied == 1
     assert value_at(tables, items[0]) == 5 and value_at(tables, items[-1]) is None
 
 

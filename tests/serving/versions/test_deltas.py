@@ -2,13 +2,25 @@
 
 from infra.processes import wait_until
 from schemas.ids import encode_index_key
-from schemas.index.layout import DeltaHeader, DeltaRecord, encode_delta, encode_increment
+from schemas.index.layout import (
+    Column,
+    DeltaHeader,
+    RowBlock,
+    RowLayout,
+    encode_block,
+    encode_delta,
+    encode_increment,
+    row_layout,
+    stack_increments,
+)
 from tests.serving.engine.samples import Version
 from tests.serving.versions.deployment import WAIT_S, Deployment, changes, with_bids
 
 
 def foreign_delta(version: Version, shard: int, changes: tuple[tuple[bytes, bytes], ...] = (), number: int = 1, sequence: int = 0) -> bytes:
-    return encode_delta(version.spec.schema.id_kind, DeltaRecord(DeltaHeader(number, shard, sequence, (99, 99), 5), changes))
+    layout = row_layout(version.spec)
+    block = encode_block(layout, stack_increments(layout, changes)) if changes else b""
+    return encode_delta(DeltaHeader(number, shard, sequence, (99, 99), 5), block)
 
 
 def flipped(raw: bytes) -> bytes:
@@ -70,9 +82,17 @@ def test_a_record_with_a_right_checksum_and_wrong_rows_is_counted_and_passed_ove
     d.wait_live(1)
     [(item, order, row)] = changes(with_bids(d.version, [3], 60.0), [3], 9)
     key, value = encode_index_key(item), encode_increment(order, row)
-    forged = ((b"\0" * 8, b"\0" * 50), (b"", value), (key + key, value), (key, value[:36] + b"\7" + value[37:]))
-    for sequence, change in enumerate(forged):
-        d.deltas.write_raw(0, foreign_delta(d.version, shard=0, changes=(change,), sequence=sequence))
+    layout, wider = row_layout(d.version.spec), RowLayout((Column("vector", "u1", 50),), d.version.spec.schema.id_kind)
+    good = stack_increments(layout, [(key, value)])
+    flagged = good.orders.copy()
+    flagged["dead"] = 7
+    forged = [
+        encode_block(wider, stack_increments(wider, [(key, value[:37] + bytes(50))])),
+        *(encode_block(layout, RowBlock([wrong], good.orders, good.rows)) for wrong in (b"", key + key)),
+        encode_block(layout, RowBlock([key], flagged, good.rows)),
+    ]
+    for sequence, block in enumerate(forged):
+        d.deltas.write_raw(0, encode_delta(DeltaHeader(1, 0, sequence, (99, 99), 5), block))
     wait_until(lambda: d.follower.counters["strangers"] == len(forged), WAIT_S, f"{d.follower.last_error}")
     d.assert_serves(d.version, 1)
     newer = with_bids(d.version, list(range(10)), 60.0)

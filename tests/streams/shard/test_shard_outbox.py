@@ -98,7 +98,7 @@ def test_a_watermark_whose_write_failed_is_due_again_after_the_database_is_opene
 def test_large_changes_are_cut_into_delta_records_and_only_the_last_claims_the_offsets(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.shard.shard.plan_delta_cuts", lambda ends: plan_delta_cuts(ends, 1_500))
+    monkeypatch.setattr("streams.shard.shard.plan_delta_cuts", lambda layout, keys: plan_delta_cuts(layout, keys, 1_500))
     shard.start_version(HashEncoder(0), {})
     result = shard.apply([features_record(0, *(upsert(item, 1) for item in ITEMS[:20]))])
     headers = [decode_delta({}, e.value).header for e in result.outbox]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.evaluation.document import Block, Heading, Paragraph, Table
+from lab.figures.markdown import Block, Heading, Paragraph, Table
 from schemas.errors import Misconfigured
 
 _GAUCS = {"gauc": "GAUC, all pairs", "gauc_new": "GAUC, items new to the user"}

@@ -15,7 +15,7 @@ from infra.figures import Figures
 from infra.files import write_file_durably
 from lab.evaluation.bits import ALLOWED_PT
 from lab.evaluation.data_section import data_section
-from lab.evaluation.document import Block, Heading, Paragraph, Picture, Table, encode_html, encode_markdown
+from lab.figures.markdown import Block, Heading, Paragraph, Picture, Table, encode_html, encode_markdown
 from lab.evaluation.family.codes import CLUSTERS, MOMENT_WIDTH
 from lab.evaluation.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
 from lab.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains

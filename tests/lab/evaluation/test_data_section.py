@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lab.evaluation.data_section import data_section, read_data_figures
-from lab.evaluation.document import Heading, Paragraph, Table
+from lab.figures.markdown import Heading, Paragraph, Table
 from schemas.errors import Misconfigured
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lab.evaluation.document import Heading, Paragraph, Picture, Table, encode_html, encode_markdown
+from lab.figures.markdown import Heading, Paragraph, Picture, Table, encode_html, encode_markdown
 
 BLOCKS = (Heading("Results", 1), Paragraph("by `aif <x>`\n   & so on"), Table(("a", "b"), [("1 | 2", "<3>")]), Picture("curve", "c.png"))
 

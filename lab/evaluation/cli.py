@@ -38,13 +38,13 @@ def tables(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md, report.html and pictures beside the paper's numbers."""
+    """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md and pictures beside the paper's numbers."""
     _use_one_thread()
     from lab.evaluation.program import run_tables
 
     cores = len(os.sched_getaffinity(0))
     figures = run_tables(out, quick, processes or cores, steps, seeds, finished, saved, data_figures or ())
-    say(f"wrote {out / 'RESULTS.md'} and {out / 'report.html'}")
+    say(f"wrote {out / 'RESULTS.md'}")
     print_figures(figures.as_dict(), as_json)
 
 

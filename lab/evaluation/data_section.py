@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.figures.markdown import Block, Heading, Paragraph, Table
+from lab.figures.markdown import heading, paragraph, table
 from schemas.errors import Misconfigured
 
 _GAUCS = {"gauc": "GAUC, all pairs", "gauc_new": "GAUC, items new to the user"}
@@ -48,7 +48,7 @@ def _read_tried(path: Path) -> Mapping[str, Any]:
     return tried
 
 
-def data_section(raw: Mapping[str, Any]) -> list[Block]:
+def data_section(raw: Mapping[str, Any]) -> list[str]:
     """The section's blocks: a table of every score by every measure, with the model's gain over the best plain score, then what was tried before.
 
     `raw` is what `read_data_figures` returns.
@@ -64,9 +64,9 @@ def data_section(raw: Mapping[str, Any]) -> list[Block]:
     told = ", ".join(f"{name} {value}" for name, value in raw["config"].items() if value is not None)
     users = values.get(f"{data}.users")
     text = f"Written by `aif eval data` ({told})" + (f", {users:,.0f} held-out users." if users else ".")
-    blocks: list[Block] = [Heading(data), Paragraph(text), Table(("score", *titles.values()), rows)]
+    blocks = [heading(data), paragraph(text), table(("score", *titles.values()), rows)]
     if tried := raw.get("tried"):
-        blocks += [Paragraph(tried["text"]), Table(tried["header"], tried["rows"]), Paragraph(tried["notes"])]
+        blocks += [paragraph(tried["text"]), table(tried["header"], tried["rows"]), paragraph(tried["notes"])]
     return blocks
 
 

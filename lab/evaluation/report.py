@@ -1,6 +1,6 @@
-"""The report of a run, which shows its figures beside the paper's: RESULTS.md, and report.html with the pictures inside.
+"""The report of a run, which shows its figures beside the paper's: RESULTS.md with its pictures.
 
-Here: the texts and tables, and the paper's numbers. Not here: the arithmetic of the figures (tables.py), the output forms (document.py), drawing (pictures.py).
+Here: the texts and tables, and the paper's numbers. Not here: the figures (tables.py), Markdown (lab/figures/markdown.py), drawing (pictures.py).
 Invariant: apart from the sections of other data (data_section.py), every number is a figure of the run; one that the run does not have is a dash.
 Source: AIF, Tables 2 and 3.
 """
@@ -15,13 +15,13 @@ from infra.figures import Figures
 from infra.files import write_file_durably
 from lab.evaluation.bits import ALLOWED_PT
 from lab.evaluation.data_section import data_section
-from lab.figures.markdown import Block, Heading, Paragraph, Picture, Table, encode_html, encode_markdown
 from lab.evaluation.family.codes import CLUSTERS, MOMENT_WIDTH
 from lab.evaluation.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
 from lab.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
 from lab.evaluation.plan import OTHER_LOSSES, TWO_TASKS, WORLD_SEED, TablesPlan, plan_tables
+from lab.figures.markdown import heading, join_blocks, paragraph, picture, table
 
-RESULTS, REPORT, FIGURES = "RESULTS.md", "report.html", "figures.json"
+RESULTS, FIGURES = "RESULTS.md", "figures.json"
 _GAINS, _BRIDGES, _BITS = "table2.png", "bridges.png", "bits.png"
 
 
@@ -82,7 +82,7 @@ class Lookup:
 
 
 def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: Sequence[Mapping[str, Any]] = ()) -> Path:
-    """Writes RESULTS.md, report.html, their pictures and the figures of all of it into `folder` and returns the path of the first.
+    """Writes RESULTS.md, its pictures and the figures of all of it into `folder` and returns the path of the first.
 
     `other_data`: saved outputs of `aif eval data --json`, of which each gets a section.
     """
@@ -102,13 +102,12 @@ def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: S
     blocks = [block for section in (*sections, _training(found), *others) for block in section]
     _draw(folder, found)
     path = folder / RESULTS
-    path.write_text(encode_markdown(blocks))
-    (folder / REPORT).write_text(encode_html(blocks, folder))
+    path.write_text(join_blocks(blocks))
     write_file_durably(folder / FIGURES, (json.dumps(figures.as_dict(), indent=1) + "\n").encode())
     return path
 
 
-def _head(found: Lookup, plan: TablesPlan, figures: Figures) -> list[Block]:
+def _head(found: Lookup, plan: TablesPlan, figures: Figures) -> list[str]:
     machine, versions, size = figures.machine, figures.versions, plan.size
     options = [*(["--quick"] if plan.quick else []), "--steps", str(plan.steps), "--seeds", str(plan.seeds)]
     kind = shlex.join(["aif", "eval", "tables", *options])
@@ -121,15 +120,15 @@ def _head(found: Lookup, plan: TablesPlan, figures: Figures) -> list[Block]:
     itself would reach a GAUC of {found.text("world.truth.gauc", 4)}). What the plan has, weights of the world's signals, sizes, steps and learning rate, was
     chosen on another world, of seed 0: nothing was chosen by these users or items. The paper's numbers are of other data: order and sign can agree, sizes need
     not."""
-    return [Heading("Results", 1), Paragraph(made), Paragraph(trust), *([_full_plan(found, plan)] if plan.quick else [])]
+    return [heading("Results", 1), paragraph(made), paragraph(trust), *([_full_plan(found, plan)] if plan.quick else [])]
 
 
-def _full_plan(found: Lookup, plan: TablesPlan) -> Paragraph:
+def _full_plan(found: Lookup, plan: TablesPlan) -> str:
     """What the quick plan leaves out, and how long the full one would take at the speed of this run."""
     full = plan_tables(quick=False)
     measured = (found.number("cells_cpu_s") or 0.0) / max(1, found.number("cells") or 1) / plan.steps
     hours = measured * full.steps * len(full.cells) / 3_600
-    return Paragraph(f"""This is the quick plan. The full one (`aif eval tables`: {len(full.cells)} trainings of {full.steps:,} steps, {full.seeds} seeds) adds
+    return paragraph(f"""This is the quick plan. The full one (`aif eval tables`: {len(full.cells)} trainings of {full.steps:,} steps, {full.seeds} seeds) adds
     bridges from 1 to 32 and Full-Cross, bits from 32 to 256, two tasks and other losses; by the times of this run it takes {hours:.1f} hours of one core,
     and goes on where it was stopped.""")
 
@@ -138,7 +137,7 @@ def _points(value: float | None) -> str:
     return "-" if value is None else f"{value:+.2f}"
 
 
-def _table_2(found: Lookup) -> list[Block]:
+def _table_2(found: Lookup) -> list[str]:
     header = ("Model", "GAUC", "HR@100", "HR, pt", "GAUC, pt", "lost against AIF, pt", "CTR, %", "RPM, %")
     paper_header = ("paper: HR", "GAUC", "CTR", "RPM")
     ab_ctr, ab_rpm = (found.interval(f"world.ab.aif.{name}_lift_pct", 2) for name in ("ctr", "rpm"))
@@ -146,8 +145,9 @@ def _table_2(found: Lookup) -> list[Block]:
     {found.interval("aif_share_of_gap", 1, 100)} % of it (paper 93.1 %). CTR and RPM are of a cascade: the model's hundred best of
     2,000, of them the ten best of a ranking stage that knows the truth; lifts compare the same users. Split by a hash of the user's id, 50/50,
     as an A/B test sees it: CTR {ab_ctr} %, RPM {ab_rpm} %."""
-    table = Table((*header, *paper_header), [_row_2(variant, found) for variant in TABLE_2])
-    return [Heading("Table 2: what each part is worth"), table, Paragraph(text), Picture("Gains over Base", _GAINS)]
+    rows = [_row_2(variant, found) for variant in TABLE_2]
+    blocks = [heading("Table 2: what each part is worth"), table((*header, *paper_header), rows)]
+    return [*blocks, paragraph(text), picture("Gains over Base", _GAINS)]
 
 
 def _row_2(variant: Variant, found: Lookup) -> list[str]:
@@ -159,7 +159,7 @@ def _row_2(variant: Variant, found: Lookup) -> list[str]:
     return [variant.title, *quality, *gains, found.interval(f"{prefix}.gauc_drop_pt", 2), *lifts, *theirs]
 
 
-def _table_3(found: Lookup) -> list[Block]:
+def _table_3(found: Lookup) -> list[str]:
     rows = []
     for variant in TABLE_3:
         if found.number(f"world.{variant.name}.gauc") is None:
@@ -175,10 +175,10 @@ def _table_3(found: Lookup) -> list[Block]:
     histogram of cosines, with the same DIN, they lose {found.interval("moments_gauc_loss_pt", 2)} points. Time is of
     the two modules for 500 candidates and 4,000 behaviours of one user, vectors of 256, signatures of 256 bits, one thread, each in the fastest
     form of `lab/evaluation/costs.py`; the factored forms and the moments do not grow with the history."""
-    return [Heading("Table 3: similarity, exact and hashed"), Table(header, rows), Paragraph(text)]
+    return [heading("Table 3: similarity, exact and hashed"), table(header, rows), paragraph(text)]
 
 
-def _bridges(found: Lookup) -> list[Block]:
+def _bridges(found: Lookup) -> list[str]:
     rows = [_bridge_row(variant, found) for variant in BRIDGES if found.number(f"world.{variant.name}.gauc") is not None]
     if not rows:
         return []
@@ -186,10 +186,10 @@ def _bridges(found: Lookup) -> list[Block]:
     user's vectors are made once, so a candidate pays n weights; with Full-Cross it pays attention to every row of the user and the layers of f."""
     header = ("Model", "seeds", "GAUC", "spread over seeds", "HR@100", "multiply-adds", "ms")
     return [
-        Heading("Bridges"),
-        Table(header, rows),
-        Paragraph(text),
-        *([Picture("GAUC and cost by bridges", _BRIDGES)] if _bridge_spans(found) else []),
+        heading("Bridges"),
+        table(header, rows),
+        paragraph(text),
+        *([picture("GAUC and cost by bridges", _BRIDGES)] if _bridge_spans(found) else []),
     ]
 
 
@@ -205,12 +205,12 @@ def _bridge_spans(found: Lookup) -> dict[int, Span]:
     return {n: span for n, span in spans.items() if span is not None}
 
 
-def _bits(found: Lookup) -> list[Block]:
+def _bits(found: Lookup) -> list[str]:
     rows = [[str(b), found.text(f"hash_sigma_ratio_{b}", 3), found.interval(f"hash_loss_pt_{b}", 2)] for b in BITS]
     text = """The spread of similarity over its law sqrt(p (1 - p) / bits) (1 = the law holds), and the points of GAUC that LSH-DIN and LSH-SimTier lose
     against the same modules over exact cosines. All models have one W_hash, in which fewer bits are the first of more: what another draw of it would
     change is not in the losses' intervals."""
-    blocks: list[Block] = [Heading("Bits of a signature"), Paragraph(text), Table(("bits", "measured / law", "GAUC lost, pt"), rows)]
+    blocks = [heading("Bits of a signature"), paragraph(text), table(("bits", "measured / law", "GAUC lost, pt"), rows)]
     if found.number("hash_law_pt") is None:
         return blocks
     names = [(allowed, f"hash_bits_for_{allowed}") for allowed in ALLOWED_PT]
@@ -219,45 +219,45 @@ def _bits(found: Lookup) -> list[Block]:
     bound; a dash: none), and by the fitted law, loss = {found.text("hash_law_pt", 0)} / bits."""
     return [
         *blocks,
-        Paragraph(told),
-        Table(("allowed loss, pt", "bits, measured", "bits, by the law"), advice),
-        Picture("Loss by bits", _BITS),
+        paragraph(told),
+        table(("allowed loss, pt", "bits, measured", "bits, by the law"), advice),
+        picture("Loss by bits", _BITS),
     ]
 
 
-def _teacher(found: Lookup) -> list[Block]:
+def _teacher(found: Lookup) -> list[str]:
     if found.number("teacher_margin_pt") is None:
         return []
     with_clicks = found.interval("teacher_click_margin_pt", 2)
     text = f"""The ranking teacher (every feature crossed with every candidate, attention to all of the history, exact similarity, vectors twice as wide)
     has a GAUC of {found.interval("world.teacher.gauc", 4)}: {found.interval("teacher_margin_pt", 2)} points above AIF with the same labels"""
     text += "." if with_clicks == "-" else f", and {with_clicks} where both learn from drawn clicks."
-    return [Heading("Ranking teacher"), Paragraph(text)]
+    return [heading("Ranking teacher"), paragraph(text)]
 
 
-def _losses(found: Lookup) -> list[Block]:
+def _losses(found: Lookup) -> list[str]:
     if not any(found.number(f"world.{variant.name}.gauc") is not None for variant, *_ in OTHER_LOSSES):
         return []
     titles = {AIF.name: "the true probability (all other tables)"} | {variant.name: variant.title for variant, *_ in OTHER_LOSSES}
     names = ("gauc", "hr_at_100", "calibration")
     rows = [[title, *(found.text(f"world.{model}.{name}", 4) for name in names)] for model, title in titles.items()]
-    return [Heading("Losses"), Table(("AIF trained with", "GAUC", "HR@100", "predicted / expected clicks"), rows)]
+    return [heading("Losses"), table(("AIF trained with", "GAUC", "HR@100", "predicted / expected clicks"), rows)]
 
 
-def _tasks(found: Lookup) -> list[Block]:
+def _tasks(found: Lookup) -> list[str]:
     prefix = f"world.{TWO_TASKS.name}"
     if found.number(f"{prefix}.gauc_buy") is None:
         return []
     text = f"""One network for clicks and purchases: GAUC of clicks {found.interval(f"{prefix}.gauc", 4)} (AIF alone
     {found.interval("world.aif.gauc", 4)}), of purchases {found.interval(f"{prefix}.gauc_buy", 4)} by its second task, and
     {found.interval(f"{prefix}.gauc_buy_by_click", 4)} by its click."""
-    return [Heading("Two tasks"), Paragraph(text)]
+    return [heading("Two tasks"), paragraph(text)]
 
 
-def _training(found: Lookup) -> list[Block]:
+def _training(found: Lookup) -> list[str]:
     text = f"""Request-grouped batches learn {found.text("grouped_speedup", 1)} times as many impressions a second as one row per impression (same model,
     same step, one thread)."""
-    return [Heading("Training"), Paragraph(text)]
+    return [heading("Training"), paragraph(text)]
 
 
 def _draw(folder: Path, found: Lookup) -> None:

@@ -4,10 +4,12 @@ Here: the text. Not here: the declarations (lab/benches.toml), the files of the 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from lab.figures.declared import Bench, Figure, Goal
 from lab.figures.kept import KEPT_RUNS, Run, describe_config, differing, group_runs, read_runs
+from lab.figures.markdown import heading, join_blocks, table
 
 _MET = " **met**"
 _NAMES_MAX = 12  # of one figure with holes, that a cell lists
@@ -22,20 +24,19 @@ Written by `aif bench report` from what the commands declare and from the runs i
 A command prints progress on standard error, with `--json` one object `{{"command", "date", "machine", "versions", "config", "figures"}}`, and exits
 with 0 when it ran, whatever the figures. Of runs that were asked the same, the last {KEPT_RUNS} are kept, newest first; runs that were asked
 something else stand beside them. `-`: could not be measured, or was not asked. Ratios are 0 to 1, [low, high] a 95% interval. Machines differ and
-are shared: compare ratios inside one run, not times of two. What was tried, and what limits each figure: [EXPERIMENTS.md](EXPERIMENTS.md).
-"""
+are shared: compare ratios inside one run, not times of two. What was tried, and what limits each figure: [EXPERIMENTS.md](EXPERIMENTS.md)."""
 
 
 def render_benchmarks(benches: Sequence[Bench], kept: Path) -> str:
     """The whole document; `kept` is the folder of the runs."""
     measured = [(bench, group_runs(read_runs(kept, bench))) for bench in benches]
-    sections = (line for bench, groups in measured for line in _section(bench, groups, kept))
-    return "\n".join([_HEAD, *_open_goals(measured), *sections])
+    sections = (block for bench, groups in measured for block in _section(bench, groups, kept))
+    return join_blocks([_HEAD, *_open_goals(measured), *sections])
 
 
 def _open_goals(measured: Sequence[tuple[Bench, list[list[Run]]]]) -> Iterator[str]:
     """How many goals there are, and a table of those that a kept run misses, or that no kept run has measured."""
-    count, rows = 0, list[str]()
+    count, rows = 0, list[list[str]]()
     for bench, groups in measured:
         for goal in bench.parsed_goals():
             count += 1
@@ -46,32 +47,29 @@ def _open_goals(measured: Sequence[tuple[Bench, list[list[Run]]]]) -> Iterator[s
                 if verdict not in ("", _MET)
             ]
             if values or not any(verdicts):
-                rows.append(_line([f"`aif {bench.command}`", f"`{goal.figure}`", str(goal), "; ".join(values) or "not kept yet"]))
-    yield f"## Goals\n\nOf {count} goals {count - len(rows)} are met in every run that is kept. The others:\n"
-    yield from (_line(["command", "figure", "goal", "last runs"]), _line(["---"] * 4), *rows, "")
+                rows.append([f"`aif {bench.command}`", f"`{goal.figure}`", str(goal), "; ".join(values) or "not kept yet"])
+    yield heading("Goals")
+    yield f"Of {count} goals {count - len(rows)} are met in every run that is kept. The others:"
+    yield table(["command", "figure", "goal", "last runs"], rows)
 
 
 def _section(bench: Bench, groups: Sequence[Sequence[Run]], kept: Path) -> Iterator[str]:
-    yield f"## `aif {bench.command}`\n"
-    yield f"{bench.about}\n"
-    yield f"    aif {bench.command}{bench.options and ' '}{bench.options} --json\n"
+    yield heading(f"`aif {bench.command}`")
+    yield bench.about
+    yield f"    aif {bench.command}{bench.options and ' '}{bench.options} --json"
     if not groups:
-        yield "No run is kept yet.\n"
+        yield "No run is kept yet."
     elif len(groups) == 1:
-        yield f"{_when(groups[0])} Asked: {describe_config(groups[0][0].config)}. All of it: [{bench.name}.json]({kept.name}/{bench.name}.json).\n"
+        yield f"{_when(groups[0])} Asked: {describe_config(groups[0][0].config)}. All of it: [{bench.name}.json]({kept.name}/{bench.name}.json)."
     else:
         common = {name: value for name, value in groups[0][0].config.items() if all(group[0].config.get(name) == value for group in groups)}
-        for label, group in zip(differing(groups), groups, strict=True):
-            yield f"- {label}: {_when(group)}"
+        yield "\n".join(f"- {label}: {_when(group)}" for label, group in zip(differing(groups), groups, strict=True))
         asked = f"Asked of all: {describe_config(common)}. " if common else ""
-        yield f"\n{asked}All of it: [{bench.name}.json]({kept.name}/{bench.name}.json).\n"
+        yield f"{asked}All of it: [{bench.name}.json]({kept.name}/{bench.name}.json)."
     columns = ["figure", "unit", "meaning", "goal", *(["last runs"] if len(groups) == 1 else differing(groups))]
-    yield _line(columns)
-    yield _line(["---"] * len(columns))
     goals = bench.parsed_goals()
-    for figure in bench.figures:
-        yield from _rows(bench, figure, [goal for goal in goals if _is_of(bench, goal, figure)], groups)
-    yield ""
+    rows = (_rows(bench, figure, [goal for goal in goals if _is_of(bench, goal, figure)], groups) for figure in bench.figures)
+    yield table(columns, chain.from_iterable(rows))
 
 
 def _when(group: Sequence[Run]) -> str:
@@ -88,16 +86,16 @@ def _is_of(bench: Bench, goal: Goal, figure: Figure) -> bool:
     return (bench.figure_of(goal.figure) or bench.figure_of(goal.figure.rpartition("_")[0])) is figure
 
 
-def _rows(bench: Bench, figure: Figure, goals: Sequence[Goal], groups: Sequence[Sequence[Run]]) -> Iterator[str]:
+def _rows(bench: Bench, figure: Figure, goals: Sequence[Goal], groups: Sequence[Sequence[Run]]) -> Iterator[list[str]]:
     """A line for the figure with all of its values, and one for each name of it that has a goal of its own."""
     own = [goal for goal in goals if goal.figure == figure.name]
     apart = [goal for goal in goals if goal.figure != figure.name]
     texts = ["; ".join(str(goal) for goal in own)]
     texts.extend(_values(figure, _names_of(bench, figure, group), group) + _verdict(own, group) for group in groups)
-    yield _line([f"`{figure.name}`", figure.unit, figure.meaning, *texts])
+    yield [f"`{figure.name}`", figure.unit, figure.meaning, *texts]
     for goal in apart:
         values = [_value(goal.figure, group) + _verdict([goal], group) for group in groups]
-        yield _line([f"`{goal.figure}`", figure.unit, "", str(goal), *values])
+        yield [f"`{goal.figure}`", figure.unit, "", str(goal), *values]
 
 
 def _names_of(bench: Bench, figure: Figure, group: Sequence[Run]) -> list[str]:
@@ -146,7 +144,3 @@ def _verdict(goals: Sequence[Goal], group: Sequence[Run]) -> str:
     if len(set(judged)) == 1:
         return _MET if judged[0] else " **missed**"
     return f" **met in {sum(judged)} of {len(judged)}**"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lab.evaluation.data_section import data_section, read_data_figures
-from lab.figures.markdown import Heading, Paragraph, Table
+from lab.figures.markdown import heading, paragraph, table
 from schemas.errors import Misconfigured
 
 
@@ -25,14 +25,14 @@ def saved(folder: Path) -> Path:
 
 
 def test_every_score_has_a_row_and_the_model_its_gain(tmp_path: Path) -> None:
-    heading, text, table = data_section(read_data_figures(saved(tmp_path)))
-    assert heading == Heading("shop.v2") and "loss softmax" in text.text and "1,002" in text.text and "None" not in text.text  # type: ignore[union-attr]
-    assert isinstance(table, Table) and table.header == ("score", "GAUC, all pairs", "R@20")
-    assert list(table.rows) == [
+    title, text, measured = data_section(read_data_figures(saved(tmp_path)))
+    assert title == heading("shop.v2") and "loss softmax" in text and "1,002" in text and "None" not in text
+    rows = [
         ["popularity", "0.7000 [0.6900, 0.7100]", "0.7000"],
         ["aif", "0.8000 [0.7900, 0.8100]", "0.8000"],
         ["aif, paired gain over the best plain score", "+0.1000", "-"],
     ]
+    assert measured == table(("score", "GAUC, all pairs", "R@20"), rows)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"command": "eval tables", "figures": {"x": 1}}', "[1]"])
@@ -48,9 +48,9 @@ def test_what_was_tried_stands_beside_the_figures_and_outlives_them(tmp_path: Pa
     beside = tmp_path / "shop.tried.toml"
     beside.write_text('text = "On June."\nheader = ["change", "GAUC"]\nrows = [["longer", ".82"]]\nnotes = "No more."')
     assert data_section(read_data_figures(path))[3:] == [
-        Paragraph("On June."),
-        Table(["change", "GAUC"], [["longer", ".82"]]),
-        Paragraph("No more."),
+        paragraph("On June."),
+        table(["change", "GAUC"], [["longer", ".82"]]),
+        paragraph("No more."),
     ]
     beside.write_text('text = "On June."\nheader = ["change", "GAUC"]\nrows = [["longer"]]\nnotes = ""')
     with pytest.raises(Misconfigured, match="not_what_was_tried"):

@@ -11,7 +11,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -19,13 +19,13 @@ from typing import Self
 import grpc
 import numpy as np
 
-from serving.core.infer_body import encode_infer_request
-from serving.core.tensors import Tensor, encode_raw
+from lab.load import Target
+from lab.serving.inferences import Inputs, encode_inferences, to_tensors
+from serving.core.tensors import encode_raw
 from serving.protocols.messages import pb
 
 KINDS = ("http_binary", "grpc", "http_json")
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
-_INFER = "/v2/models/prerank/infer"
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Job:
     request_id: str
     top_k: int
     context: Mapping[str, int]
+
+    @property
+    def url(self) -> str:
+        """The base URL of the HTTP port."""
+        return f"http://{self.host}:{self.port}"
 
     def write(self, path: Path) -> None:
         """Writes the job for the client process."""
@@ -76,31 +81,21 @@ class HttpConnection:
             raise SystemExit(f"{status!r} {answer[:500]!r}")
 
 
-def encode_http(path: str, body: bytes, header_length: int | None = None) -> bytes:
-    """The bytes of a POST."""
-    more = "" if header_length is None else f"inference-header-content-length: {header_length}\r\n"
-    return f"POST {path} HTTP/1.1\r\nhost: bench\r\n{more}content-length: {len(body)}\r\n\r\n".encode() + body
-
-
-def request_tensors(job: Job, ids_C: np.ndarray) -> list[Tensor]:
+def request_inputs(job: Job, ids_C: np.ndarray) -> Inputs:
     """The inputs of one request."""
-    return [
-        Tensor("user_id", "INT64", (1,), np.array([job.user_id])),
-        Tensor("item_ids", "INT64", (len(ids_C),), ids_C),
-        Tensor("request_id", "BYTES", (1,), [job.request_id.encode()]),
-        Tensor("top_k", "INT64", (1,), np.array([job.top_k])),
-    ]
+    return {"user_id": np.array([job.user_id]), "item_ids": ids_C, "request_id": job.request_id, "top_k": np.array([job.top_k])}
 
 
-def encode_binary_request(job: Job, ids_C: np.ndarray) -> bytes:
-    """The HTTP request with binary tensors, which asks for binary tensors."""
+def encode_binary_requests(job: Job, ids_RC: Iterable[np.ndarray]) -> list[bytes]:
+    """The HTTP requests with binary tensors, which ask for binary tensors."""
     parameters = {"binary_data_output": True, **{f"context.{name}": value for name, value in job.context.items()}}
-    return encode_http(_INFER, *encode_infer_request({"parameters": parameters}, request_tensors(job, ids_C)))
+    target, bodies = encode_inferences(job.url, {"parameters": parameters}, [request_inputs(job, ids_C) for ids_C in ids_RC])
+    return [target.encode(body) for body in bodies]
 
 
 def encode_grpc_request(job: Job, ids_C: np.ndarray) -> bytes:
     """The bytes of a ModelInferRequest."""
-    tensors = request_tensors(job, ids_C)
+    tensors = to_tensors(request_inputs(job, ids_C))
     message = pb.ModelInferRequest(
         model_name="prerank",
         inputs=[{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in tensors],
@@ -114,7 +109,7 @@ def encode_grpc_request(job: Job, ids_C: np.ndarray) -> bytes:
 def encode_json_request(job: Job, ids_C: np.ndarray) -> bytes:
     """The HTTP request to /v1/rank with a JSON body; ids are numbers."""
     fields = {"user_id": job.user_id, "request_id": job.request_id, "top_k": job.top_k, "context": dict(job.context)}
-    return encode_http("/v1/rank", json.dumps({**fields, "item_ids": ids_C.tolist()}).encode())
+    return Target(job.url, "/v1/rank").encode(json.dumps({**fields, "item_ids": ids_C.tolist()}).encode())
 
 
 def open_senders(job: Job) -> Mapping[str, tuple[Callable[[bytes], object], Sequence[bytes]]]:
@@ -123,7 +118,7 @@ def open_senders(job: Job) -> Mapping[str, tuple[Callable[[bytes], object], Sequ
     http = HttpConnection(job.host, job.port)
     call = grpc.insecure_channel(job.grpc, options=[("grpc.max_send_message_length", -1)]).unary_unary(_METHOD)
     return {
-        "http_binary": (http.send, [encode_binary_request(job, ids) for ids in ids_RC]),
+        "http_binary": (http.send, encode_binary_requests(job, ids_RC)),
         "grpc": (call, [encode_grpc_request(job, ids) for ids in ids_RC]),
         "http_json": (http.send, [encode_json_request(job, ids) for ids in ids_RC]),
     }

@@ -4,7 +4,7 @@
     steady      open loop at 80% of the capacity
     overload    open loop at 10 times the capacity: latencies of admitted and of refused requests, memory before and after
 
-Here: the turns and their figures. Not here: the load (lab/load.py), the server (overload_server.py).
+Here: the turns and their figures. Not here: the load (lab/load.py), the server (server.py).
 The engine has all cores but one; the last one is shared by the load generator and the server's ports. With engine threads on all cores the generator
 would be delayed and be what is measured, and ports on all cores would delay the engine. The generator asks the kernel for short turns, as the ports do,
 because its own time slice would be in every latency otherwise. Its own lag is a figure, and a warning is printed where it is not small.
@@ -166,7 +166,7 @@ def open_server(plan: OverloadPlan, cores: Collection[int] | None = None) -> Ite
         path = Path(folder, "candidates.npy")
         numbers = map(str, (plan.items, plan.users, plan.behaviours, plan.candidates))
         cores = sorted(cores or os.sched_getaffinity(0))
-        command = [sys.executable, "-m", "lab.serving.overload_server", *numbers, str(path), ",".join(map(str, cores[-1:]))]
+        command = [sys.executable, "-m", "lab.serving.server", *numbers, str(path), ",".join(map(str, cores[-1:]))]
         say(f"a server of {plan.items} items, {plan.users} users of {plan.behaviours} behaviours ...")
         os.sched_setaffinity(0, cores[:-1] or cores)  # what is started now inherits it, and makes as many engine threads
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from infra.figures import Figures
-from lab.serving.calls import open_bench_calls
 from lab.serving.client import KINDS, Job
+from lab.serving.server import open_bench_server
 from lab.serving.world import CONTEXT, PROFILE, TOP_K, Case, Plan, RankWorld, engine_case, time_calls
 from schemas.ids import IdKind, encode_wire_id
 from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX
@@ -30,12 +30,9 @@ from schemas.users import BehaviourEvent
 from serving.calls.state_pool import StatePool
 from serving.client import Client
 from serving.engine.loop.engine import Engine
-from serving.garbage import calm_collector
 from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener
-from serving.protocols.listener import Listener
 from serving.settings import ServeSection
-from serving.short_turns import share_the_interpreter
 from serving.users.user_store import StoreBounds
 from serving.users.user_store_start import ViewIdentity, open_user_store
 
@@ -153,15 +150,10 @@ def open_ports(engine: Engine) -> Iterator[Ports]:
 async def _serve(engine: Engine, folder: Path, opened: Callable[[Ports], object], stop: threading.Event) -> None:
     settings = ServeSection(port=0, candidates_max=CANDIDATES_MAX, deadline_ms=DEADLINE_MS_MAX, idle_s=3600)
     store = open_user_store(folder / "users", ViewIdentity("bench", "", IdKind.INT64, 1), StoreBounds())
-    front, api = open_bench_calls(engine, store, StatePool(16, 1 << 30), settings)
-    listener = Listener(api, settings.host, 0, idle_s=settings.idle_s)
-    grpc_listener = GrpcListener(GrpcApi(front), front, settings.host, 0)
-    share_the_interpreter()
-    calm_collector()
-    await listener.open()
-    await grpc_listener.open()
-    opened(Ports(settings.host, listener.port, grpc_listener.address))
-    await asyncio.to_thread(stop.wait)
-    await grpc_listener.close(1.0)
-    await listener.close()
+    async with open_bench_server(engine, store, StatePool(16, 1 << 30), settings) as (listener, front):
+        grpc_listener = GrpcListener(GrpcApi(front), front, settings.host, 0)
+        await grpc_listener.open()
+        opened(Ports(settings.host, listener.port, grpc_listener.address))
+        await asyncio.to_thread(stop.wait)
+        await grpc_listener.close(1.0)
     await asyncio.to_thread(store.close)

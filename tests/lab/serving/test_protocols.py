@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from infra.figures import Figures
-from lab.serving.client import KINDS, HttpConnection, Job, encode_binary_request, encode_http, encode_json_request
+from lab.load import Target
+from lab.serving.client import KINDS, HttpConnection, Job, encode_binary_requests, encode_json_request
 from lab.serving.protocols import measure_protocols, open_ports
 from lab.serving.rank import RANK
 from lab.serving.world import Plan
@@ -43,7 +44,7 @@ def test_a_request_that_is_refused_ends_the_measurement() -> None:
     with open_ports(FakeEngine()) as ports:  # type: ignore[arg-type]
         job = Job(ports.host, ports.port, ports.grpc, "", 1, "r", 5, {"hour": 1})
         with contextlib.closing(HttpConnection(job.host, job.port)) as connection:
-            for encode in (encode_binary_request, encode_json_request):
-                connection.send(encode(job, np.arange(5)))
+            connection.send(encode_binary_requests(job, [np.arange(5)])[0])
+            connection.send(encode_json_request(job, np.arange(5)))
             with pytest.raises(SystemExit, match="not_json"):
-                connection.send(encode_http("/v1/rank", b"{"))
+                connection.send(Target(job.url, "/v1/rank").encode(b"{"))

@@ -1,31 +1,40 @@
-"""The server process of `aif bench overload` and `aif bench affinity`: the real ports and calls over an engine with a synthetic version.
+"""A server over a bench's engine: the real ports and calls, wired as in `aif serve`, without an index or a broker; also as a process of its own.
 
-    python -m lab.serving.overload_server ITEMS USERS BEHAVIOURS CANDIDATES CANDIDATES_FILE CORES
+    python -m lab.serving.server ITEMS USERS BEHAVIOURS CANDIDATES CANDIDATES_FILE CORES
 
-Here: the wiring, users with long histories in the server's own view, and one line of JSON on standard output when the port is open. Not here: the load
-(overload.py, affinity.py). The process ends when its standard input does. CORES are the numbers of the cores for the ports; the engine has as many
-threads as the process had cores when it started, and stays on those.
+Here: the wiring. The process has users with long histories in its own view, writes one line of JSON when its port is open, and ends when its standard
+input does. CORES: the cores of the ports; the engine has as many threads as the process had cores when it started, and stays on those.
+Not here: the load (overload.py, affinity.py, protocols.py).
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 
 from infra.kafka.reader import SourceRecord
 from infra.logs import open_logs
-from lab.serving.calls import open_bench_calls
+from infra.metrics import Metrics
 from lab.serving.world import RankWorld, open_rank_world
 from schemas.events import Behaviour, BehavioursRecord, encode_record
 from schemas.ids import IdKind
 from schemas.limits import MIB, UPDATES_PER_RECORD_MAX
 from schemas.topics import USER_BEHAVIOURS
+from serving.calls.paced_engine import PacedEngine
+from serving.calls.rank_call import RankCall
 from serving.calls.state_pool import StatePool
+from serving.calls.user_call import UserCall
+from serving.calls.user_halves import Users
+from serving.engine.loop.engine import Engine
 from serving.garbage import calm_collector
+from serving.protocols.front import Front
+from serving.protocols.http_api import HttpApi, Views
 from serving.protocols.listener import Listener
 from serving.settings import ServeSection
 from serving.short_turns import share_the_interpreter
@@ -36,17 +45,32 @@ REQUESTS = 32  # how many lists of candidates
 STATES_BYTES_MAX = 512 * MIB
 
 
-async def _serve(world: RankWorld, store: UserStore) -> None:
-    settings = ServeSection(port=0, deadline_ms=2_000)
-    _, api = open_bench_calls(world.engine, store, StatePool(10_000, STATES_BYTES_MAX), settings)
-    listener = Listener(api, settings.host, settings.port)
+@contextlib.asynccontextmanager
+async def open_bench_server(
+    engine: Engine, store: UserStore, pool: StatePool, settings: ServeSection
+) -> AsyncIterator[tuple[Listener, Front]]:
+    """The open HTTP port of a server over `engine`, and what a second port would share with it."""
+    metrics = Metrics()
+    paced, users = PacedEngine(engine, metrics), Users(store, pool, IdKind.INT64, metrics)
+    front = Front(lambda: (True, ""), settings, metrics)
+    front.intake.admit = paced.check_queue
+    api, rank_call = HttpApi(front, Views(dict, users.show)), RankCall(paced, users, settings.candidates_max, metrics)
+    api.open_calls(UserCall(paced, users), rank_call)
+    front.open_calls(engine, rank_call, IdKind.INT64)
+    listener = Listener(api, settings.host, settings.port, idle_s=settings.idle_s)
     share_the_interpreter()
     calm_collector()
     await listener.open()
-    sys.stdout.write(json.dumps({"url": listener.url, "pid": os.getpid()}) + "\n")
-    sys.stdout.flush()
-    await asyncio.to_thread(sys.stdin.read)
+    yield listener, front
     await listener.close()
+
+
+async def _serve(world: RankWorld, store: UserStore) -> None:
+    settings = ServeSection(port=0, deadline_ms=2_000)
+    async with open_bench_server(world.engine, store, StatePool(10_000, STATES_BYTES_MAX), settings) as (listener, _):
+        sys.stdout.write(json.dumps({"url": listener.url, "pid": os.getpid()}) + "\n")
+        sys.stdout.flush()
+        await asyncio.to_thread(sys.stdin.read)
 
 
 def _fold_histories(world: RankWorld, store: UserStore, users: int, behaviours: int) -> None:

@@ -27,6 +27,7 @@ import typer
 from infra.broker.cli import broker_app
 from infra.command import CHOICES, SETTINGS_CLASSES, AsJson, print_table
 from infra.data.cli import register as register_import
+from infra.extras import ALL, EXTRA_OF_COMMAND, name_missing_extra
 from infra.index.cli import index_app, model_app
 from infra.kafka.cli import publish_app, topics_app
 from infra.kafka.dlq_cli import register as register_dlq
@@ -54,6 +55,10 @@ def main() -> None:
         build_app()()
     except AifError as error:
         _print_error(error)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        _print_error(name_missing_extra(error, f"aif {command}".rstrip(), EXTRA_OF_COMMAND.get(command, ALL)))
         sys.exit(1)
     except OSError as error:
         if error.errno not in _FULL and (error.errno not in _UNUSABLE or error.filename is None):

@@ -15,6 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -305,8 +306,8 @@ def _write_address(path: Path, address: Mapping[str, Any]) -> None:
 
 
 def _device(wanted: str) -> str:
-    """Raises Misconfigured (`no_cuda`) where it is wanted and missing."""
-    if wanted == "cpu" or _has_cuda():
+    """Raises Misconfigured (`no_cuda`) where it is wanted and missing. Without torch, which `aif[serve]` does not bring, auto is the CPU."""
+    if wanted == "cpu" or ((wanted == "cuda" or find_spec("torch") is not None) and _has_cuda()):
         return wanted if wanted != "auto" else "cuda"
     if wanted == "cuda":
         raise Misconfigured(

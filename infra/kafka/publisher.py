@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from infra.extras import name_missing_extra
 from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import FoundTopic, check_surplus, fetch_topics
 from infra.kafka.producer import open_producer
@@ -155,10 +156,12 @@ class Publisher:
     def publish_checkpoint_file(self, store: "IndexStore", path: Path, label: str | None = None) -> Delivered:
         """Upload the checkpoint file at `path` to the index store, announce it, and wait until that is delivered; `.offset` is the version number.
 
-        Raises what `upload_checkpoint` raises.
+        Raises what `upload_checkpoint` raises, and Misconfigured (`extra_missing`): the base install can send all other events.
         """
-        from infra.index.checkpoint_upload import upload_checkpoint  # needs numpy and safetensors; other events do not
-
+        try:
+            from infra.index.checkpoint_upload import upload_checkpoint
+        except ModuleNotFoundError as error:
+            raise name_missing_extra(error, "publish_checkpoint_file", "train") from error
         return self.publish_checkpoint(upload_checkpoint(store, path, label)).result(_DELIVERY_S_MAX + 5.0)
 
     # --- many events ---

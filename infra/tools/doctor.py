@@ -232,13 +232,12 @@ def check_device(_: InfraSettings) -> Finding:
 
 
 def check_libraries(_: InfraSettings) -> Finding:
-    """What decides arithmetic and formats is installed."""
+    """Versions of what decides arithmetic and formats. A server needs neither torch nor Faust."""
     found, missing = [], []
     for name in ("torch", "numpy", "rocksdict", "confluent-kafka", "faust-streaming"):
         try:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
-    if missing:
-        return Finding("libraries", FAIL, f"missing: {missing}", "uv sync")
-    return Finding("libraries", OK, ", ".join(found))
+    without = f"; without {', '.join(missing)}: no worker and no training here (`pip install 'aif[worker,train]'`)" if missing else ""
+    return Finding("libraries", OK, ", ".join(found) + without)

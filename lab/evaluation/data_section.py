@@ -1,8 +1,8 @@
 """A section of the report about data that `aif eval data` has measured, made from its saved output.
 
     shop.json         the output of `aif eval data --json`: every score by every measure, and what the model gains over the plain scores
-    shop.tried.toml   optional, written by hand and stored beside it: what was tried before, as `text`, `header`, `rows` and `notes`.
-                      It is a file of its own because the next run replaces the JSON file
+    shop.trials.toml  optional, written by hand, in the same folder: the trial log (`header` and `rows`) and the `findings` from it.
+                      It is a separate file because the next run replaces the JSON file
 
 Here: reading the two files, and the section made of them. Not here: any measurement (mapped_data.py), the report around the section (report.py).
 """
@@ -22,34 +22,35 @@ _AT_K = re.compile(r"recall_at_(\d+)")
 
 
 def read_data_figures(path: Path) -> Mapping[str, Any]:
-    """A saved output of `aif eval data --json`, with the content of the `.tried.toml` file beside it, if there is one, under "tried".
+    """Return a saved output of `aif eval data --json`; under "trials" the content of the `.trials.toml` file in the same folder, if any.
 
-    Raises Misconfigured (`not_data_figures`, `not_what_was_tried`).
+    Raises Misconfigured (`not_data_figures`, `bad_trial_log`).
     """
     try:
         raw = json.loads(path.read_text())
         assert raw["command"] == "eval data" and raw["figures"]
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise Misconfigured("not_data_figures", f"{path} is no saved output of `aif eval data --json`: {error!r}") from error
-    tried = path.with_suffix(".tried.toml")
-    return {**raw, "tried": _read_tried(tried)} if tried.exists() else raw
+    trials = path.with_suffix(".trials.toml")
+    return {**raw, "trials": {**_read_trials(trials), "file": trials.name}} if trials.exists() else raw
 
 
-def _read_tried(path: Path) -> Mapping[str, Any]:
-    """The content of a `.tried.toml` file. Raises Misconfigured (`not_what_was_tried`)."""
+def _read_trials(path: Path) -> Mapping[str, Any]:
+    """Return the content of a `.trials.toml` file. Raises Misconfigured (`bad_trial_log`)."""
     try:
-        tried = tomllib.loads(path.read_text())
-        assert {"text", "header", "rows", "notes"} == set(tried)
-        assert all(len(row) == len(tried["header"]) for row in tried["rows"])
+        trials = tomllib.loads(path.read_text())
+        assert {"findings", "header", "rows"} == set(trials)
+        assert all(len(row) == len(trials["header"]) for row in trials["rows"])
     except (OSError, ValueError, TypeError, AssertionError) as error:
         raise Misconfigured(
-            "not_what_was_tried", f"{path} needs text, header, rows as long as the header, and notes, and nothing else: {error!r}"
+            "bad_trial_log",
+            f"{path} is no trial log: {error!r}; it needs findings, header, and rows as long as the header, and nothing else",
         ) from error
-    return tried
+    return trials
 
 
 def data_section(raw: Mapping[str, Any]) -> list[str]:
-    """The section's blocks: a table of every score by every measure, with the model's gain over the best plain score, then what was tried before.
+    """Return the section's blocks: a table of every score by every measure, with the model's gain over the best plain score, then the findings of trials.
 
     `raw` is what `read_data_figures` returns.
     """
@@ -65,8 +66,9 @@ def data_section(raw: Mapping[str, Any]) -> list[str]:
     users = values.get(f"{data}.users")
     text = f"Written by `aif eval data` ({told})" + (f", {users:,.0f} held-out users." if users else ".")
     blocks = [heading(data), paragraph(text), table(("score", *titles.values()), rows)]
-    if tried := raw.get("tried"):
-        blocks += [paragraph(tried["text"]), table(tried["header"], tried["rows"]), paragraph(tried["notes"])]
+    if trials := raw.get("trials"):
+        log = f"Findings from {len(trials['rows'])} trials; `{trials['file']}` has the log."
+        blocks += [heading("Findings", 3), paragraph(log), *(paragraph(finding) for finding in trials["findings"])]
     return blocks
 
 

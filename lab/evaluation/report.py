@@ -115,11 +115,11 @@ def _head(found: Lookup, plan: TablesPlan, figures: Figures) -> list[str]:
     {found.text("cells", 0)} of {found.text("cells_planned", 0)} trainings of the plan, {found.text("cells_cpu_s", 0)} seconds of processor time.
     Synthetic world {WORLD_SEED}: {size.items:,} items, {size.users:,} users, {size.users * size.requests_per_user:,} requests of
     {size.shown_per_request} shown items. {plan.steps:,} steps, {plan.seeds} seed(s); a model's figure is the mean over its seeds,
-    [low, high] the 95% interval of a paired bootstrap over users, 1,000 resamples: what another seed of a training changes is not in it."""
+    [low, high] the 95% interval of a paired bootstrap over users, 1,000 resamples. The interval does not cover differences between seeds."""
     trust = f"""{size.held_out} users are kept out of training; {found.text("users", 0)} of them are measured here, against the true click probability (which
-    itself would reach a GAUC of {found.text("world.truth.gauc", 4)}). What the plan has, weights of the world's signals, sizes, steps and learning rate, was
-    chosen on another world, of seed 0: nothing was chosen by these users or items. The paper's numbers are of other data: order and sign can agree, sizes need
-    not."""
+    reaches a GAUC of {found.text("world.truth.gauc", 4)}). The
+    plan (weights of the world's signals, sizes, steps, learning rate) was chosen on another world, of seed 0. No choice used these users or items. The paper
+    uses other data: order and sign can agree, sizes need not."""
     return [heading("Results", 1), paragraph(made), paragraph(trust), *([_full_plan(found, plan)] if plan.quick else [])]
 
 
@@ -130,7 +130,7 @@ def _full_plan(found: Lookup, plan: TablesPlan) -> str:
     hours = measured * full.steps * len(full.cells) / 3_600
     return paragraph(f"""This is the quick plan. The full one (`aif eval tables`: {len(full.cells)} trainings of {full.steps:,} steps, {full.seeds} seeds) adds
     bridges from 1 to 32 and Full-Cross, bits from 32 to 256, two tasks and other losses; by the times of this run it takes {hours:.1f} hours of one core,
-    and goes on where it was stopped.""")
+    and resumes where it was stopped.""")
 
 
 def _points(value: float | None) -> str:
@@ -142,9 +142,9 @@ def _table_2(found: Lookup) -> list[str]:
     paper_header = ("paper: HR", "GAUC", "CTR", "RPM")
     ab_ctr, ab_rpm = (found.interval(f"world.ab.aif.{name}_lift_pct", 2) for name in ("ctr", "rpm"))
     text = f"""Gap between Base and Base(full features): {found.interval("gauc_gap_pt", 2)} points of GAUC (paper 7.83); AIF closes
-    {found.interval("aif_share_of_gap", 1, 100)} % of it (paper 93.1 %). CTR and RPM are of a cascade: the model's hundred best of
-    2,000, of them the ten best of a ranking stage that knows the truth; lifts compare the same users. Split by a hash of the user's id, 50/50,
-    as an A/B test sees it: CTR {ab_ctr} %, RPM {ab_rpm} %."""
+    {found.interval("aif_share_of_gap", 1, 100)} % of it (paper 93.1 %). CTR and RPM are of a cascade: the model selects its hundred best of
+    2,000, then a ranking stage that knows the truth selects ten. Lifts compare the same users. An A/B test that splits users by a hash of their id,
+    50/50, sees CTR {ab_ctr} %, RPM {ab_rpm} %."""
     rows = [_row_2(variant, found) for variant in TABLE_2]
     blocks = [heading("Table 2: what each part is worth"), table((*header, *paper_header), rows)]
     return [*blocks, paragraph(text), picture("Gains over Base", _GAINS)]
@@ -170,11 +170,11 @@ def _table_3(found: Lookup) -> list[str]:
         theirs = [f"{value:.2f}" for value in paper] if paper else ["-", "-"]
         rows.append([variant.title, found.interval(f"world.{variant.name}.gauc", 4), lost, *costs, *theirs])
     header = ("Model", "GAUC", "lost, pt", "counted cost saved, %", "time saved, %", "paper: lost", "saved")
-    text = f"""All without bridges, so that nothing but the similarity differs. Moments are how many behaviours lie in each of {CLUSTERS}
-    clusters of the catalogue and their mean vector in {MOMENT_WIDTH} principal directions; the tiers' counts are expected from them. Against the
-    histogram of cosines, with the same DIN, they lose {found.interval("moments_gauc_loss_pt", 2)} points. Time is of
-    the two modules for 500 candidates and 4,000 behaviours of one user, vectors of 256, signatures of 256 bits, one thread, each in the fastest
-    form of `lab/evaluation/costs.py`; the factored forms and the moments do not grow with the history."""
+    text = f"""All models are without bridges, so only the similarity differs. Moments are the counts of behaviours in {CLUSTERS} clusters
+    of the catalogue and their mean vector in {MOMENT_WIDTH} principal directions; expected tier counts follow from them. Against the
+    histogram of cosines, with the same DIN, they lose {found.interval("moments_gauc_loss_pt", 2)} points. Time is
+    that of the two modules for 500 candidates and 4,000 behaviours of one user, with vectors of 256 numbers and signatures of 256 bits. It uses one
+    thread and the fastest form of `lab/evaluation/costs.py`. The factored forms and the moments do not grow with the history."""
     return [heading("Table 3: similarity, exact and hashed"), table(header, rows), paragraph(text)]
 
 
@@ -182,8 +182,8 @@ def _bridges(found: Lookup) -> list[str]:
     rows = [_bridge_row(variant, found) for variant in BRIDGES if found.number(f"world.{variant.name}.gauc") is not None]
     if not rows:
         return []
-    text = """Cost is of one request with 10,000 candidates: multiply-adds that a candidate adds, and milliseconds on one thread. With bridges the
-    user's vectors are made once, so a candidate pays n weights; with Full-Cross it pays attention to every row of the user and the layers of f."""
+    text = """Costs are of one request with 10,000 candidates: multiply-adds for each candidate, and milliseconds on one thread. With bridges the
+    user's vectors are computed once, so a candidate costs n weights. With Full-Cross it costs attention to every row of the user and the layers of f."""
     header = ("Model", "seeds", "GAUC", "spread over seeds", "HR@100", "multiply-adds", "ms")
     return [
         heading("Bridges"),
@@ -208,15 +208,15 @@ def _bridge_spans(found: Lookup) -> dict[int, Span]:
 def _bits(found: Lookup) -> list[str]:
     rows = [[str(b), found.text(f"hash_sigma_ratio_{b}", 3), found.interval(f"hash_loss_pt_{b}", 2)] for b in BITS]
     text = """The spread of similarity over its law sqrt(p (1 - p) / bits) (1 = the law holds), and the points of GAUC that LSH-DIN and LSH-SimTier lose
-    against the same modules over exact cosines. All models have one W_hash, in which fewer bits are the first of more: what another draw of it would
-    change is not in the losses' intervals."""
+    against the same modules over exact cosines. All models share one W_hash, in which
+    fewer bits are the first of more. The intervals do not cover another draw of it."""
     blocks = [heading("Bits of a signature"), paragraph(text), table(("bits", "measured / law", "GAUC lost, pt"), rows)]
     if found.number("hash_law_pt") is None:
         return blocks
     names = [(allowed, f"hash_bits_for_{allowed}") for allowed in ALLOWED_PT]
     advice = [[f"{allowed:g}", found.text(name, 0), found.text(f"{name}_by_law", 0)] for allowed, name in names]
-    told = f"""How many bits to take: the fewest whose loss, and that of all greater numbers measured, is surely below what is allowed (upper
-    bound; a dash: none), and by the fitted law, loss = {found.text("hash_law_pt", 0)} / bits."""
+    told = f"""Choose the fewest bits whose loss, and that of all greater numbers measured, has an upper bound below the allowed loss (a dash: none
+    has). The last column uses the fitted law, loss = {found.text("hash_law_pt", 0)} / bits."""
     return [
         *blocks,
         paragraph(told),

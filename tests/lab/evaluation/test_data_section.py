@@ -43,15 +43,16 @@ def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
         read_data_figures(path)
 
 
-def test_what_was_tried_stands_beside_the_figures_and_outlives_them(tmp_path: Path) -> None:
+def test_the_findings_of_a_trial_log_follow_the_figures(tmp_path: Path) -> None:
     path = saved(tmp_path)
-    beside = tmp_path / "shop.tried.toml"
-    beside.write_text('text = "On June."\nheader = ["change", "GAUC"]\nrows = [["longer", ".82"]]\nnotes = "No more."')
+    log = tmp_path / "shop.trials.toml"
+    log.write_text('findings = ["On June.", "No more."]\nheader = ["change", "GAUC"]\nrows = [["longer", ".82"]]')
     assert data_section(read_data_figures(path))[3:] == [
+        heading("Findings", 3),
+        paragraph("Findings from 1 trials; `shop.trials.toml` has the log."),
         paragraph("On June."),
-        table(["change", "GAUC"], [["longer", ".82"]]),
         paragraph("No more."),
     ]
-    beside.write_text('text = "On June."\nheader = ["change", "GAUC"]\nrows = [["longer"]]\nnotes = ""')
-    with pytest.raises(Misconfigured, match="not_what_was_tried"):
+    log.write_text('findings = ["On June."]\nheader = ["change", "GAUC"]\nrows = [["longer"]]')
+    with pytest.raises(Misconfigured, match="bad_trial_log"):
         read_data_figures(path)

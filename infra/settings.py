@@ -47,15 +47,15 @@ class Section(BaseModel):
 class KafkaSettings(Section):
     """Which broker, and which topics on it."""
 
-    bootstrap_servers: str = ""  # empty: the local broker of `aif broker start`
-    topic_prefix: str = Field("aif.", pattern=r"^[A-Za-z0-9._-]{0,200}$")  # Kafka's letters; a topic's whole name has at most 249
+    bootstrap_servers: str = Field("", description="The brokers, HOST:PORT,HOST:PORT; empty: the local broker of `aif broker start`")
+    topic_prefix: str = Field("aif.", pattern=r"^[A-Za-z0-9._-]{0,200}$", description="Begins the name of every topic of the index")
 
 
 class BrokerSettings(Section):
     """The local broker of this user."""
 
-    data_dir: Path = Field(default_factory=lambda: user_data_dir() / "broker")
-    maven_url: str = ""  # a mirror to fetch its jars from; empty: the client's default
+    data_dir: Path = Field(default_factory=lambda: user_data_dir() / "broker", description="Folder of the local broker")
+    maven_url: str = Field("", description="Mirror of Maven's repository for the broker's jars; empty: the client's default")
 
 
 class IndexSettings(Section):
@@ -63,19 +63,24 @@ class IndexSettings(Section):
 
     # A folder, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER (infra/index/s3_store.py);
     # the credentials of a bucket come from the environment: AWS_ACCESS_KEY_ID and so on.
-    store: str = Field(default_factory=lambda: str(user_data_dir() / "index"))
-    shards: int = Field(default=4, ge=1, le=SHARDS_MAX)  # N: partitions of the item topics
-    user_partitions: int = Field(default=4, ge=1, le=SHARDS_MAX)  # M: partitions of the user topics
-    id_kind: Literal["int64", "text"] = "int64"
-    keep_versions: int = Field(default=5, ge=2)  # the newest ones that could be served or revived; frozen ones beyond are dropped
-    remove_after_s: float = Field(default=24 * 3600.0, ge=1.0)  # so long a file that nothing needs stays, for those who use it now
+    store: str = Field(
+        default_factory=lambda: str(user_data_dir() / "index"),
+        description="Index store: a folder, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER",
+    )
+    shards: int = Field(default=4, ge=1, le=SHARDS_MAX, description="Partitions of the item topics, fixed for an index")
+    user_partitions: int = Field(default=4, ge=1, le=SHARDS_MAX, description="Partitions of the user topics")
+    id_kind: Literal["int64", "text"] = Field("int64", description="Kind of the ids of items and users, fixed for an index")
+    keep_versions: int = Field(default=5, ge=2, description="Newest versions that are kept; older frozen ones are dropped")
+    remove_after_s: float = Field(
+        default=24 * 3600.0, ge=1.0, description="Age at which a file that no version needs is removed from the store"
+    )
 
 
 class LogSettings(Section):
     """What is written to standard error and how."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["auto", "json", "text"] = "auto"  # auto: text on a terminal, JSON elsewhere
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged")
+    format: Literal["auto", "json", "text"] = Field("auto", description="Form of log lines; auto: text on a terminal, JSON elsewhere")
 
 
 class _Environment(EnvSettingsSource):

@@ -21,29 +21,44 @@ _CANARY, _REPORTS = CanaryRules(), ReportRules()
 class WorkerSection(Section):
     """How a worker reads, and where its shards are."""
 
-    data_dir: Path = Field(default_factory=lambda: user_data_dir() / "worker")  # one RocksDB directory a shard; belongs to one broker
-    metrics_port: int = Field(0, ge=0, le=65_535)  # on loopback; 0 = no metrics page
-    apply_topics: bool = True  # create missing topics at start; off where somebody else owns the broker's topics
-    within_ms: int = Field(10, ge=1, le=1_000)  # how long a micro-batch waits for more records
-    batch_records_max: int = Field(2_000, ge=1, le=MICRO_BATCH_RECORDS_MAX)  # of one topic, all shards of the worker together
-    session_timeout_s: float = Field(10.0, ge=6.0, le=60.0)  # after a kill the partitions stand still about 1.7 times this
-    reconcile_every_ms: int = Field(200, ge=10, le=60_000)  # how often shards are compared with the control log
+    data_dir: Path = Field(
+        default_factory=lambda: user_data_dir() / "worker", description="One RocksDB directory per shard; belongs to one broker"
+    )
+    metrics_port: int = Field(0, ge=0, le=65_535, description="Port of the metrics page on loopback; 0: no page")
+    apply_topics: bool = Field(True, description="Create missing topics at the start")
+    within_ms: int = Field(10, ge=1, le=1_000, description="Wait of a micro-batch for more records")
+    batch_records_max: int = Field(
+        2_000, ge=1, le=MICRO_BATCH_RECORDS_MAX, description="Records of one topic in a micro-batch, of all shards of the worker"
+    )
+    session_timeout_s: float = Field(
+        10.0, ge=6.0, le=60.0, description="Kafka's session timeout; after a kill the partitions stand still about 1.7 times this"
+    )
+    reconcile_every_ms: int = Field(200, ge=10, le=60_000, description="Time between two comparisons of shards with the control log")
 
 
 class BuildSection(Section):
     """Full builds and revisions."""
 
-    processes: int = Field(1, ge=1, le=256)  # builder processes of one worker; they stay alive between versions
-    warm: bool = True  # kernels and builders are there from the start; false: with the first version and the first job, a second later
+    processes: int = Field(1, ge=1, le=256, description="Builder processes of one worker")
+    warm: bool = Field(True, description="Start builders and compile kernels at the start instead of with the first version")
     # Age of a published version at which its next revision is wanted. Index-deltas keeps three of them, so that servers find what they need.
-    revise_every_s: float = Field(RESEAL_INTERVAL_HOURS * 3600.0, ge=1.0, le=RESEAL_INTERVAL_HOURS * 3600.0)
-    stall_s_max: float = Field(600.0, ge=1.0)  # a build without progress for so long raises an alarm
+    revise_every_s: float = Field(
+        RESEAL_INTERVAL_HOURS * 3600.0,
+        ge=1.0,
+        le=RESEAL_INTERVAL_HOURS * 3600.0,
+        description="Age of a published version at which its next revision is wanted",
+    )
+    stall_s_max: float = Field(600.0, ge=1.0, description="Time without progress of a build before an alarm")
     # Snapshots of shards, for an owner without the directory: one an hour, sooner after so many updates. At most half of the topics' retention.
-    snapshot_every_s: float = Field(3600.0, ge=1.0, le=SNAPSHOT_INTERVAL_HOURS * 3600.0)
-    snapshot_every_updates: int = Field(200_000, ge=1)
+    snapshot_every_s: float = Field(
+        3600.0, ge=1.0, le=SNAPSHOT_INTERVAL_HOURS * 3600.0, description="Longest time between two snapshots of a shard"
+    )
+    snapshot_every_updates: int = Field(200_000, ge=1, description="Updates after which a shard is snapshotted sooner")
     # Folders from which announced checkpoints may be read; nothing else on this machine is, and no link is followed.
-    checkpoint_roots: tuple[Path, ...] = Field(default_factory=lambda: (user_data_dir() / "checkpoints",))
-    checkpoint_fetch_s_max: float = Field(60.0, ge=0.1)  # a checkpoint that cannot be read for so long is rejected
+    checkpoint_roots: tuple[Path, ...] = Field(
+        default_factory=lambda: (user_data_dir() / "checkpoints",), description="Folders from which announced checkpoints may be read"
+    )
+    checkpoint_fetch_s_max: float = Field(60.0, ge=0.1, description="Time to read a checkpoint before it is rejected")
 
 
 class CanarySection(Section):
@@ -52,13 +67,15 @@ class CanarySection(Section):
     The defaults stop what is broken and let through what is merely different: see CanaryRules (streams/core/canary.py) for what was measured.
     """
 
-    enabled: bool = True
-    users: int = Field(_CANARY.users, ge=1, le=1_000)
-    items: int = Field(_CANARY.items, ge=1, le=20_000)  # times users: pairs that are scored in memory
-    bad_share_max: float = Field(_CANARY.bad_share_max, ge=0.0, le=1.0)  # of scores that are not finite
-    distance_max: float = Field(_CANARY.distance_max, ge=0.0)  # median difference of the click logits of the same user and item
-    overlap_min: float = Field(_CANARY.overlap_min, ge=0.0, le=1.0)  # of each user's best tenth; 0 = any
-    allow_uncompared: bool = _CANARY.allow_uncompared  # promote a version that could not be compared with the live one
+    enabled: bool = Field(True, description="Run a canary before a version is promoted")
+    users: int = Field(_CANARY.users, ge=1, le=1_000, description="Users of the sample")
+    items: int = Field(_CANARY.items, ge=1, le=20_000, description="Items of the sample, scored for every user")
+    bad_share_max: float = Field(_CANARY.bad_share_max, ge=0.0, le=1.0, description="Share of scores that may be not finite")
+    distance_max: float = Field(_CANARY.distance_max, ge=0.0, description="Median difference of click logits from the live version")
+    overlap_min: float = Field(
+        _CANARY.overlap_min, ge=0.0, le=1.0, description="Share of each user's best tenth that both versions must have in common; 0: any"
+    )
+    allow_uncompared: bool = Field(_CANARY.allow_uncompared, description="Promote a version that could not be compared with the live one")
 
     @property
     def rules(self) -> CanaryRules:
@@ -69,16 +86,20 @@ class CanarySection(Section):
 class RollbackSection(Section):
     """When servers' reports roll the live version back: what counts is in ReportRules (streams/core/misbehaviour.py)."""
 
-    enabled: bool = True
-    window_s: float = Field(_REPORTS.window_s, ge=1.0, le=600.0)  # how far back reports of the live version count
-    answers_min: int = Field(_REPORTS.answers_min, ge=1)  # requests of a server in that time, before it is believed
-    quorum: float = Field(_REPORTS.quorum, ge=0.0, lt=1.0)  # more than this share of the working servers must have a fault
-    bad_share_max: float = Field(_REPORTS.bad_share_max, ge=0.0, le=1.0)  # of requests that failed or are not finite
-    parity_share_max: float = Field(_REPORTS.parity_share_max, ge=0.0, le=1.0)  # of answers unlike the reference's
-    parity_min: int = Field(_REPORTS.parity_min, ge=1)
-    slower_max: float = Field(_REPORTS.slower_max, ge=1.0)  # times the 99th percentile on the former version
-    slow_ms_min: float = Field(_REPORTS.slow_ms_min, ge=0.0)  # and above this
-    worse_by: float = Field(_REPORTS.worse_by, ge=1.0)  # times what was there before
+    enabled: bool = Field(True, description="Roll the live version back when servers report trouble")
+    window_s: float = Field(_REPORTS.window_s, ge=1.0, le=600.0, description="Age up to which reports of the live version count")
+    answers_min: int = Field(_REPORTS.answers_min, ge=1, description="Requests of a server in the window before its report counts")
+    quorum: float = Field(_REPORTS.quorum, ge=0.0, lt=1.0, description="Share of the working servers of which more must have a fault")
+    bad_share_max: float = Field(
+        _REPORTS.bad_share_max, ge=0.0, le=1.0, description="Share of requests that may fail or give scores that are not finite"
+    )
+    parity_share_max: float = Field(
+        _REPORTS.parity_share_max, ge=0.0, le=1.0, description="Share of recomputed answers that may differ from the reference"
+    )
+    parity_min: int = Field(_REPORTS.parity_min, ge=1, description="Recomputed answers before their share counts")
+    slower_max: float = Field(_REPORTS.slower_max, ge=1.0, description="Growth of the 99th percentile of latency over the previous version")
+    slow_ms_min: float = Field(_REPORTS.slow_ms_min, ge=0.0, description="Latency below which a version never counts as slow")
+    worse_by: float = Field(_REPORTS.worse_by, ge=1.0, description="Growth of a fault's share over the previous version before it counts")
 
     @property
     def rules(self) -> ReportRules:

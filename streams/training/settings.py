@@ -11,11 +11,17 @@ from infra.settings import ProcessSettings, Section
 class TrainSection(Section):
     """When a follower may publish, and where its metrics are."""
 
-    metrics_port: int = Field(0, ge=0, le=65_535)  # on loopback; 0 = no metrics page
-    late_s_max: float = Field(900.0, gt=0)  # how old the newest impressions may be, or how far ahead, by their own time, to publish
-    unreadable_share_max: float = Field(0.05, ge=0, le=1)  # of the newest records of impressions; one alone is borne, unless this is 0
-    unknown_share_max: float = Field(0.2, ge=0, le=1)  # of the newest shown items
-    status_every_s: float = Field(10.0, ge=0.1)
+    metrics_port: int = Field(0, ge=0, le=65_535, description="Port of the follower's metrics page on loopback; 0: no page")
+    late_s_max: float = Field(
+        900.0, gt=0, description="Age of the newest impressions, or their lead, above which no checkpoint is published"
+    )
+    unreadable_share_max: float = Field(
+        0.05, ge=0, le=1, description="Share of the newest impressions that may be unreadable when a checkpoint is published"
+    )
+    unknown_share_max: float = Field(
+        0.2, ge=0, le=1, description="Share of the newest shown items that may be unknown when a checkpoint is published"
+    )
+    status_every_s: float = Field(10.0, ge=0.1, description="Time between two status lines")
 
 
 class TrainSettings(ProcessSettings):

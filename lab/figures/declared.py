@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -110,6 +111,28 @@ class Bench:
         return goals
 
 
+@dataclass(frozen=True)
+class SummaryLine:
+    """A line of the summary: a figure of a command in the runs that were `asked` so, and figures beside it by title."""
+
+    question: str
+    measure: str
+    command: str
+    asked: str
+    figure: str
+    beside: Mapping[str, str]
+
+
+@cache
+def _read_file() -> Mapping[str, Any]:
+    return tomllib.loads(_FILE.read_text())
+
+
+def read_summary() -> list[SummaryLine]:
+    """The lines of the summary, in order."""
+    return [SummaryLine(*line) for line in _read_file()["summary"]]
+
+
 @cache
 def read_benches() -> Mapping[str, Bench]:
     """Every declared bench by its command, in the order of docs/BENCHMARKS.md."""
@@ -122,7 +145,8 @@ def read_benches() -> Mapping[str, Bench]:
             table.get("options", ""),
             tuple(table.get("asked", ())),
         )
-        for command, table in tomllib.loads(_FILE.read_text()).items()
+        for command, table in _read_file().items()
+        if command != "summary"
     }
 
 

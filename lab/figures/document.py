@@ -3,11 +3,12 @@
 Here: the text. Not here: the declarations (lab/benches.toml), the files of the runs (lab/figures/kept.py).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from lab.figures.declared import Bench, Figure, Goal
+from lab.figures.declared import Bench, Figure, Goal, read_summary
 from lab.figures.kept import KEPT_RUNS, Run, describe_config, differing, group_runs, read_runs
 from lab.figures.markdown import heading, join_blocks, table
 
@@ -15,23 +16,41 @@ _MET = " **met**"
 _NAMES_MAX = 12  # of one figure with holes, that a cell lists
 _HEAD = f"""# What is measured
 
-Written by `aif bench report` from what the commands declare and from the runs in [benchmarks](benchmarks). To measure again and keep it:
+`aif bench report` writes this page from the declarations in lab/benches.toml and the runs in [benchmarks](benchmarks). Measure again and keep the run:
 
     aif bench rank --json > rank.json
     aif bench keep rank.json
     aif bench report
 
-A command prints progress on standard error, with `--json` one object `{{"command", "date", "machine", "versions", "config", "figures"}}`, and exits
-with 0 when it ran, whatever the figures. Of runs that were asked the same, the last {KEPT_RUNS} are kept, newest first; runs that were asked
-something else stand beside them. `-`: could not be measured, or was not asked. Ratios are 0 to 1, [low, high] a 95% interval. Machines differ and
-are shared: compare ratios inside one run, not times of two. What was tried, and what limits each figure: [EXPERIMENTS.md](EXPERIMENTS.md)."""
+The last {KEPT_RUNS} runs with the same options are kept. A cell is their median, and in brackets the lowest and the highest value; where a run
+states a 95% interval, the brackets contain it. `-`: not measured. Ratios are 0 to 1. Machines differ and are shared: compare figures within a run, not
+the times of two runs. [EXPERIMENTS.md](EXPERIMENTS.md) says what limits each figure."""
 
 
 def render_benchmarks(benches: Sequence[Bench], kept: Path) -> str:
     """The whole document; `kept` is the folder of the runs."""
     measured = [(bench, group_runs(read_runs(kept, bench))) for bench in benches]
     sections = (block for bench, groups in measured for block in _section(bench, groups, kept))
-    return join_blocks([_HEAD, *_open_goals(measured), *sections])
+    return join_blocks(
+        [_HEAD, *_summary({bench.command: (bench, groups) for bench, groups in measured}), *_open_goals(measured), *sections]
+    )
+
+
+def _summary(measured: Mapping[str, tuple[Bench, Sequence[Sequence[Run]]]]) -> Iterator[str]:
+    """The figures that a reader asks for first, with what stands beside each in the same runs."""
+    rows = []
+    for line in read_summary():
+        if line.command not in measured:
+            continue
+        bench, groups = measured[line.command]
+        for label, group in zip(differing(groups), groups, strict=True):
+            if label == line.asked:
+                beside = "; ".join(f"{title} {_value(name, group)}" for title, name in line.beside.items())
+                unit = bench.unit_of(line.figure) or ""
+                rows.append([line.question, line.measure, unit, _value(line.figure, group), beside, f"`aif {line.command}`"])
+    if rows:
+        yield heading("How fast, how fresh, how exact")
+        yield table(["", "measure", "unit", "this system", "in the same runs", "command"], rows)
 
 
 def _open_goals(measured: Sequence[tuple[Bench, list[list[Run]]]]) -> Iterator[str]:
@@ -49,8 +68,8 @@ def _open_goals(measured: Sequence[tuple[Bench, list[list[Run]]]]) -> Iterator[s
             if values or not any(verdicts):
                 rows.append([f"`aif {bench.command}`", f"`{goal.figure}`", str(goal), "; ".join(values) or "not kept yet"])
     yield heading("Goals")
-    yield f"Of {count} goals {count - len(rows)} are met in every run that is kept. The others:"
-    yield table(["command", "figure", "goal", "last runs"], rows)
+    yield f"Of {count} goals {count - len(rows)} are met in every kept run. The others:"
+    yield table(["command", "figure", "goal", "kept runs"], rows)
 
 
 def _section(bench: Bench, groups: Sequence[Sequence[Run]], kept: Path) -> Iterator[str]:
@@ -66,7 +85,7 @@ def _section(bench: Bench, groups: Sequence[Sequence[Run]], kept: Path) -> Itera
         yield "\n".join(f"- {label}: {_when(group)}" for label, group in zip(differing(groups), groups, strict=True))
         asked = f"Asked of all: {describe_config(common)}. " if common else ""
         yield f"{asked}All of it: [{bench.name}.json]({kept.name}/{bench.name}.json)."
-    columns = ["figure", "unit", "meaning", "goal", *(["last runs"] if len(groups) == 1 else differing(groups))]
+    columns = ["figure", "unit", "meaning", "goal", *(["kept runs"] if len(groups) == 1 else differing(groups))]
     goals = bench.parsed_goals()
     rows = (_rows(bench, figure, [goal for goal in goals if _is_of(bench, goal, figure)], groups) for figure in bench.figures)
     yield table(columns, chain.from_iterable(rows))
@@ -121,13 +140,13 @@ def _holes(figure: Figure, name: str) -> Iterable[str]:
 
 
 def _value(name: str, group: Sequence[Run]) -> str:
-    """The figure's values in the runs, with their intervals."""
-    return ", ".join(_number(run.values.get(name)) + _interval(name, run) for run in group)
-
-
-def _interval(name: str, run: Run) -> str:
-    bounds = [run.values.get(f"{name}{end}") for end in ("_low", "_high")]
-    return f" [{', '.join(map(_number, bounds))}]" if None not in bounds else ""
+    """The median of the runs, and in brackets the lowest and the highest value, or bound of an interval, where they differ."""
+    values = [value for run in group if (value := run.values.get(name)) is not None]
+    if not values:
+        return "-"
+    bounds = [bound for run in group for end in ("_low", "_high") if (bound := run.values.get(f"{name}{end}")) is not None]
+    low, high = min(values + bounds), max(values + bounds)
+    return _number(statistics.median(values)) + ("" if low == high else f" [{_number(low)}, {_number(high)}]")
 
 
 def _number(value: float | None) -> str:

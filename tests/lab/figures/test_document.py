@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from infra.cli import build_app
 from infra.figures import Figures
-from lab.figures.declared import Bench, Figure, read_benches
+from lab.figures.declared import Bench, Figure, read_benches, read_summary
 from lab.figures.document import render_benchmarks
-from lab.figures.kept import KEPT_RUNS, keep_run, read_runs
+from lab.figures.kept import KEPT_RUNS, differing, group_runs, keep_run, read_runs
 from schemas.errors import Misconfigured
 
 BENCHES = tuple(read_benches().values())
@@ -43,6 +43,14 @@ def test_every_kept_file_is_of_a_declared_bench_and_names_nothing_that_is_not_de
             assert [name for name in run.values if not benches[path.name].declares(name)] == []
 
 
+def test_every_line_of_the_summary_has_declared_figures_and_kept_runs() -> None:
+    benches = read_benches()
+    for line in read_summary():
+        bench = benches[line.command]
+        assert [name for name in (line.figure, *line.beside.values()) if not bench.declares(name)] == []
+        assert line.asked in differing(group_runs(read_runs(DOCS / "benchmarks", bench)))
+
+
 def test_runs_that_were_asked_the_same_follow_each_other_and_the_oldest_goes(tmp_path: Path) -> None:
     for ms in range(KEPT_RUNS + 2):
         keep_run(tmp_path, [SHOP], printed(ms), "a.json")
@@ -64,9 +72,9 @@ def test_a_table_has_the_last_runs_and_in_how_many_a_goal_was_met(tmp_path: Path
     for ms, share in ((1.0, None), (2.5, 0.7), (2.0, None)):
         keep_run(tmp_path, [SHOP], printed(ms, share), "a.json")
     text = render_benchmarks([SHOP], tmp_path)
-    assert "| `ms_{items}` | ms | time |  | 10: 2, 2.5, 1; 20: 1,234, 1,234, 1,234 |" in text
-    assert "| `ms_10` | ms |  | <= 2 x `floor_ms_10` | 2, 2.5, 1 **met in 2 of 3** |" in text
-    assert "| `share` | ratio | share | >= 0.5 | -, 0.7, - **met** |" in text
+    assert "| `ms_{items}` | ms | time |  | 10: 2 [1, 2.5]; 20: 1,234 |" in text
+    assert "| `ms_10` | ms |  | <= 2 x `floor_ms_10` | 2 [1, 2.5] **met in 2 of 3** |" in text
+    assert "| `share` | ratio | share | >= 0.5 | 0.7 **met** |" in text
 
 
 def test_a_bench_without_a_run_and_a_goal_that_nothing_measured_are_named(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""An open-loop load on one HTTP server: requests leave at a constant rate, whether or not the earlier ones were answered.
+"""Open-loop load: requests leave at a constant rate, whether or not the earlier ones were answered; over HTTP, or any call.
 
-Here: sending, and latencies as sketches by kind of answer. Not here: what is sent, what the figures mean.
+Here: sending, latencies as sketches by kind of answer, bodies of inferences. Not here: the requests of a bench, the meaning of figures.
 A latency counts from the moment at which the request was meant to leave, so a server that stands still is charged for everybody who would have come
 meanwhile ("coordinated omission" is what a closed loop would measure). Connections are kept alive and taken one request at a time; where all are
 busy a new one is opened, up to a bound, beyond which a request waits on the sender's side and its clock runs.
@@ -13,14 +13,17 @@ import select
 import selectors
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import numpy as np
 from ddsketch import DDSketch
 
 from schemas.errors import AifError, Unavailable
+from serving.core.infer_body import encode_infer_request
+from serving.core.tensors import Tensor
 
 _CONNECTIONS_MAX = 256
 _ANSWER_S_MAX = 30.0
@@ -269,3 +272,24 @@ async def send_in_turns(
     latencies.seconds = time.perf_counter() - start_s
     await connections.close()
     return latencies
+
+
+# --- bodies of inferences -------------------------------------------------------------------------------------------------
+
+Inputs = Mapping[str, np.ndarray | str]
+
+
+def to_tensors(inputs: Inputs) -> list[Tensor]:
+    """Inputs by name: arrays of int64, and texts."""
+    return [
+        Tensor(name, "BYTES", (1,), [one.encode()]) if isinstance(one, str) else Tensor(name, "INT64", one.shape, one)
+        for name, one in inputs.items()
+    ]
+
+
+def encode_inferences(url: str, head: Mapping[str, Any], requests: Iterable[Inputs]) -> tuple[Target, list[bytes]]:
+    """One body for each of `requests`. All must have the same sizes, because an HTTP header names the length of their JSON headers."""
+    encoded = [encode_infer_request(head, to_tensors(one)) for one in requests]
+    (length,) = {length for _, length in encoded}
+    target = Target(url, "/v2/models/prerank/infer", (("inference-header-content-length", str(length)),))
+    return target, [body for body, _ in encoded]

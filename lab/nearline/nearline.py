@@ -10,6 +10,7 @@ Not here: freshness, crashes, sizes (lab). The rates of increments come from wha
 
 import copy
 import itertools
+import random
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,9 +26,9 @@ from infra.data.catalogue import Catalogue
 from infra.data.open_catalogue import open_world
 from infra.figures import Figures
 from infra.kafka.reader import SourceRecord
+from infra.rocks import Database, open_database
 from lab.demo.stage import SHARDS
 from lab.figures.declared import read_bench
-from lab.nearline.increments_floor import measure_floor
 from lab.system.stage import (
     AppliedWatch,
     BenchStage,
@@ -43,7 +44,7 @@ from schemas.features import FeatureBlock, encode_features
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.layout import ORDER
-from schemas.limits import UPDATES_PER_RECORD_MAX
+from schemas.limits import UPDATES_PER_RECORD_MAX, WRITE_BATCH_UPDATES_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.checkpoint_file import read_checkpoint_file
 from schemas.model.inputs import FeatureTensors, map_tensors
@@ -262,3 +263,39 @@ def _rate(moments: list[tuple[int, int, int]], before: dict[int, int]) -> float:
         if all(told[s] >= end for s, end in ends.items()):
             return float(np.divide(sum(told.values()) - first[1], max(at_ms - first[0], 1))) * 1_000
     raise AssertionError("the ends were told, so the loop returned")
+
+
+# --- the floor of increments: RocksDB alone -------------------------------------------------------------------------------
+
+_ITEMS, _INCREMENTS = "items", "increments"
+_BATCH_UPDATES = WRITE_BATCH_UPDATES_MAX // UPDATES_PER_RECORD_MAX * UPDATES_PER_RECORD_MAX
+_BATCHES = 12
+_FLOOR_ROUNDS = 3
+
+
+def measure_floor(directory: Path, items: int, item_bytes: int, row_bytes: int) -> float:
+    """Updates per second of processor time, the best of some rounds, of `items` items with values of these sizes."""
+    chance, best = random.Random(0), 0.0
+    keys = [item.to_bytes(8, "big") for item in range(items)]
+    with open_database(directory, (_ITEMS, _INCREMENTS)) as database:
+        for at in range(0, items, _BATCH_UPDATES):
+            some = keys[at : at + _BATCH_UPDATES]
+            _write(database, some, {_ITEMS: item_bytes, _INCREMENTS: row_bytes}, chance)
+        for _ in range(_FLOOR_ROUNDS):
+            runs = [chance.sample(keys, min(items, _BATCH_UPDATES)) for _ in range(_BATCHES)]
+            began = time.process_time()
+            for run in runs:
+                for family in (_ITEMS, _INCREMENTS):
+                    database.multi_get(family, run)
+                _write(database, run, {_ITEMS: item_bytes, _INCREMENTS: row_bytes}, chance)
+            best = max(best, sum(map(len, runs)) / (time.process_time() - began))
+    return best
+
+
+def _write(database: Database, keys: list[bytes], value_bytes: dict[str, int], chance: random.Random) -> None:
+    batch = database.new_batch()
+    for family, size in value_bytes.items():
+        whole = chance.randbytes(2 * size)
+        for place, key in enumerate(keys):
+            batch.put(family, key, whole[place % size : place % size + size])
+    database.write(batch)

@@ -19,8 +19,7 @@ from typing import Self
 import grpc
 import numpy as np
 
-from lab.load import Target
-from lab.serving.inferences import Inputs, encode_inferences, to_tensors
+from lab.load import Inputs, Target, encode_inferences, to_tensors
 from serving.core.tensors import encode_raw
 from serving.protocols.messages import pb
 

@@ -18,8 +18,7 @@ import numpy as np
 from infra.command import say
 from infra.figures import Figures
 from lab.figures.declared import read_bench
-from lab.load import FAILED, OK, REFUSED, Latencies, Target, run_to_the_microsecond, send_in_turns
-from lab.serving.inferences import encode_inferences
+from lab.load import FAILED, OK, REFUSED, Latencies, Target, encode_inferences, run_to_the_microsecond, send_in_turns
 from lab.serving.switch import open_switched_server
 from lab.serving.versions import Ranges, VersionWriter, belongs
 from schemas.errors import Unavailable

@@ -33,8 +33,7 @@ import numpy as np
 from infra.command import say
 from infra.figures import Figures, Interval
 from lab.figures.declared import read_bench
-from lab.load import FAILED, OK, REFUSED, Latencies, run_to_the_microsecond, send_at_rate, send_in_turns
-from lab.serving.inferences import encode_inferences
+from lab.load import FAILED, OK, REFUSED, Latencies, encode_inferences, run_to_the_microsecond, send_at_rate, send_in_turns
 from schemas.errors import Unavailable
 from serving.short_turns import take_short_turns
 

@@ -1,7 +1,7 @@
 """One process of a machine compiles kernels; others that start meanwhile wait and take them from numba's cache.
 
 Otherwise a server, its loader and the processes beside them would each compile the same kernels on the same cores. Not here: what is compiled
-(serving/engine, schemas/model).
+(serving/engine, schemas/kernels).
 Invariant: this is only a wait. If there is no folder to write to, or the lock is not freed in time, a process compiles for itself: slower, but the same
 code.
 """
@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import llvmlite.binding as llvm
-import numba
+from schemas.kernels.compiled import toolchain
 
 WAIT_S_MAX = 120.0
 _POLL_S = 0.05
@@ -54,9 +53,9 @@ def _folder(sources: Path) -> Path:
 
 
 def _stamp(sources: Path) -> str:
-    """A hash of what numba's cache depends on: its version, this processor, the sources."""
+    """A hash of what numba's cache depends on: the sources, and what all compiled code is made with."""
     files = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in sources.rglob("*.py"))
-    return hashlib.sha256(repr((numba.__version__, llvm.get_host_cpu_name(), files)).encode()).hexdigest()
+    return hashlib.sha256(repr((toolchain(), files)).encode()).hexdigest()
 
 
 def _says(done: Path, stamp: str) -> bool:

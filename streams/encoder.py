@@ -29,6 +29,7 @@ from schemas.kernels.signer import Signer
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from schemas.model.item_network import ItemNetwork, encoder_fingerprint
+from schemas.model.lsh import EMBEDDING_GRID_BITS
 from streams.kernels import load_kernels
 
 _ENCODERS_KEPT = 4  # live, backup, published and building; shards hold their own references
@@ -46,7 +47,7 @@ class RowEncoder:
         self.checkpoint_sha256 = checkpoint.info.sha256
         self.fingerprint = encoder_fingerprint()
         self._network = ItemNetwork(checkpoint.parameters)
-        self._signer = None if checkpoint.w_hash is None else Signer(checkpoint.w_hash)
+        self._signer = None if checkpoint.w_hash is None else Signer(checkpoint.w_hash, EMBEDDING_GRID_BITS)
         self._schema = checkpoint.spec.schema
 
     def encode(self, features: Sequence[Mapping[str, Any]], embeddings: Sequence[bytes | None]) -> np.ndarray:

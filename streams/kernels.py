@@ -1,6 +1,6 @@
 """Loads the compiled item network ahead of its first use, so that no batch waits for a compiler.
 
-Not here: the kernels (schemas/model); how one process of a machine compiles for all (infra/compiled_once.py).
+Not here: the kernels (schemas/kernels); how one process of a machine compiles for all (infra/compiled_once.py).
 """
 
 import functools
@@ -10,7 +10,7 @@ from infra.compiled_once import compiled_once, is_compiled
 from schemas.kernels import signer
 from schemas.model import item_network
 
-_SOURCES = Path(item_network.__file__).parent
+_SOURCES = Path(signer.__file__).parent
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.kernels.compiled import int64, kernel, part
+from schemas.kernels.compiled import kernel, part
 from schemas.kernels.float32_code import widen
 from schemas.kernels.products import BLOCK, multiply
 from schemas.kernels.vector_blocks import address
@@ -64,7 +64,19 @@ def _gather_row_block(
         inputs, stride, joined = address(scratch.second_BH), 4 * scratch.second_BH.shape[1], scratch.joined_BD
         zeros, none = address(scratch.zeros_D), np.float32(-np.inf)
         bridges = columns.bridge.shape[1]
-        multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, int64(0), joined, none)
+        multiply(
+            slots_B.shape[0],
+            inputs,
+            stride,
+            address(user.bea_panels),
+            bridges,
+            joined.shape[1],
+            zeros,
+            0,
+            address(joined),
+            4 * joined.shape[1],
+            none,
+        )
 
 
 @part
@@ -114,8 +126,8 @@ def _run_row_layers(weights: VersionWeights, places: Places, rows: int, has_sim:
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     at, at_stride, joint = address(scratch.first_BH), 4 * scratch.first_BH.shape[1], address(weights.joint_panels)
     used = places.inputs if has_sim or places.sim < 0 else places.sim
-    first_BH, width, least = scratch.first_BH, weights.first_width, np.float32(0)
-    multiply(rows, inputs, stride, joint, used, width, at, at_stride, first_BH, least, places.inputs)
+    width, least = weights.first_width, np.float32(0)
+    multiply(rows, inputs, stride, joint, used, width, at, at_stride, at, at_stride, least, places.inputs)
     run_later_layers(weights, rows, scratch)
 
 

@@ -1,6 +1,6 @@
 """How kernels of the model and of the engine are compiled: ahead, cached, without the GIL, and without counting references to arrays.
 
-Here: the two decorators, their cache, and conversions to whole numbers. Not here: the kernels, and the order in which processes compile them
+Here: the decorators, their cache, and conversions to whole numbers. Not here: the kernels, and the order in which processes compile them
 (infra/compiled_once.py and who calls it).
 Numba counts a reference whenever an array, or a tuple of them, is handed to a function or cut: an atomic addition for each array in it, in memory that the
 threads share. The kernels here hand over tuples of ten arrays for every block of candidates; without the counts a call on three such tuples costs 30 ns, with
@@ -14,8 +14,9 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+import llvmlite.binding
 import numba
 import numpy as np
 
@@ -39,6 +40,20 @@ def part(function: Function) -> Function:
     return _compiled(function, _PART_OPTIONS)
 
 
+def inlined(function: Function) -> Function:
+    """A few lines for kernels, written out where they are called."""
+    return cast("Function", numba.njit(inline="always")(function))
+
+
+@functools.cache
+def toolchain() -> str:
+    """A hash of what all compiled code depends on besides its own sources: numba, this processor, the files of this room."""
+    room = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(
+        repr((numba.__version__, llvmlite.binding.get_host_cpu_name(), [_digest_file(str(p)) for p in room])).encode()
+    ).hexdigest()
+
+
 def _compiled(function: Any, options: Mapping[str, Any]) -> Any:
     compiled = numba.njit(**options)(function)
     index = compiled._cache._cache_file
@@ -49,8 +64,8 @@ def _compiled(function: Any, options: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def _sources_of(function: Any) -> frozenset[object]:
-    """What compiled code is made of: the files of the function, of its parts and instructions, and the numbers that it takes from elsewhere."""
-    found: set[object] = {_digest_file(function.__code__.co_filename)}
+    """What compiled code is made of: this room, the files of the function and of its parts, and the numbers that it takes from elsewhere."""
+    found: set[object] = {toolchain(), _digest_file(function.__code__.co_filename)}
     for name in function.__code__.co_names:
         value = function.__globals__.get(name)
         if isinstance(value, int | float):

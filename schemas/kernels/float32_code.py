@@ -6,7 +6,6 @@ loops, but for the bit planes of bit_planes.py, which are made of the same block
 
 Why each is here (10^4 candidates, one thread of a Zen 5 core, default sizes; the plain loop is what numba makes of the obvious code):
 
-    multiply_tile   first layer of the head     2.5 ms    plain loops 8.2 to 11.3 ms; the library under torch 5.4 ms
     add_sign_rows   DIN through sign tables     0.5 ms    plain loops 2.7 ms
     prefetch        rows of the next block      5.2 ms for the pass without SimTier; 9.6 ms without it, waiting for memory
     soften_row      attention of call 1         256 rows of 256: 0.03 ms; a loop over `exp` 0.4 ms
@@ -14,12 +13,10 @@ Why each is here (10^4 candidates, one thread of a Zen 5 core, default sizes; th
 
 Addresses are int64 (`address`), strides in bytes. Nothing here checks a bound: the callers own every size.
 
-Arrays: B rows of a block, K depth of a product, P columns of a panel.
 """
 
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba import types
 
@@ -27,6 +24,7 @@ from schemas.kernels.vector_blocks import (
     FLOAT,
     INT32,
     INT64,
+    VECTOR_BYTES,
     constant,
     each_run,
     external,
@@ -34,26 +32,15 @@ from schemas.kernels.vector_blocks import (
     instruction,
     load,
     loop,
-    make_tile,
     offset,
     splat,
     store,
 )
 
-LANES = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8  # floats in a vector
-PANEL = 2 * LANES
+LANES = VECTOR_BYTES // 4  # floats in a vector
 SIGN_CHUNK = 4 * LANES  # columns that `add_sign_rows` sums at once
 
 _FLOATS = ir.VectorType(FLOAT, LANES)
-_VECTOR_BYTES = 4 * LANES
-
-
-# --- products -----------------------------------------------------------------------------------------------------------
-
-
-# out [6, P] = max(least, start [6, P] + rows [6, K] x panel [K, P]), depth K >= 1; a start stride of 0 is one row (a bias) for all.
-multiply_tile = make_tile(FLOAT, LANES, 2)  # P = PANEL
-multiply_half_tile = make_tile(FLOAT, LANES, 1)  # P = LANES
 
 
 @instruction
@@ -70,12 +57,12 @@ def add_sign_rows(_context, signature, count, table, start, out):
             high = offset(builder, both, builder.lshr(byte, ir.Constant(INT64, 4)), row_bytes)
             low = offset(builder, both, builder.and_(byte, ir.Constant(INT64, 15)), row_bytes)
             for row, at in ((high, 0), (low, 16 * row_bytes)):
-                sums = [builder.fadd(one, load(builder, row, _FLOATS, at + _VECTOR_BYTES * v)) for v, one in enumerate(sums)]
+                sums = [builder.fadd(one, load(builder, row, _FLOATS, at + VECTOR_BYTES * v)) for v, one in enumerate(sums)]
             return sums
 
-        starts = [load(builder, start, _FLOATS, _VECTOR_BYTES * v) for v in range(SIGN_CHUNK // LANES)]
+        starts = [load(builder, start, _FLOATS, VECTOR_BYTES * v) for v in range(SIGN_CHUNK // LANES)]
         for v, total in enumerate(loop(builder, count, starts, add_byte)):
-            store(builder, total, out, _VECTOR_BYTES * v)
+            store(builder, total, out, VECTOR_BYTES * v)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), emit
@@ -89,8 +76,8 @@ def sum_rows(_context, one, other, vectors, out):
         one, other, vectors, out = arguments
 
         def add(index: Any, _: list[Any]) -> list[Any]:
-            rows = [load(builder, offset(builder, row, index, _VECTOR_BYTES), _FLOATS) for row in (one, other)]
-            store(builder, builder.fadd(*rows), offset(builder, out, index, _VECTOR_BYTES))
+            rows = [load(builder, offset(builder, row, index, VECTOR_BYTES), _FLOATS) for row in (one, other)]
+            store(builder, builder.fadd(*rows), offset(builder, out, index, VECTOR_BYTES))
             return []
 
         loop(builder, vectors, [], add)
@@ -135,7 +122,7 @@ def soften_row(_context, row, vectors, scale):
         row, vectors, scale = arguments
 
         def at(index: Any) -> Any:
-            return offset(builder, row, index, _VECTOR_BYTES)
+            return offset(builder, row, index, VECTOR_BYTES)
 
         def larger(index: Any, found: list[Any]) -> list[Any]:
             values = load(builder, at(index), _FLOATS)

@@ -13,18 +13,14 @@ Arrays: P columns of a panel, D width padded to vectors; of a product K depth (i
 
 from typing import Any
 
-import llvmlite.binding
-import numpy as np
 from llvmlite import ir
 from numba import types
 
-from schemas.kernels.compiled import part
 from schemas.kernels.vector_blocks import (
     DOUBLE,
     FLOAT,
     INT32,
     INT64,
-    TILE_ROWS,
     constant,
     each_run,
     external,
@@ -32,24 +28,16 @@ from schemas.kernels.vector_blocks import (
     instruction,
     load,
     loop,
-    make_tile,
     offset,
     splat,
     store,
 )
 
-LANES = 8  # of everything but products; processors with narrower vectors use two of theirs
-TILE_LANES = 8 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 4
-PANEL = 2 * TILE_LANES
+LANES = 8  # processors with narrower vectors use two of theirs
 
 _DOUBLES = ir.VectorType(DOUBLE, LANES)
 _FLOATS = ir.VectorType(FLOAT, LANES)
 _BYTES = 8 * LANES
-_NUMBER_BYTES = 8
-
-
-multiply_tile = make_tile(DOUBLE, TILE_LANES, 2)  # P = PANEL
-multiply_half_tile = make_tile(DOUBLE, TILE_LANES, 1)  # P = TILE_LANES
 
 
 @instruction
@@ -212,37 +200,3 @@ def store_signs(_context, row, count, out):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), emit
-
-
-# --- products -----------------------------------------------------------------------------------------------------------
-
-
-def padded(width: int) -> int:
-    """The next multiple of a vector's lanes."""
-    return -(-width // LANES) * LANES
-
-
-def pack_panels(matrix_KH: np.ndarray, bias_H: np.ndarray, past: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """(panels, bias) as `multiply` reads them: PANEL columns side by side, panel after panel, the last of TILE_LANES if that is enough. Columns
-    after H, up to whole vectors, have weights 0 and the bias `past`."""
-    depth, width = matrix_KH.shape
-    wide_KH, wide_H = np.zeros((depth, padded(width))), np.full(padded(width), past)
-    wide_KH[:, :width], wide_H[:width] = matrix_KH, bias_H
-    panels = [np.ascontiguousarray(wide_KH[:, first : first + PANEL]).ravel() for first in range(0, wide_KH.shape[1], PANEL)]
-    return np.concatenate(panels), wide_H
-
-
-@part
-def multiply(
-    rows: int, source: int, source_stride: int, panels: int, depth: int, width: int, starts: int, out: int, out_stride: int, least: float
-) -> None:
-    """out [rows, width] = max(least, starts + source x panels); rows are rounded up to whole tiles. Addresses, and strides in bytes. A sum
-    begins at its bias and adds its products in order, so its bits depend on its row and its column alone."""
-    for column in range(0, width, PANEL):
-        panel, bias = panels + _NUMBER_BYTES * column * depth, starts + _NUMBER_BYTES * column
-        for row in range(0, rows, TILE_ROWS):
-            first, into = source + row * source_stride, out + row * out_stride + _NUMBER_BYTES * column
-            if width - column >= PANEL:
-                multiply_tile(first, source_stride, panel, depth, bias, 0, into, out_stride, least)
-            else:
-                multiply_half_tile(first, source_stride, panel, depth, bias, 0, into, out_stride, least)

@@ -1,17 +1,33 @@
-"""Matrices in the form that the tiles of vector_code.py read: cut into panels one or two vectors wide, stored row after row; and products with them.
+"""Products of many rows with one matrix, in fp32 and fp64: the matrix is packed once, and one tile multiplies.
 
-Arrays: K depth, H columns, B rows of a block.
+Here: `multiply`, its tile, and the form that it reads: panels one or two vectors wide, stored row after row. Not here: what is multiplied.
+A sum begins at its start and adds its products one by one, in order, each rounded once. So its bits depend on its row and its column alone.
+
+Measured for the first layer of the head (10^4 candidates, one thread of a Zen 5 core, default sizes): 2.5 ms; plain loops 8.2 to 11.3 ms; the library under
+torch 5.4 ms.
+
+Arrays: K depth, H columns, B rows of a block, P columns of a panel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
 from schemas.kernels.compiled import part
-from schemas.kernels.float32_code import LANES, PANEL, multiply_half_tile, multiply_tile
-from schemas.kernels.vector_blocks import TILE_ROWS, address, aligned
+from schemas.kernels.float32_code import LANES
+from schemas.kernels.vector_blocks import DOUBLE, FLOAT, VECTOR_BYTES, aligned, fused, instruction, load, loop, offset, splat, store
 
+TILE_ROWS = 6  # with two vectors a row: 12 sums, which fit the 16 registers of AVX2 too; wider tiles gain nothing here
 BLOCK = 8 * TILE_ROWS  # rows that a pass takes together, so that they stay in the cache
+_PANEL_BYTES = 2 * VECTOR_BYTES
+_NUMBER_BYTES = {FLOAT: 4, DOUBLE: 8}
+_ELEMENT: dict[Any, Any] = {types.float32: FLOAT, types.float64: DOUBLE}
+
+
+# --- the form of a matrix -------------------------------------------------------------------------------------------------
 
 
 def padded(width: int, multiple: int = LANES) -> int:
@@ -19,28 +35,29 @@ def padded(width: int, multiple: int = LANES) -> int:
     return -(-width // multiple) * multiple
 
 
-def pad_columns(matrix_KH: np.ndarray, multiple: int) -> np.ndarray:
-    """The matrix with zero columns up to a multiple, float32 on cache lines."""
-    out = aligned((matrix_KH.shape[0], padded(matrix_KH.shape[1], multiple)))
+def pad_columns(matrix_KH: np.ndarray, multiple: int, dtype: Any = np.float32) -> np.ndarray:
+    """The matrix with zero columns up to a multiple, on cache lines."""
+    out = aligned((matrix_KH.shape[0], padded(matrix_KH.shape[1], multiple)), dtype)
     out[:, : matrix_KH.shape[1]] = matrix_KH
     return out
 
 
-def pack_panels(matrix_KH: np.ndarray) -> np.ndarray:
-    """float32 [K * padded H]: panels of PANEL columns [K, PANEL] one after another; the last has LANES columns if that is enough."""
-    wide_KH = pad_columns(matrix_KH, LANES)
-    out, (depth, width) = aligned((wide_KH.size,)), wide_KH.shape
-    panels, cut = width // PANEL, width // PANEL * PANEL
-    out[: depth * cut].reshape(panels, depth, PANEL)[...] = wide_KH[:, :cut].reshape(depth, panels, PANEL).swapaxes(0, 1)
+def pack_panels(matrix_KH: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
+    """[K * padded H]: panels [K, P] of two vectors' columns one after another; the last has one vector's if that is enough."""
+    lanes = VECTOR_BYTES // np.dtype(dtype).itemsize
+    wide_KH = pad_columns(matrix_KH, lanes, dtype)
+    out, (depth, width), panel = aligned((wide_KH.size,), dtype), wide_KH.shape, 2 * lanes
+    panels, cut = width // panel, width // panel * panel
+    out[: depth * cut].reshape(panels, depth, panel)[...] = wide_KH[:, :cut].reshape(depth, panels, panel).swapaxes(0, 1)
     out[depth * cut :] = wide_KH[:, cut:].ravel()
     return out
 
 
 def unpack_panels(panels: np.ndarray, depth: int) -> np.ndarray:
-    """float32 [K, padded H]: the inverse of `pack_panels` for K = `depth`."""
+    """float32 [K, padded H]: the inverse of `pack_panels` of float32 for K = `depth`."""
     wide_KH, at = np.empty((depth, panels.size // max(depth, 1)), np.float32), 0
-    for first in range(0, wide_KH.shape[1], PANEL):
-        panel = wide_KH[:, first : first + PANEL]
+    for first in range(0, wide_KH.shape[1], 2 * LANES):
+        panel = wide_KH[:, first : first + 2 * LANES]
         panel[...] = panels[at : at + panel.size].reshape(panel.shape)
         at += panel.size
     return wide_KH
@@ -58,28 +75,85 @@ def pack_layers(linears: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.nd
     return layers, np.concatenate(pieces)
 
 
+# --- the product ----------------------------------------------------------------------------------------------------------
+
+
+@instruction
+def _number_bytes(_context, number):
+    """Bytes of a float32 or float64."""
+
+    def emit(_context, _builder, signature, _arguments):
+        return ir.Constant(ir.IntType(64), _NUMBER_BYTES[_ELEMENT[signature.args[0]]])
+
+    return types.int64(number), emit
+
+
+def _make_tile(vectors: int) -> Callable[..., Any]:
+    """`_emit_tile` as an instruction, for numbers of the type of `least`."""
+
+    def multiply(_context, rows, row_stride, panel, depth, start, start_stride, out, out_stride, least):
+        def emit(context, builder, signature, arguments):
+            _emit_tile(builder, _ELEMENT[signature.args[-1]], vectors, arguments)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8, least), emit
+
+    return instruction(multiply)
+
+
+def _emit_tile(builder: Any, element: Any, vectors: int, arguments: Sequence[Any]) -> None:
+    """out [TILE_ROWS, P] = max(least, start + rows [TILE_ROWS, K] x panel [K, P]) with P = `vectors` vectors; depth K >= 1.
+
+    `arguments`: rows, row_stride, panel, depth, start, start_stride, out, out_stride, least (0 = ReLU, -inf = none). A start stride of 0 is one row (a bias)
+    for all. Each sum begins at its start and adds its products one by one, in order, each rounded once: its bits depend on its row and its column alone.
+    """
+    rows, row_stride, panel, depth, start, start_stride, out, out_stride, least = arguments
+    number = _NUMBER_BYTES[element]
+    lanes, size = VECTOR_BYTES // number, VECTOR_BYTES
+    numbers = ir.VectorType(element, lanes)
+    cells = [(row, vector) for row in range(TILE_ROWS) for vector in range(vectors)]
+    starts = [load(builder, offset(builder, start, row, start_stride), numbers, size * vector) for row, vector in cells]
+    row_at = [offset(builder, rows, row, row_stride) for row in range(TILE_ROWS)]
+
+    def add_products(k: Any, sums: list[Any]) -> list[Any]:
+        at = offset(builder, panel, k, vectors * size)
+        weights = [load(builder, at, numbers, size * vector) for vector in range(vectors)]
+        inputs = [splat(builder, load(builder, offset(builder, one, k, number), element), lanes) for one in row_at]
+        return [fused(builder, inputs[row], weights[vector], one) for (row, vector), one in zip(cells, sums, strict=True)]
+
+    lowest = splat(builder, least, lanes)
+    for (row, vector), total in zip(cells, loop(builder, depth, starts, add_products), strict=True):
+        kept = builder.select(builder.fcmp_unordered(">", total, lowest), total, lowest)  # NaN stays NaN
+        store(builder, kept, offset(builder, out, row, out_stride), size * vector)
+
+
+_multiply_tile, _multiply_half_tile = _make_tile(2), _make_tile(1)
+
+
 @part
 def multiply(
     rows: int,
-    inputs: int,
-    input_stride: int,
+    source: int,
+    source_stride: int,
     panels: int,
     depth: int,
     width: int,
     start: int,
     start_stride: int,
-    out_BH: np.ndarray,
-    least: np.float32,
+    out: int,
+    out_stride: int,
+    least: "float | np.floating[Any]",
     stored: int = 0,
 ) -> None:
-    """out [rows, width] = max(least, start + inputs x panels); `rows` are rounded up to whole tiles. `stored`: how deep the panels are, if deeper than what
-    is read of them. The other ints are addresses and strides."""
-    out, stride = address(out_BH), 4 * out_BH.shape[1]
-    for column in range(0, width, PANEL):
-        panel = panels + 4 * column * max(depth, stored)
+    """out [rows, width] = max(least, start + source x panels) in the precision of `least` (0 = ReLU, -inf = none); depth K >= 1. Ints are addresses, and
+    strides in bytes; a start stride of 0 is one row (a bias) for all. `rows` are rounded up to whole tiles, which are read and written.
+    `stored`: how deep the panels are, if deeper than what is read of them."""
+    number = _number_bytes(least)
+    for at in range(0, width * number, _PANEL_BYTES):
+        panel = panels + at * max(depth, stored)
         for row in range(0, rows, TILE_ROWS):
-            source, first, into = inputs + row * input_stride, start + row * start_stride + 4 * column, out + row * stride + 4 * column
-            if width - column >= PANEL:
-                multiply_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))
+            inputs, first, into = source + row * source_stride, start + row * start_stride + at, out + row * out_stride + at
+            if width * number - at >= _PANEL_BYTES:
+                _multiply_tile(inputs, source_stride, panel, depth, first, start_stride, into, out_stride, least)
             else:
-                multiply_half_tile(source, input_stride, panel, depth, first, start_stride, into, stride, np.float32(least))
+                _multiply_half_tile(inputs, source_stride, panel, depth, first, start_stride, into, out_stride, least)

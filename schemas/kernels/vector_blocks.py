@@ -1,30 +1,26 @@
-"""What vector code is built of: values at addresses, loops in registers, and the tile of a product. Used while a kernel is compiled.
+"""What vector code is built of: values at addresses and loops in registers. Used while a kernel is compiled.
 
 Here: pieces of LLVM's vector form, which the compiler turns into AVX-512, AVX2 or plain code. Not here: the instructions made of them: for rows in
 fp64 (float64_code.py), for the engine in fp32 (float32_code.py).
 Addresses are int64 (`address`), strides in bytes. Nothing here checks a bound: the callers own every size.
-
-Arrays: K depth of a product, P columns of a panel.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numba
+import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from schemas.kernels.compiled import int64
+from schemas.kernels.compiled import inlined, int64
 
 FLOAT, DOUBLE = ir.FloatType(), ir.DoubleType()
 INT32, INT64 = ir.IntType(32), ir.IntType(64)
-TILE_ROWS = 6  # with two vectors a row: 12 sums, which fit the 16 registers of AVX2 too; wider tiles gain nothing here
-_BYTES = {FLOAT: 4, DOUBLE: 8}
+VECTOR_BYTES = 64 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 32  # of this machine's registers
 _SUFFIX = {FLOAT: "f32", DOUBLE: "f64"}
-_SCALAR: dict[Any, Any] = {FLOAT: types.float32, DOUBLE: types.float64}
 
 
 def instruction(typing: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,7 +34,7 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     return np.ndarray(shape, dtype, raw, -raw.__array_interface__["data"][0] % 64)
 
 
-@numba.njit(inline="always")
+@inlined
 def address(array: np.ndarray) -> int:
     """Where an array's first element lies, int64."""
     return int64(array.ctypes.data)
@@ -61,6 +57,16 @@ def load_word(_context, address):
 
     def emit(_context, builder, _signature, arguments):
         return load(builder, arguments[0], INT64)
+
+    return types.uint64(types.int64), emit
+
+
+@instruction
+def load_byte(_context, address):
+    """The byte at an address as uint64."""
+
+    def emit(_context, builder, _signature, arguments):
+        return builder.zext(load(builder, arguments[0], ir.IntType(8)), INT64)
 
     return types.uint64(types.int64), emit
 
@@ -137,40 +143,3 @@ def each_run(builder: Any, count: Any, widths: Sequence[int], run: Callable[[Any
 
             loop(builder, steps, [], step)
         done = builder.add(done, builder.mul(steps, ir.Constant(INT64, lanes)))
-
-
-def make_tile(element: Any, lanes: int, vectors: int) -> Callable[..., Any]:
-    """`_emit_tile` as an instruction that kernels call, for float32 or float64; `least` is of that type."""
-
-    def multiply(_context, rows, row_stride, panel, depth, start, start_stride, out, out_stride, least):
-        def emit(context, builder, _signature, arguments):
-            _emit_tile(builder, element, lanes, vectors, arguments)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 8, _SCALAR[element]), emit
-
-    return instruction(multiply)
-
-
-def _emit_tile(builder: Any, element: Any, lanes: int, vectors: int, arguments: Sequence[Any]) -> None:
-    """out [TILE_ROWS, P] = max(least, start + rows [TILE_ROWS, K] x panel [K, P]) with P = vectors x lanes; depth K >= 1.
-
-    `arguments`: rows, row_stride, panel, depth, start, start_stride, out, out_stride, least (0 = ReLU, -inf = none). A start stride of 0 is one row (a bias)
-    for all. Each sum begins at its start and adds its products one by one, in order, each rounded once: its bits depend on its row and its column alone.
-    """
-    rows, row_stride, panel, depth, start, start_stride, out, out_stride, least = arguments
-    numbers, size = ir.VectorType(element, lanes), _BYTES[element] * lanes
-    cells = [(row, vector) for row in range(TILE_ROWS) for vector in range(vectors)]
-    starts = [load(builder, offset(builder, start, row, start_stride), numbers, size * vector) for row, vector in cells]
-    row_at = [offset(builder, rows, row, row_stride) for row in range(TILE_ROWS)]
-
-    def add_products(k: Any, sums: list[Any]) -> list[Any]:
-        at = offset(builder, panel, k, vectors * size)
-        weights = [load(builder, at, numbers, size * vector) for vector in range(vectors)]
-        inputs = [splat(builder, load(builder, offset(builder, one, k, _BYTES[element]), element), lanes) for one in row_at]
-        return [fused(builder, inputs[row], weights[vector], one) for (row, vector), one in zip(cells, sums, strict=True)]
-
-    lowest = splat(builder, least, lanes)
-    for (row, vector), total in zip(cells, loop(builder, depth, starts, add_products), strict=True):
-        kept = builder.select(builder.fcmp_unordered(">", total, lowest), total, lowest)  # NaN stays NaN
-        store(builder, kept, offset(builder, out, row, out_stride), size * vector)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.kernels.compiled import int64, kernel, part
+from schemas.kernels.compiled import kernel, part
 from schemas.kernels.float32_code import LANES, soften_row
 from schemas.kernels.products import BLOCK, multiply, pack_panels, padded
 from schemas.kernels.vector_blocks import address, aligned
@@ -58,14 +58,15 @@ def _attend_block(rows: int, queries: int, query_stride: int, width: int, length
     """scratch.first_BH = softmax(queries behaviours^T / sqrt(D)) behaviours of a block of queries at an address."""
     zeros, none, columns = address(scratch.zeros), np.float32(-np.inf), scratch.weights_BA.shape[1]
     stride = 4 * columns
-    multiply(rows, queries, query_stride, address(scratch.keys), width, columns, zeros, int64(0), scratch.weights_BA, none)
+    weights, values = address(scratch.weights_BA), address(scratch.values)
+    multiply(rows, queries, query_stride, address(scratch.keys), width, columns, zeros, 0, weights, stride, none)
     scale = np.float32(1.0 / np.sqrt(width))
     for i in range(rows):
         for j in range(length, columns):
             scratch.weights_BA[i, j] = none
         scratch.totals_B[i] = soften_row(address(scratch.weights_BA) + i * stride, columns // LANES, scale)
-    weights, values = address(scratch.weights_BA), address(scratch.values)
-    multiply(rows, weights, stride, values, length, padded_width, zeros, int64(0), scratch.first_BH, none)
+    first, first_stride = address(scratch.first_BH), 4 * scratch.first_BH.shape[1]
+    multiply(rows, weights, stride, values, length, padded_width, zeros, 0, first, first_stride, none)
     for i in range(rows):
         for d in range(padded_width):
             scratch.first_BH[i, d] /= scratch.totals_B[i]
@@ -77,7 +78,7 @@ def _run_hidden(layers: np.ndarray, rest: np.ndarray, rows: int, scratch: Attend
     here, there, stride = scratch.first_BH, scratch.second_BH, 4 * scratch.first_BH.shape[1]
     for layer in range(layers.shape[0] - 1):
         panels, bias = address(rest) + 4 * layers[layer, 0], address(rest) + 4 * layers[layer, 1]
-        multiply(rows, address(here), stride, panels, layers[layer, 2], layers[layer, 3], bias, int64(0), there, np.float32(0))
+        multiply(rows, address(here), stride, panels, layers[layer, 2], layers[layer, 3], bias, 0, address(there), stride, np.float32(0))
         here, there = there, here
 
 
@@ -110,7 +111,7 @@ def attend(
     for h in range(depth):
         scratch.second_BH[0, h] = mean_H[h] / length
     panels, bias = address(rest) + 4 * layers[last, 0], address(rest) + 4 * layers[last, 1]
-    multiply(1, address(scratch.second_BH), stride_H, panels, depth, layers[last, 3], bias, int64(0), scratch.first_BH, none)
+    multiply(1, address(scratch.second_BH), stride_H, panels, depth, layers[last, 3], bias, 0, address(scratch.first_BH), stride_H, none)
     for d in range(padded_width):
         out_2D[0, d] = out_2D[0, d] / length + scratch.first_BH[0, d]
         scratch.second_BH[0, d] = profile_D[d]

@@ -21,15 +21,14 @@ met, X inputs, D width (padded), W signature bytes.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from schemas.behaviour_columns import EMPTY, BehaviourColumns
 from schemas.features import Scope, encode_features
-from schemas.kernels.compiled import int64, kernel, part
+from schemas.kernels.compiled import inlined, int64, kernel, part
 from schemas.kernels.float32_code import LANES, prefetch, sum_rows, widen_row
-from schemas.kernels.products import BLOCK, multiply, padded
-from schemas.kernels.vector_blocks import TILE_ROWS, address, aligned
+from schemas.kernels.products import BLOCK, TILE_ROWS, multiply, padded
+from schemas.kernels.vector_blocks import address, aligned
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.model.behaviour_codes import encode_item_buckets, encode_kind
 from schemas.users import BehaviourEvent
@@ -135,13 +134,13 @@ def open_sums(weights: UserWeights, length: int, attended: int, signatures: int)
     )
 
 
-@numba.njit(inline="always")
+@inlined
 def _row_of(table: np.ndarray, row: int) -> int:
     """The address of a row. The number is clamped, so that nothing outside the table is read."""
     return address(table) + 4 * table.shape[1] * min(max(row, 0), table.shape[0] - 1)
 
 
-@numba.njit(inline="always")
+@inlined
 def _add_to(total: int, vector: int, vectors: int) -> None:
     """Adds one row to another, both given by addresses."""
     sum_rows(total, vector, vectors, total)
@@ -236,13 +235,18 @@ def read_history(
     """Fills `sums`. DIN sums begin at behaviour `first_signed`; sub-sequences hold the `latest` of each category, 0 = none are made."""
     length, width = history.slots_L.shape[0], scratch.projected_BD.shape[1]
     inputs, stride, w_seq = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1], address(weights.w_seq)
-    starts, none, first_attended = address(scratch.starts_BD), np.float32(-np.inf), length - sums.attended_AD.shape[0]
+    projected, starts, none, first_attended = (
+        address(scratch.projected_BD),
+        address(scratch.starts_BD),
+        np.float32(-np.inf),
+        length - sums.attended_AD.shape[0],
+    )
     _ask_for_rows(columns, history.slots_L, max(0, length - BLOCK), length)
     for end in range(length, 0, -BLOCK):
         start = max(0, end - BLOCK)
         _ask_for_rows(columns, history.slots_L, max(0, start - BLOCK), start)
         _gather_block(columns, weights, history, start, end, scratch)
-        multiply(end - start, inputs, stride, w_seq, weights.inputs, width, starts, 4 * width, scratch.projected_BD, none)
+        multiply(end - start, inputs, stride, w_seq, weights.inputs, width, starts, 4 * width, projected, 4 * width, none)
         if history.gate_L.shape[0] > 0:
             for j in range(start, end):
                 for d in range(width):

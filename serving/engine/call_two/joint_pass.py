@@ -18,12 +18,11 @@ Arrays: C candidates of the share, B of a block, X inputs, H hidden width, T tas
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from schemas.kernels.bit_planes import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS
 from schemas.kernels.bit_planes import LANES as BEHAVIOUR_LANES
-from schemas.kernels.compiled import int64, kernel, part
+from schemas.kernels.compiled import inlined, int64, kernel, part
 from schemas.kernels.float32_code import SIGN_CHUNK, add_sign_rows, prefetch, widen_row
 from schemas.kernels.products import BLOCK, multiply, padded
 from schemas.kernels.vector_blocks import address, aligned, apart
@@ -164,7 +163,7 @@ def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, sl
         take_beyond(words_CQ, scratch.tables_QXL, weights.masks_EP, user.shift_ZL[block], scratch.counters_XL, near_CE)
 
 
-@numba.njit(inline="always")
+@inlined
 def prefetch_row(columns: Columns, slots_B: np.ndarray, i: int) -> None:
     """Prefetches the row of place i of the next block, if it has one. Called once for each candidate of this block, between which there is work: all of a
     block's rows at once are more than a core keeps waiting for (the pass 4% longer)."""
@@ -180,7 +179,7 @@ def prefetch_row(columns: Columns, slots_B: np.ndarray, i: int) -> None:
     prefetch(address(columns.signature) + slot * columns.signature.shape[1])
 
 
-@numba.njit(inline="always")
+@inlined
 def sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF: np.ndarray) -> None:
     """DIN and DIN_P of a block: sums of one row for each nibble of a signature. Two bytes of every candidate before the next two: the rows of four
     nibbles stay in the first cache, the whole table would not."""
@@ -197,7 +196,7 @@ def sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF
                 add_sign_rows(signature + slots_B[i] * width + byte, count, table + byte * byte_bytes, start, sums)
 
 
-@numba.njit(inline="always")
+@inlined
 def _widen_row(columns: Columns, slot: int, x: np.ndarray) -> None:
     """I and w into a row of inputs."""
     width, bridges = columns.vector.shape[1], columns.bridge.shape[1]
@@ -205,7 +204,7 @@ def _widen_row(columns: Columns, slot: int, x: np.ndarray) -> None:
     widen_row(address(columns.bridge) + 2 * bridges * slot, bridges, address(x) + 4 * width)
 
 
-@numba.njit(inline="always")
+@inlined
 def _join_signs(has: int, width: int, signs_F: np.ndarray, at: int, x: np.ndarray) -> None:
     """DIN and DIN_P o I; zeros without a signature."""
     for d in range(width):
@@ -214,7 +213,7 @@ def _join_signs(has: int, width: int, signs_F: np.ndarray, at: int, x: np.ndarra
         x[at + width + d] = signs_F[width + d] * x[d] if has else np.float32(0)
 
 
-@numba.njit(inline="always")
+@inlined
 def join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.ndarray, at: int, x: np.ndarray) -> None:
     """SimTier's features: log1p(count), then count / l, tier by tier; zeros without a signature."""
     tiers = weights.distance_max_E.shape[0] + 1
@@ -230,7 +229,7 @@ def join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.
         above = reached
 
 
-@numba.njit(inline="always")
+@inlined
 def join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int, x: np.ndarray) -> None:
     """Numbers, clipped, then the rows of the table."""
     for column in weights.realtime_numeric:
@@ -257,7 +256,19 @@ def _gather_block(
         _widen_row(columns, slots_B[i], scratch.inputs_BX[i])
     inputs, stride, joined = address(scratch.inputs_BX) + 4 * width, 4 * scratch.inputs_BX.shape[1], scratch.joined_BD
     zeros, linear = address(scratch.zeros_D), np.float32(-np.inf)
-    multiply(slots_B.shape[0], inputs, stride, address(user.bea_panels), bridges, joined.shape[1], zeros, int64(0), joined, linear)
+    multiply(
+        slots_B.shape[0],
+        inputs,
+        stride,
+        address(user.bea_panels),
+        bridges,
+        joined.shape[1],
+        zeros,
+        0,
+        address(joined),
+        4 * joined.shape[1],
+        linear,
+    )
 
 
 @part
@@ -302,7 +313,7 @@ def run_later_layers(weights: VersionWeights, rows: int, scratch: Scratch) -> No
         panels, bias, rest = weights.layers[layer, 0], weights.layers[layer, 1], address(weights.rest)
         depth, width = weights.layers[layer, 2], weights.layers[layer, 3]
         least = relu if layer + 1 < layers else linear
-        multiply(rows, address(here), stride, rest + 4 * panels, depth, width, rest + 4 * bias, int64(0), there, least)
+        multiply(rows, address(here), stride, rest + 4 * panels, depth, width, rest + 4 * bias, 0, address(there), stride, least)
         here, there = there, here
 
 
@@ -313,11 +324,11 @@ def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, ro
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     depth = columns.vector.shape[1] + columns.bridge.shape[1]
     at, at_stride, width = address(scratch.first_BH), 4 * scratch.first_BH.shape[1], weights.first_width
-    multiply(rows, inputs, stride, address(user.user_panels), depth, width, at, at_stride, scratch.first_BH, linear)
+    multiply(rows, inputs, stride, address(user.user_panels), depth, width, at, at_stride, at, at_stride, linear)
     joint, stored = address(weights.joint_panels), weights.inputs - depth
     used = stored if has_sim or weights.at_sim < 0 else weights.at_sim - depth
     least = relu if layers > 0 else linear
-    multiply(rows, inputs + 4 * depth, stride, joint, used, width, at, at_stride, scratch.first_BH, least, stored)
+    multiply(rows, inputs + 4 * depth, stride, joint, used, width, at, at_stride, at, at_stride, least, stored)
     run_later_layers(weights, rows, scratch)
 
 

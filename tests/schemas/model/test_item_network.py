@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope, Transform, encode_features
-from schemas.model.item_network import BLOCK, EncodedRows, ItemNetwork, encoder_fingerprint
+from schemas.kernels.products import BLOCK
+from schemas.model.item_network import EncodedRows, ItemNetwork, encoder_fingerprint
 from schemas.model.network import AifNetwork
 from schemas.model.parameters import Parameters, parameters_of
 from schemas.model.random_inputs import draw_value

@@ -49,12 +49,12 @@ from schemas.kernels.bit_planes import (
     take_planes,
 )
 from schemas.kernels.compiled import kernel, part
+from schemas.kernels.hash_table import group_rows, open_table
 from schemas.kernels.vector_blocks import address, apart
 
 U = np.uint64
 BLOCK = 64 * LANES
 ALL = U(2**64 - 1)
-_HASH = U(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,36 +117,9 @@ def _lay_out(parts: Sequence[tuple[np.ndarray, int]], words_SQ: np.ndarray) -> A
 
 def _find_different(words_SQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(different words, how often each occurs)."""
-    table_T = np.zeros(1 << (2 * len(words_SQ)).bit_length(), np.int64)
     first_S, often_S = np.zeros((2, len(words_SQ)), np.int64)
-    different = _count_equal(words_SQ, table_T, first_S, often_S)
+    different = group_rows(words_SQ, open_table(len(words_SQ)), first_S, often_S)
     return words_SQ[first_S[:different]], often_S[:different]
-
-
-@kernel
-def _count_equal(words_SQ: np.ndarray, table_T: np.ndarray, first_S: np.ndarray, often_S: np.ndarray) -> int:
-    """first_S, often_S = where each different row of words occurs first, and how often; returns how many there are. table_T: zeros, a power of two."""
-    mask, different, width = U(table_T.shape[0] - 1), 0, words_SQ.shape[1]
-    for s in range(words_SQ.shape[0]):
-        key = U(0)
-        for q in range(width):
-            key = (key ^ (key >> U(29)) ^ words_SQ[s, q]) * _HASH
-        place = (key ^ (key >> U(32))) & mask
-        entry = table_T[place] - 1
-        while entry >= 0:
-            q = 0
-            while q < width and words_SQ[first_S[entry], q] == words_SQ[s, q]:
-                q += 1
-            if q == width:
-                break
-            place = (place + U(1)) & mask
-            entry = table_T[place] - 1
-        if entry < 0:
-            entry = different
-            table_T[place], first_S[entry] = entry + 1, s
-            different += 1
-        often_S[entry] += 1
-    return different
 
 
 @kernel

@@ -14,9 +14,9 @@ import numpy as np
 
 from schemas.errors import RejectedInput
 from schemas.ids import Id
+from schemas.kernels.hash_table import first_of_each, open_table
 from schemas.limits import CANDIDATES_MAX, UNKNOWN_ITEMS_NAMED_MAX
 from serving.engine.tables.changes import encode_ids
-from serving.engine.tables.lookup import first_of_each_int64
 from serving.engine.tables.tables import Tables
 
 
@@ -50,9 +50,8 @@ def find_candidates(tables: Tables, item_ids: Sequence[Id] | np.ndarray) -> Cand
 
 
 def _first_places(ids_C: np.ndarray) -> np.ndarray:
-    scratch_T = np.zeros(1 << (2 * len(ids_C)).bit_length(), np.int64)
     kept_C = np.empty(len(ids_C), np.int64)
-    return kept_C[: first_of_each_int64(ids_C, scratch_T, kept_C)]
+    return kept_C[: first_of_each(ids_C, open_table(len(ids_C)), kept_C)]
 
 
 def _split(ids: "np.ndarray | list[Id]", slots_C: np.ndarray) -> Candidates:

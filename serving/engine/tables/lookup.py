@@ -1,24 +1,22 @@
-"""Ids to slots: a compiled open-addressing table in plain arrays, so that two processes can share it.
+"""Ids to slots: the hash table of one version, whose entries are slots.
 
-Here: the kernels. Not here: where the arrays lie (slots.py), what a slot holds (tables.py).
-A table is uint64 [T, 2], T a power of two, load at most one half: (key, slot + 1), 0 in the second place = empty. The key is the int64 id, or a
-64-bit hash of a text id, whose bytes are then compared. A forgotten id leaves its table without a gap in any chain of entries, and its slot joins the list of
-free ones: the header has the first, `orders_R3[slot, 0]` the next (slot + 1, 0 = none).
+Here: the kernels. Not here: the hash table itself (schemas/kernels/hash_table.py), where the arrays lie (slots.py), what a slot holds (tables.py).
+The key is that of the int64 id, or a hash of a text id, whose bytes are then compared. The slot of a forgotten id joins the list of free ones: the header has
+the first, `orders_R3[slot, 0]` the next (slot + 1, 0 = none).
 Invariants: every kernel has one signature, so a flip never compiles; an unknown id is -1, never an index.
 
 Arrays: C ids asked for, T table entries, R slots of the version.
 Source: the idea of (key, slot) pairs at low load, whose first entries are asked for before they are compared: measured, 0.14 ms for 10^4 cold ids.
 """
 
-import numba
 import numpy as np
 
 from schemas.kernels.compiled import int64, kernel, part
 from schemas.kernels.compiled import uint64 as U
 from schemas.kernels.float32_code import prefetch
-from schemas.kernels.vector_blocks import address, load_word
+from schemas.kernels.hash_table import hash_bytes, is_same, mix, probe, remove
+from schemas.kernels.vector_blocks import address
 
-_MIX_1, _MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9)
 _AHEAD = 64  # entries of the table that are asked for before the first of them is read
 BLOCK = 64  # texts
 UNKNOWN = -1
@@ -28,28 +26,16 @@ HEADER_ROWS, HEADER_ID_BYTES, HEADER_DEAD, HEADER_FREE, HEADER_FREE_COUNT = 0, 1
 NO_ORDER = np.iinfo(np.int64).min  # below every order
 
 
-@numba.njit(inline="always")
-def _mix(x: int) -> int:
-    x ^= x >> U(32)
-    x *= _MIX_1
-    x ^= x >> U(29)
-    x *= _MIX_2
-    x ^= x >> U(32)
-    return x
-
-
 @kernel
 def find_int64(ids_C: np.ndarray, table_T2: np.ndarray, slots_C: np.ndarray) -> None:
     """slots_C (int64) = slot of each id, or -1. Slots of deleted ids are found too."""
     mask, count = U(table_T2.shape[0] - 1), ids_C.shape[0]
     for i in range(count + _AHEAD):
         if i < count:
-            slots_C[i] = int64(_mix(U(ids_C[i])) & mask)
+            slots_C[i] = int64(mix(U(ids_C[i])) & mask)
             prefetch(address(table_T2) + 16 * slots_C[i])
         if i >= _AHEAD:
-            key, place = U(ids_C[i - _AHEAD]), U(slots_C[i - _AHEAD])
-            while table_T2[place, 1] != U(0) and table_T2[place, 0] != key:
-                place = (place + U(1)) & mask
+            place = probe(table_T2, mix(U(ids_C[i - _AHEAD])), U(slots_C[i - _AHEAD]))
             slots_C[i - _AHEAD] = int64(table_T2[place, 1]) - 1
 
 
@@ -87,10 +73,8 @@ def place_int64(
     """As `find_int64`, and an unknown id gets a slot: -1 if its features' order is below `covered`, -2 when no slot is free."""
     mask = U(table_T2.shape[0] - 1)
     for i in range(ids_C.shape[0]):
-        key = U(ids_C[i])
-        place = _mix(key) & mask
-        while table_T2[place, 1] != U(0) and table_T2[place, 0] != key:
-            place = (place + U(1)) & mask
+        key = mix(U(ids_C[i]))
+        place = probe(table_T2, key, key & mask)
         slot = int64(table_T2[place, 1]) - 1
         if slot < 0 and orders_C3[i, 1] >= covered:
             slot = _take_slot(orders_R3, dead_R, header)
@@ -101,22 +85,13 @@ def place_int64(
 
 
 @part
-def _forget(place: int, is_hash: bool, orders_R3: np.ndarray, table_T2: np.ndarray, header: np.ndarray) -> None:
-    """Frees the slot of a table entry. Later entries of its chain move up, so that look-ups still find them."""
-    mask = U(table_T2.shape[0] - 1)
+def _forget(place: int, orders_R3: np.ndarray, table_T2: np.ndarray, header: np.ndarray) -> None:
+    """Removes an entry of the table and frees its slot."""
     slot = int64(table_T2[place, 1]) - 1
     orders_R3[slot, 0] = header[HEADER_FREE]
     header[HEADER_FREE] = slot + 1
     header[HEADER_FREE_COUNT] += 1
-    at = (place + U(1)) & mask
-    while table_T2[at, 1] != U(0):
-        key = table_T2[at, 0]
-        home = (key if is_hash else _mix(key)) & mask
-        if ((at - home) & mask) >= ((at - place) & mask):
-            table_T2[place, 0], table_T2[place, 1] = key, table_T2[at, 1]
-            place = at
-        at = (at + U(1)) & mask
-    table_T2[place, 1] = U(0)
+    remove(table_T2, place)
 
 
 @kernel
@@ -126,60 +101,24 @@ def forget_int64(
     """Frees the slots of those ids whose delete has a features' order below `covered`."""
     mask = U(table_T2.shape[0] - 1)
     for i in range(ids_C.shape[0]):
-        key = U(ids_C[i])
-        place = _mix(key) & mask
-        while table_T2[place, 1] != U(0) and table_T2[place, 0] != key:
-            place = (place + U(1)) & mask
+        key = mix(U(ids_C[i]))
+        place = probe(table_T2, key, key & mask)
         slot = int64(table_T2[place, 1]) - 1
         if slot >= 0 and dead_R[slot] != 0 and orders_R3[slot, 1] < covered:
-            _forget(place, False, orders_R3, table_T2, header)
+            _forget(place, orders_R3, table_T2, header)
 
 
 @part
-def _tail(bytes_N: np.ndarray, start: int, end: int) -> int:
-    """The last bytes of an id, fewer than eight, as a word."""
-    word = U(0)
-    for k in range(end - start):
-        word |= U(bytes_N[start + k]) << U(8 * k)
-    return word
-
-
-@part
-def _hash_text(bytes_N: np.ndarray, start: int, end: int) -> int:
-    h = U(end - start) * _MIX_1
-    at = start
-    while at + 8 <= end:
-        h = (h ^ load_word(address(bytes_N) + at)) * _MIX_2
-        h ^= h >> U(29)
-        at += 8
-    return _mix(h ^ _tail(bytes_N, at, end))
-
-
-@part
-def _same_text(one_N: np.ndarray, start: int, end: int, other_M: np.ndarray, at: int) -> bool:
-    """Whether two ids of equal length are the same."""
-    while start + 8 <= end:
-        if load_word(address(one_N) + start) != load_word(address(other_M) + at):
-            return False
-        start += 8
-        at += 8
-    return _tail(one_N, start, end) == _tail(other_M, at, at + end - start)
-
-
-@part
-def _probe_text(
-    bytes_N: np.ndarray, start: int, end: int, key: int, spans_R2: np.ndarray, stored_M: np.ndarray, table_T2: np.ndarray
-) -> int:
-    """Place in the table of an id, or of the empty entry where it belongs."""
+def _probe_text(text: int, size: int, key: int, spans_R2: np.ndarray, stored_M: np.ndarray, table_T2: np.ndarray) -> int:
+    """Place in the table of the id of `size` bytes at address `text`, or of the empty entry where it belongs."""
     mask = U(table_T2.shape[0] - 1)
-    place = key & mask
+    place = probe(table_T2, key, key & mask)
     while table_T2[place, 1] != U(0):
-        if table_T2[place, 0] == key:
-            slot = int64(table_T2[place, 1]) - 1
-            at = spans_R2[slot, 0]
-            if spans_R2[slot, 1] - at == end - start and _same_text(bytes_N, start, end, stored_M, at):
-                return place
-        place = (place + U(1)) & mask
+        slot = int64(table_T2[place, 1]) - 1
+        at = spans_R2[slot, 0]
+        if spans_R2[slot, 1] - at == size and is_same(text, address(stored_M) + at, size):
+            return place
+        place = probe(table_T2, key, (place + U(1)) & mask)
     return place
 
 
@@ -201,7 +140,7 @@ def find_text(
     for first in range(0, starts_C.shape[0] - 1, BLOCK):
         end = min(starts_C.shape[0] - 1, first + BLOCK)
         for i in range(first, end):
-            keys_B[i - first] = _hash_text(bytes_N, starts_C[i], starts_C[i + 1])
+            keys_B[i - first] = hash_bytes(address(bytes_N) + starts_C[i], starts_C[i + 1] - starts_C[i])
             prefetch(address(table_T2) + int64((keys_B[i - first] & mask) * U(16)))
         for i in range(first, end):
             slots_C[i] = max(0, int64(table_T2[keys_B[i - first] & mask, 1]) - 1)
@@ -209,7 +148,8 @@ def find_text(
         for i in range(first, end):
             prefetch(address(stored_M) + spans_R2[slots_C[i], 0])
         for i in range(first, end):
-            place = _probe_text(bytes_N, starts_C[i], starts_C[i + 1], keys_B[i - first], spans_R2, stored_M, table_T2)
+            size = starts_C[i + 1] - starts_C[i]
+            place = _probe_text(address(bytes_N) + starts_C[i], size, keys_B[i - first], spans_R2, stored_M, table_T2)
             slots_C[i] = int64(table_T2[place, 1]) - 1
 
 
@@ -242,8 +182,8 @@ def place_text(
     """As `find_text`, and an unknown id gets a slot: -1 if its features' order is below `covered`, -2 when no slot is free or its bytes have no room."""
     for i in range(starts_C.shape[0] - 1):
         start, end = starts_C[i], starts_C[i + 1]
-        key = _hash_text(bytes_N, start, end)
-        place = _probe_text(bytes_N, start, end, key, spans_R2, stored_M, table_T2)
+        key = hash_bytes(address(bytes_N) + start, end - start)
+        place = _probe_text(address(bytes_N) + start, end - start, key, spans_R2, stored_M, table_T2)
         slot = int64(table_T2[place, 1]) - 1
         if slot < 0 and orders_C3[i, 1] >= covered:
             slot = FULL
@@ -272,25 +212,8 @@ def forget_text(
 ) -> None:
     """Frees the slots of those ids whose delete has a features' order below `covered`."""
     for i in range(starts_C.shape[0] - 1):
-        start, end = starts_C[i], starts_C[i + 1]
-        place = _probe_text(bytes_N, start, end, _hash_text(bytes_N, start, end), spans_R2, stored_M, table_T2)
+        text, size = address(bytes_N) + starts_C[i], starts_C[i + 1] - starts_C[i]
+        place = _probe_text(text, size, hash_bytes(text, size), spans_R2, stored_M, table_T2)
         slot = int64(table_T2[place, 1]) - 1
         if slot >= 0 and dead_R[slot] != 0 and orders_R3[slot, 1] < covered:
-            _forget(place, True, orders_R3, table_T2, header)
-
-
-@kernel
-def first_of_each_int64(ids_C: np.ndarray, scratch_T: np.ndarray, kept_C: np.ndarray) -> int:
-    """Drops repeated ids: kept_C = places of the first of each; returns how many. scratch_T int64, zeros, a power of two >= 2 C; left as zeros."""
-    mask = U(scratch_T.shape[0] - 1)
-    kept = 0
-    for i in range(ids_C.shape[0]):
-        place = _mix(U(ids_C[i])) & mask
-        while scratch_T[place] != 0 and ids_C[scratch_T[place] - 1] != ids_C[i]:
-            place = (place + U(1)) & mask
-        if scratch_T[place] == 0:
-            scratch_T[place] = i + 1
-            kept_C[kept] = i
-            kept += 1
-    scratch_T[:] = 0
-    return kept
+            _forget(place, orders_R3, table_T2, header)

@@ -13,6 +13,7 @@ arguments and their errors' codes, and to the formats of topics, requests and in
 
 from aif.publisher import Publisher
 from infra.kafka.publisher import Delivered, Delivery
+from infra.kafka.security import KafkaConnection, KafkaSecurity
 from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, RejectedInput, Unavailable
 from schemas.events import Behaviour, CheckpointRecord, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
 from schemas.requests import AtLeast, Freshness, InlineBehaviour, PrerankRequest, RankAnswer, RankedItem, UserAnswer
@@ -33,6 +34,8 @@ __all__ = [
     "Incompatible",
     "InlineBehaviour",
     "ItemFeaturesUpdate",
+    "KafkaConnection",
+    "KafkaSecurity",
     "Misconfigured",
     "NewItem",
     "PrerankRequest",

@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from infra.broker.record import recorded_address
 from infra.folders import user_data_dir
+from infra.kafka.security import KafkaConnection, KafkaSecurity
 from schemas.errors import Misconfigured
 from schemas.limits import SHARDS_MAX
 
@@ -29,7 +30,23 @@ PREFIX = "AIF_"
 FILE_VARIABLE = "AIF_CONFIG"
 # Every section of every process: they share one environment, and a misspelt section must not be taken for that of another process.
 SECTIONS = frozenset(
-    {"kafka", "index", "broker", "log", "worker", "build", "canary", "rollback", "train", "serve", "engine", "users", "demo", "bench"}
+    {
+        "kafka",
+        "kafka_security",
+        "index",
+        "broker",
+        "log",
+        "worker",
+        "build",
+        "canary",
+        "rollback",
+        "train",
+        "serve",
+        "engine",
+        "users",
+        "demo",
+        "bench",
+    }
 )
 
 _SHOWN_AWS = frozenset({"AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"})
@@ -99,6 +116,7 @@ class ProcessSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid")
 
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
+    kafka_security: KafkaSecurity = Field(default_factory=KafkaSecurity)
     broker: BrokerSettings = Field(default_factory=BrokerSettings)
     index: IndexSettings = Field(default_factory=IndexSettings)
     log: LogSettings = Field(default_factory=LogSettings)
@@ -115,9 +133,9 @@ class ProcessSettings(BaseSettings):
         """What `load_settings` found, the environment of its caller's choice included, and nothing beside it."""
         return (init_settings,)
 
-    def bootstrap_servers(self) -> str:
-        """The broker's address: the named one, else the running local broker's. Misconfigured when there is neither."""
-        return self.kafka.bootstrap_servers or recorded_address(self.broker.data_dir)
+    def connection(self) -> KafkaConnection:
+        """The named broker, else the running local one, and how to connect to it. Raises Misconfigured (`no_broker`, `kafka_plain_text`)."""
+        return KafkaConnection(self.kafka.bootstrap_servers or recorded_address(self.broker.data_dir), self.kafka_security)
 
 
 class InfraSettings(ProcessSettings):
@@ -234,7 +252,9 @@ def _known(kind: type[ProcessSettings], tree: Mapping[str, Any], origin: str) ->
 def _unknown(origin: str, name: str, written: str, known: Mapping[str, str]) -> Misconfigured:
     """The error for an unknown name. `known` maps names to how they are written in the source, as `name` is `written`."""
     # The commonest slip is one underscore instead of two (AIF_KAFKA_TOPIC_PREFIX), which difflib does not find near.
-    near = [start for start in known if name.startswith(start)] or difflib.get_close_matches(name, known, n=1)
+    near = sorted((start for start in known if name.startswith(start)), key=len, reverse=True) or difflib.get_close_matches(
+        name, known, n=1
+    )
     hint = f"did you mean {known[near[0]]}?" if near else f"known here: {', '.join(known.values())};"
     return Misconfigured("unknown_setting", f"nothing reads {written} ({origin}); {hint} `aif config show` lists all settings")
 
@@ -272,6 +292,9 @@ def _misfit(kind: type[ProcessSettings], error: ValidationError, origins: Mappin
     first = error.errors(include_url=False)[0]
     section, name = (str(part) for part in (*first["loc"], "", "")[:2])
     origin = origins.get((section, name), "default")
+    if not name:  # a rule about several settings; the input is the whole section, secrets included
+        rule = first["msg"].removeprefix("Value error, ")
+        return Misconfigured("setting_invalid", f"[{section}]: {rule}; correct it and start again")
     wanted = 'expected a list, like ["a", "b"]' if first["type"] == "tuple_type" else first["msg"]
     shown = "not shown" if _is_secret(kind, section, name) else repr(first["input"])
     return Misconfigured("setting_invalid", f"{section}.{name} from {origin} is {shown}: {wanted}; correct it and start again")

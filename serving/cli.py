@@ -158,7 +158,7 @@ def verify_answers(
     settings = load_settings(ServerSettings, {"index": {"store": store}, "kafka": {"bootstrap_servers": bootstrap}})
     answers = read_answers(file)
     say(f"recomputing {len(answers) if sample is None else min(sample, len(answers))} of {len(answers)} answers ...")
-    report = recompute(answers, settings.index.store, settings.bootstrap_servers(), settings.kafka.topic_prefix, sample=sample)
+    report = recompute(answers, settings.index.store, settings.connection(), settings.kafka.topic_prefix, sample=sample)
     if as_json:
         report.figures(file.name, sample).print_json()
     else:

@@ -26,6 +26,7 @@ from prometheus_client.samples import Sample
 
 from infra.guarded_thread import GuardedThread
 from infra.kafka.producer import open_producer
+from infra.kafka.security import Bootstrap, refusal
 from infra.metrics import Metrics
 from schemas.events import ServerReport, encode_record
 from schemas.token import VersionToken
@@ -59,7 +60,13 @@ class Reporter:
     """Counts answers and sends a report every `every_s`. `note` and `note_parity` may be called from any thread. `current`: the version served now."""
 
     def __init__(
-        self, metrics: Metrics, bootstrap: str, prefix: str, server_id: str, every_s: float, current: Callable[[], VersionToken | None]
+        self,
+        metrics: Metrics,
+        bootstrap: Bootstrap,
+        prefix: str,
+        server_id: str,
+        every_s: float,
+        current: Callable[[], VersionToken | None],
     ) -> None:
         self._metrics, self._bootstrap, self._topic, self._server_id = metrics, bootstrap, prefix + SERVER_REPORTS, server_id
         self._every_s, self._current = every_s, current
@@ -159,7 +166,7 @@ class Reporter:
             self._say(str(error))
 
     def _delivered(self, sent_s: float, error: KafkaError | None, message: Message) -> None:
-        self._say("" if error is None else str(error))
+        self._say("" if error is None else str(refusal(self._bootstrap, error, f"topic {self._topic}") or error))
         kind, broker_ms = message.timestamp()
         if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
             self.clock.note(sent_s, (message.latency() or 0.0), broker_ms / 1000)

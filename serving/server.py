@@ -25,6 +25,7 @@ from infra.files import write_file_durably
 from infra.guarded_thread import count_faults, watch_threads
 from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
+from infra.kafka.security import KafkaTopics
 from infra.metrics import Metrics
 from infra.processes import stop_signals
 from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
@@ -78,10 +79,10 @@ class RankingServer:
         self.settings = settings
         self.metrics = Metrics()
         count_faults(self.metrics)
-        self.bootstrap = settings.bootstrap_servers()
+        self.bootstrap = settings.connection()
         self.control_log = ControlLog(open_index_store(settings.index.store, look=False))
         self.engine = Engine(_device(settings.engine.device), settings.serve.requests_max)
-        kafka = settings.kafka.model_copy(update={"bootstrap_servers": self.bootstrap})
+        kafka = KafkaTopics(self.bootstrap, settings.kafka.topic_prefix)
         self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.slot_bytes)
         self.ends = EndWatch(kafka)
         self.engine_metrics = EngineMetrics(self.metrics, self.engine, self.versions, self.ends.ages)

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 
 from infra.broker.record import recorded_address
+from infra.kafka.security import KafkaConnection
 from infra.settings import ProcessSettings, Section
 from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX, QUEUED_REQUESTS_MAX
 from schemas.requests import DEADLINE_MS_DEFAULT
@@ -70,6 +71,6 @@ class ServerSettings(ProcessSettings):
     engine: EngineSection = Field(default_factory=EngineSection)
     users: UsersSection = Field(default_factory=UsersSection)
 
-    def bootstrap_servers(self) -> str:
+    def connection(self) -> KafkaConnection:
         """As of every process; but where no broker is named, the address that the local one had last will do, because a server starts without it."""
-        return self.kafka.bootstrap_servers or recorded_address(self.broker.data_dir, running=False)
+        return KafkaConnection(self.kafka.bootstrap_servers or recorded_address(self.broker.data_dir, running=False), self.kafka_security)

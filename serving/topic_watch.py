@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import check_topic_ids, fetch_topics, topic_gone
+from infra.kafka.security import Bootstrap
 from infra.metrics import Metrics
 from schemas.errors import Incompatible, Unavailable
 
@@ -21,7 +22,7 @@ _log = logging.getLogger("aif.serving.topics")
 class TopicWatch:
     """`known`: ids of the index's topics, by name without prefix. `last_error`: what is wrong with them; empty if nothing is."""
 
-    def __init__(self, bootstrap: str, prefix: str, known: Mapping[str, str], metrics: Metrics, every_s: float = _EVERY_S) -> None:
+    def __init__(self, bootstrap: Bootstrap, prefix: str, known: Mapping[str, str], metrics: Metrics, every_s: float = _EVERY_S) -> None:
         self._bootstrap, self._prefix, self._known, self._every_s = bootstrap, prefix, dict(known), every_s
         self._gone = metrics.gauge("topics_gone")
         self._stopping = threading.Event()

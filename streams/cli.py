@@ -48,7 +48,7 @@ def worker(
     where = {
         "data_dir": str(settings.worker.data_dir.resolve()),
         "index_store": settings.index.store,
-        "kafka": settings.bootstrap_servers(),
+        "kafka": str(settings.connection()),
         "topic_prefix": settings.kafka.topic_prefix,
     }
     print_data(where, as_json)

@@ -26,10 +26,13 @@ from typing import Any, NoReturn, Protocol
 
 import faust
 from faust.assignor.partition_assignor import PartitionAssignor
+from faust.auth import OAuthCredentials, SASLCredentials, SSLCredentials
 from faust.tables.manager import TableManager
 from faust.types import TP
 
+from infra.kafka.aiokafka_options import aiokafka_options
 from infra.kafka.reader import SourceRecord
+from infra.kafka.security import Bootstrap
 from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
 from schemas.limits import RECORD_BYTES_MAX
 from streams.core.batching import Partition, plan_batches
@@ -171,9 +174,24 @@ class ShellApp(faust.App):
         return transport
 
 
+def faust_broker(bootstrap: Bootstrap) -> dict[str, Any]:
+    """Faust's settings `broker` and, unless the connection is plain, `broker_credentials`. Raises Misconfigured (infra/kafka/security.py)."""
+    options = aiokafka_options(bootstrap)
+    settings: dict[str, Any] = {"broker": [f"kafka://{address}" for address in options["bootstrap_servers"]]}
+    context, mechanism = options.get("ssl_context"), options.get("sasl_mechanism")
+    if mechanism == "OAUTHBEARER":
+        settings["broker_credentials"] = OAuthCredentials(oauth_cb=options["sasl_oauth_token_provider"], ssl_context=context)
+    elif mechanism is not None:
+        name, password = options["sasl_plain_username"], options["sasl_plain_password"]
+        settings["broker_credentials"] = SASLCredentials(username=name, password=password, ssl_context=context, mechanism=mechanism)
+    elif context is not None:
+        settings["broker_credentials"] = SSLCredentials(context)
+    return settings
+
+
 def make_app(
     group: str,
-    bootstrap: str,
+    bootstrap: Bootstrap,
     prefix: str,
     folder: Path,
     ownership: Ownership,
@@ -185,7 +203,7 @@ def make_app(
     give_every_offset()
     app = ShellApp(
         group,
-        broker=[f"kafka://{address}" for address in bootstrap.split(",")],
+        **faust_broker(bootstrap),
         datadir=str(folder),
         autodiscover=False,
         web_enabled=False,

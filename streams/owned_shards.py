@@ -16,6 +16,7 @@ from pathlib import Path
 from infra.clock import Clock
 from infra.index.store import IndexStore
 from infra.kafka.reader import SourceRecord
+from infra.kafka.security import Bootstrap
 from schemas.errors import Incompatible
 from schemas.index.control import ControlState
 from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
@@ -32,7 +33,7 @@ class OwnedShards:
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap: Bootstrap,
         prefix: str,
         folder: Path,
         index: ControlState,

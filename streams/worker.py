@@ -69,7 +69,7 @@ class Worker:
         self._registry = Metrics()
         count_faults(self._registry)
         self.metrics = WorkerMetrics(self._registry)
-        self.bootstrap, self.prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+        self.bootstrap, self.prefix = settings.connection(), settings.kafka.topic_prefix
         self.folder: Path = settings.worker.data_dir.resolve()
         self.store = open_index_store(settings.index.store)
         self.control_log = ControlLog(self.store)
@@ -92,7 +92,7 @@ class Worker:
         if self.settings.worker.apply_topics:
             apply_topics(self.bootstrap, self.prefix, index.shards, index.user_partitions)
         else:
-            for change in plan_topics(fetch_topics(self.bootstrap, self.prefix), index.shards, index.user_partitions):
+            for change in plan_topics(fetch_topics(self.bootstrap, self.prefix, settings=True), index.shards, index.user_partitions):
                 _log.warning("topic differs from the table: %s", change)
         if self.control_log.refresh().init is None:
             check_holds_no_shard(self.folder, self.store.url)

@@ -5,6 +5,7 @@ Source: Apache Kafka 4.3 documentation, "Broker Configs" and "KRaft".
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # One node: every internal topic has one replica, and few partitions, because each costs files and start time.
@@ -43,15 +44,29 @@ LOG4J2_XML = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
-def encode_server_properties(log_dir: Path, port: int, controller_port: int) -> str:
+@dataclass(frozen=True)
+class SecureListeners:
+    """Further ports of the local broker, with TLS or a login, for whoever tries how clients connect: Kafka's name of a protocol to a port; and `properties`,
+    which name the broker's certificate, its logins, and its authorizer."""
+
+    ports: Mapping[str, int] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+def encode_server_properties(log_dir: Path, port: int, controller_port: int, more: SecureListeners | None = None) -> str:
     """server.properties for a node whose data is in `log_dir`."""
+    more = more or SecureListeners()
+    clients = [f"{name}://127.0.0.1:{at}" for name, at in {"PLAINTEXT": port, **more.ports}.items()]
+    protocols = [_SINGLE_NODE["listener.security.protocol.map"], *(f"{name}:{name}" for name in more.ports)]
     return _encode(
         {
             **_SINGLE_NODE,
             "log.dirs": str(log_dir),
-            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+            "listeners": ",".join([*clients, f"CONTROLLER://127.0.0.1:{controller_port}"]),
+            "advertised.listeners": ",".join(clients),
+            "listener.security.protocol.map": ",".join(protocols),
             "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+            **more.properties,
         }
     )
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from infra.broker.jars import KAFKA_VERSION, fetch_jars
-from infra.broker.properties import LOG4J2_XML, decode_properties, encode_meta_properties, encode_server_properties
+from infra.broker.properties import LOG4J2_XML, SecureListeners, decode_properties, encode_meta_properties, encode_server_properties
 from infra.broker.record import BrokerRecord, is_held, note_end, read_record, running_broker, take_lock, write_record
 from infra.files import write_file_durably
 from infra.folders import user_cache_dir
@@ -60,11 +60,11 @@ class Broker:
         self.child.kill()
 
 
-def start_broker(data_dir: Path, detach: bool = False, *, maven_url: str = "") -> Broker:
+def start_broker(data_dir: Path, detach: bool = False, *, maven_url: str = "", more: SecureListeners | None = None) -> Broker:
     """Start a broker on `data_dir` (made and formatted when new) and return once it answers.
 
     `detach=False`: a child that dies with this process. `detach=True`: it stays until `stop_broker`. Its jars are kept in the user's cache
-    folder. Incompatible when another broker holds the directory, Unavailable when it does not come up.
+    folder. `more`: ports beside the plain one on loopback. Incompatible when another broker holds the directory, Unavailable when it does not come up.
     """
     data_dir = data_dir.resolve()
     lock = take_lock(data_dir)
@@ -75,7 +75,7 @@ def start_broker(data_dir: Path, detach: bool = False, *, maven_url: str = "") -
         class_path = fetch_jars(cache, maven_url)
         for remaining in reversed(range(_PORT_TRIES)):
             try:
-                return _start_locked(data_dir, lock, class_path, cache, detach)
+                return _start_locked(data_dir, lock, class_path, cache, detach, more)
             except Unavailable as error:
                 # Between the choice of a port and its use another program may take it; then choose again.
                 if remaining == 0 or "Address already in use" not in error.message:
@@ -106,18 +106,22 @@ def answers(bootstrap_servers: str, timeout_s: float = 1.0) -> bool:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    from infra.kafka.security import client_config
+
+    client = AdminClient(client_config(bootstrap_servers))
     try:
         return bool(client.list_topics(timeout=timeout_s).brokers)
     except KafkaException:
         return False
 
 
-def _start_locked(data_dir: Path, lock: IO[bytes], class_path: Sequence[Path], cache: Path, detach: bool) -> Broker:
+def _start_locked(
+    data_dir: Path, lock: IO[bytes], class_path: Sequence[Path], cache: Path, detach: bool, more: SecureListeners | None
+) -> Broker:
     """REQUIRES: `lock` is the held lock of `data_dir`; the broker inherits it and so keeps it for as long as it lives."""
     port, controller_port = _choose_ports(read_record(data_dir))
     properties = data_dir / "server.properties"
-    write_file_durably(properties, encode_server_properties(data_dir / "log", port, controller_port).encode())
+    write_file_durably(properties, encode_server_properties(data_dir / "log", port, controller_port, more).encode())
     write_file_durably(data_dir / "log4j2.xml", LOG4J2_XML.encode())
     cluster_id = _format(data_dir, class_path, cache)
     log_path = data_dir / "broker.log"

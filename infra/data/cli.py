@@ -170,7 +170,7 @@ def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
         )
     publisher = open_publisher(settings, "aif-import")
     topic = settings.kafka.topic_prefix + USER_BEHAVIOURS
-    if len(catalogue.sources.history) and any(end_offsets(settings.bootstrap_servers(), topic).values()):
+    if len(catalogue.sources.history) and any(end_offsets(settings.connection(), topic).values()):
         say(f"warning: {topic} holds records already; if these files were imported before, stop this (Ctrl-C) and {_ONCE}")
     return publisher
 

@@ -272,7 +272,7 @@ def _check_lag(version: int, force: bool) -> None:
         say(f"warning: no server can load version {version}: {error}")
         return
     try:
-        behind = describe_lag(fetch_lag(settings.bootstrap_servers(), settings.kafka.topic_prefix, log.store, status))
+        behind = describe_lag(fetch_lag(settings.connection(), settings.kafka.topic_prefix, log.store, status))
     except AifError as error:
         say(f"warning: whether version {version} has what was published last is not known: {error}")
         return

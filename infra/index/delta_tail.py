@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from infra.closeable import Closeable
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import TopicFollower
+from infra.kafka.security import Bootstrap
 from schemas.index.layout import DeltaHeader, find_delta
 from schemas.topics import INDEX_DELTAS
 
@@ -16,7 +17,7 @@ from schemas.topics import INDEX_DELTAS
 class DeltaTail(Closeable):
     """At first the last `records` records of each partition, then what is new. For one thread, which closes it."""
 
-    def __init__(self, bootstrap: str, prefix: str, records: int, deadline_s: float) -> None:
+    def __init__(self, bootstrap: Bootstrap, prefix: str, records: int, deadline_s: float) -> None:
         self._bootstrap, self._prefix, self._records, self._deadline_s = bootstrap, prefix, records, deadline_s
         self._follower: TopicFollower | None = None
         self._newest: dict[int, DeltaHeader] = {}

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from infra.index.delta_tail import DeltaTail
 from infra.index.parts import read_manifest
 from infra.index.store import IndexStore
+from infra.kafka.security import Bootstrap
 from schemas.index.control import VersionStatus
 from schemas.index.layout import DeltaHeader
 from schemas.topics import SHARD_TOPICS
@@ -24,7 +25,7 @@ _AGAIN_S = 1.0  # a version's watermark follows the others' at once, unless it i
 Offsets = tuple[int, ...]  # of a shard, in the order of SHARD_TOPICS
 
 
-def fetch_lag(bootstrap: str, prefix: str, store: IndexStore, status: VersionStatus) -> dict[int, int]:
+def fetch_lag(bootstrap: Bootstrap, prefix: str, store: IndexStore, status: VersionStatus) -> dict[int, int]:
     """For each shard in which the version lacks some: how many source records are in the rows of other versions and not in its own. Raises Unavailable
     (`kafka_unreachable`)."""
     manifest = read_manifest(store, status)

@@ -7,6 +7,7 @@ by name. No setting of an existing topic shrinks, and no topic is deleted. The n
 belongs to another index. `apply_topics` returns when every partition has a leader. No question about a topic makes one.
 """
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import OFFSET_END, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
-    AdminClient,
     AlterConfigOpType,
     ClusterMetadata,
     ConfigEntry,
@@ -27,6 +27,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from infra.kafka.admin_client import KafkaAdmin
+from infra.kafka.security import Bootstrap
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, TOPICS
@@ -47,11 +49,10 @@ _FIXED_TOPICS = (ITEM_FEATURES, NEW_ITEMS)
 _FLAGS = {GROW: "--allow-growth", CLEANUP: "--allow-cleanup"}  # of `aif topics apply`
 
 _REQUEST_S_MIN, _REQUEST_S_MAX = 0.2, 10.0
+_LOOK_S_MAX = 2.0  # a broker that refuses the login answers nothing, which is noticed between two looks
 _DEADLINE_S = 30.0
 _PAUSE_S = 0.05
-_WATCH_S = 1.0
 _REPLICATION = 3  # where there are as many brokers; two of them must have a record before it is acknowledged
-_PERMANENT = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.INVALID_CONFIG})
 
 _log = logging.getLogger("aif.kafka.topics")
 T = TypeVar("T")
@@ -59,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FoundTopic:
-    """A topic as it is on the broker: its number of partitions, every setting that the broker reports, and Kafka's id of it."""
+    """A topic as it is on the broker: its number of partitions, its settings where they were asked for, and Kafka's id of it."""
 
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict)
@@ -104,14 +105,14 @@ def _size(value: str) -> float:
     return float("inf") if value == "-1" else float(value) if value.isdigit() else -1.0
 
 
-def apply_topics(bootstrap: str, prefix: str, shards: int, user_partitions: int, *, allow: Iterable[str] = ()) -> list[TopicChange]:
+def apply_topics(bootstrap: Bootstrap, prefix: str, shards: int, user_partitions: int, *, allow: Iterable[str] = ()) -> list[TopicChange]:
     """Make the broker's topics those of the table. Returns the changes that were made.
 
     `allow` may name GROW and CLEANUP; LEFT differences stay, and are logged. Raises before anything is changed Incompatible (`topic_change_refused`;
     `other_partitions` for surplus partitions of an item topic), and Unavailable (`kafka_unreachable`, `kafka_timed_out`).
     """
     broker = _Broker(bootstrap, _DEADLINE_S)
-    found = broker.topics(prefix)
+    found = broker.topics(prefix, settings=True)
     check_surplus(found, prefix, shards)
     planned = plan_topics(found, shards, user_partitions)
     changes = [c for c in planned if c.kind not in LEFT]
@@ -134,17 +135,19 @@ def apply_topics(bootstrap: str, prefix: str, shards: int, user_partitions: int,
     return changes
 
 
-def fetch_topics(bootstrap: str, prefix: str, *, deadline_s: float = _DEADLINE_S) -> dict[str, FoundTopic]:
-    """The topics of the table that exist under `prefix`, by name without prefix. Raises Unavailable (`kafka_unreachable`)."""
-    return _Broker(bootstrap, deadline_s).topics(prefix)
+def fetch_topics(bootstrap: Bootstrap, prefix: str, *, deadline_s: float = _DEADLINE_S, settings: bool = False) -> dict[str, FoundTopic]:
+    """The topics of the table that exist under `prefix`, by name without prefix; `settings`: with their settings, which takes the right DescribeConfigs.
+
+    Raises Unavailable (`kafka_unreachable`, `kafka_login_failed`, `kafka_tls_failed`, `kafka_not_authorized`)."""
+    return _Broker(bootstrap, deadline_s).topics(prefix, settings)
 
 
-def topic_ids(bootstrap: str, prefix: str) -> dict[str, str]:
+def topic_ids(bootstrap: Bootstrap, prefix: str) -> dict[str, str]:
     """Kafka's id of every topic of the table that exists, by name without prefix. A topic that was made again has another id."""
     return {name: found.topic_id for name, found in fetch_topics(bootstrap, prefix).items()}
 
 
-def check_topic_id(bootstrap: str, topic: str, topic_id: str, *, deadline_s: float = _DEADLINE_S) -> None:
+def check_topic_id(bootstrap: Bootstrap, topic: str, topic_id: str, *, deadline_s: float = _DEADLINE_S) -> None:
     """Raises Incompatible (`other_topic`) unless `topic`, the whole name, has that id; Unavailable (`unknown_topic`, `kafka_unreachable`). Any id will do, and
     nobody is asked, where `topic_id` is ""."""
     if topic_id and (found := _Broker(bootstrap, deadline_s).id_of(topic)) != topic_id:
@@ -177,7 +180,7 @@ def other_topic(topic: str, known: str, found: str) -> Incompatible:
 
 
 def describe_index(
-    bootstrap: str, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str, *, deadline_s: float = _DEADLINE_S
+    bootstrap: Bootstrap, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str, *, deadline_s: float = _DEADLINE_S
 ) -> "Init":
     """The identity of the index that these settings and the topics on this broker make (A1). Raises Incompatible (`other_partitions`)."""
     from schemas.index.control import Init  # needs numpy, which a publisher does without
@@ -216,19 +219,19 @@ def _refuse_partitions(others: Mapping[str, int], prefix: str, shards: int) -> N
         )
 
 
-def end_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S, open_too: bool = False) -> dict[int, int]:
+def end_offsets(bootstrap: Bootstrap, topic: str, *, deadline_s: float = _DEADLINE_S, open_too: bool = False) -> dict[int, int]:
     """The offset up to which readers can read, by partition: after the newest record, but before the first one of an open transaction. `topic` is the whole
     name, prefix included. `open_too`: count records of open transactions too. Raises Unavailable (`unknown_topic`, `kafka_unreachable`)."""
     isolation = IsolationLevel.READ_UNCOMMITTED if open_too else IsolationLevel.READ_COMMITTED
     return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.latest(), isolation)
 
 
-def start_offsets(bootstrap: str, topic: str, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:
+def start_offsets(bootstrap: Bootstrap, topic: str, *, deadline_s: float = _DEADLINE_S) -> dict[int, int]:
     """The offset of the oldest retained record, by partition. `topic` is the whole name. Raises as `end_offsets`."""
     return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.earliest())
 
 
-def offsets_at(bootstrap: str, topic: str, time_ms: int) -> dict[int, int]:
+def offsets_at(bootstrap: Bootstrap, topic: str, time_ms: int) -> dict[int, int]:
     """The offset of the first record of `time_ms` or later, by partition; the end where there is none. `topic` is the whole name. Raises as
     `end_offsets`."""
     found = _Broker(bootstrap, _DEADLINE_S).offsets(topic, OffsetSpec.for_timestamp(time_ms))
@@ -236,88 +239,57 @@ def offsets_at(bootstrap: str, topic: str, time_ms: int) -> dict[int, int]:
     return {p: offset if offset >= 0 else ends[p] for p, offset in found.items()}
 
 
-def newest_time_ms(bootstrap: str, topic: str) -> int | None:
+def newest_time_ms(bootstrap: Bootstrap, topic: str) -> int | None:
     """The time of the newest record of a topic, by its records; None where it has none. `topic` is the whole name. Raises as `end_offsets`."""
     times = _Broker(bootstrap, _DEADLINE_S).times(topic, OffsetSpec.max_timestamp())
     return max((time_ms for time_ms in times.values() if time_ms >= 0), default=None)
-
-
-class PartitionWatch:
-    """Asks again and again how many partitions topics have, over a connection of its own: on a consumer's, a question waits half a second for its fetch."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self._bootstrap, self._admin = bootstrap, _open_admin(bootstrap)
-
-    def count(self, topic: str) -> int:
-        """Partitions of a topic (whole name), 0 where there is none. Raises Unavailable (`kafka_unreachable`) within a second."""
-        try:
-            return len(self._admin.list_topics(topic, timeout=_WATCH_S).topics[topic].partitions)
-        except KafkaException as error:
-            raise Unavailable("kafka_unreachable", f"broker {self._bootstrap}: {error}; is it up (`aif broker status`)?") from error
-
-
-class EndReader:
-    """Reads the ends of topics again and again, over one connection."""
-
-    def __init__(self, bootstrap: str) -> None:
-        self._bootstrap, self._admin = bootstrap, _open_admin(bootstrap)
-
-    def read(self, topic: str, partitions: int) -> list[int]:
-        """The end of each partition of a topic (whole name), before the first record of an open transaction. Raises Unavailable (`kafka_unreachable`) within
-        seconds."""
-        asked = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(partitions)}
-        try:
-            answers = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_REQUEST_S_MIN)
-            found = {tp.partition: answer.result().offset for tp, answer in answers.items()}
-        except KafkaException as error:
-            raise Unavailable("kafka_unreachable", f"broker {self._bootstrap}: {error}; is it up (`aif broker status`)?") from error
-        if missing := sorted(p for p in range(partitions) if found.get(p, -1) < 0):
-            raise Unavailable(
-                "kafka_unreachable", f"broker {self._bootstrap} gave no end of {topic} {missing}; is it up (`aif broker status`)?"
-            )
-        return [found[p] for p in range(partitions)]
-
-
-def _open_admin(bootstrap: str) -> AdminClient:
-    return AdminClient(
-        {
-            "bootstrap.servers": bootstrap,
-            "log_level": 2,
-            "reconnect.backoff.max.ms": 1_000,
-            "allow.auto.create.topics": False,  # or a question about a missing topic would make one, with one partition, where a broker allows it
-        }
-    )
 
 
 class _Broker:
     """The admin client of one call. Every request is repeated until the call's deadline, because a broker that starts, and a topic that was just made, answer
     with errors at first."""
 
-    def __init__(self, bootstrap: str, deadline_s: float) -> None:
+    def __init__(self, bootstrap: Bootstrap, deadline_s: float) -> None:
         self._bootstrap, self._deadline_s = bootstrap, deadline_s
         self._request_s = min(_REQUEST_S_MAX, max(deadline_s, _REQUEST_S_MIN))
         self._end = time.monotonic() + deadline_s
-        self._admin = _open_admin(bootstrap)
+        self._told = KafkaAdmin(bootstrap)
+        self._admin = self._told.client
 
-    def topics(self, prefix: str) -> dict[str, FoundTopic]:
+    def topics(self, prefix: str, settings: bool) -> dict[str, FoundTopic]:
         """Topics of the table under `prefix`, by name without prefix."""
         there = self._metadata().topics
         names = [t.name for t in TOPICS if prefix + t.name in there]
+        self._check_visible([prefix + t.name for t in TOPICS if prefix + t.name not in there])
         if not names:
             return {}
         full = [prefix + name for name in names]
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in full]
-        described = self._ask(lambda: self._admin.describe_topics(TopicCollection(full), request_timeout=self._request_s))
-        configs = self._ask(lambda: self._admin.describe_configs(resources, request_timeout=self._request_s))
-        by_name = {resource.name: {k: entry.value for k, entry in values.items()} for resource, values in configs.items()}
+        described = self._ask(lambda: self._admin.describe_topics(TopicCollection(full), request_timeout=self._request_s), f"topics {full}")
+        by_name: dict[str, dict[str, str]] = {}
+        if settings:
+            resources = [ConfigResource(ResourceType.TOPIC, name) for name in full]
+            what = f"the settings of topics {full}"
+            configs = self._ask(lambda: self._admin.describe_configs(resources, request_timeout=self._request_s), what)
+            by_name = {resource.name: {k: entry.value for k, entry in values.items()} for resource, values in configs.items()}
+        found = {name: described[prefix + name] for name in names}
         return {
-            name: FoundTopic(len(described[prefix + name].partitions), by_name[prefix + name], str(described[prefix + name].topic_id))
-            for name in names
+            name: FoundTopic(len(topic.partitions), by_name.get(prefix + name, {}), str(topic.topic_id)) for name, topic in found.items()
         }
+
+    def _check_visible(self, missing: list[str]) -> None:
+        """A topic that this client may not describe looks as one that does not exist, and must not be taken for a deleted one."""
+        if not missing:
+            return
+        for topic, future in self._admin.describe_topics(TopicCollection(missing), request_timeout=self._request_s).items():
+            try:
+                future.result()
+            except KafkaException as error:
+                if refused := self._told.refusal(error.args[0], f"topic {topic}"):
+                    raise refused from error
 
     def id_of(self, topic: str) -> str:
         """Kafka's id of a topic."""
-        found = self._ask(lambda: self._admin.describe_topics(TopicCollection([topic]), request_timeout=self._request_s))
+        found = self._ask(lambda: self._admin.describe_topics(TopicCollection([topic]), request_timeout=self._request_s), f"topic {topic}")
         return str(found[topic].topic_id)
 
     def times(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
@@ -328,13 +300,13 @@ class _Broker:
             answers = self._admin.list_offsets({TopicPartition(topic, p): spec for p in partitions}, request_timeout=self._request_s)
             return {tp.partition: answer.result().timestamp for tp, answer in answers.items()}
 
-        return self._retry(times)
+        return self._retry(times, f"topic {topic}")
 
     def offsets(self, topic: str, spec: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED) -> dict[int, int]:
         """Offset of every partition of a topic."""
 
         def offsets() -> dict[int, int]:
-            found = self._admin.list_topics(topic, timeout=self._request_s).topics[topic]
+            found = self._admin.list_topics(topic, timeout=min(self._request_s, _LOOK_S_MAX)).topics[topic]
             if found.error is not None:
                 raise KafkaException(found.error)
             asked = {TopicPartition(topic, p): spec for p in found.partitions}
@@ -345,7 +317,7 @@ class _Broker:
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, f"no offset of {topic} {missing}"))
             return offsets
 
-        return self._retry(offsets)
+        return self._retry(offsets, f"topic {topic}")
 
     def apply(self, prefix: str, change: TopicChange) -> None:
         """Carry out one change."""
@@ -354,18 +326,21 @@ class _Broker:
             self._create(name, change)
         elif change.kind == GROW:
             grown = NewPartitions(name, int(change.after.split()[0]))
-            self._ask(lambda: self._admin.create_partitions([grown], request_timeout=self._request_s))
+            self._ask(lambda: self._admin.create_partitions([grown], request_timeout=self._request_s), f"more partitions of topic {name}")
         else:
             entries = [ConfigEntry(k, v, incremental_operation=AlterConfigOpType.SET) for k, v in change.config.items()]
             resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-            self._ask(lambda: self._admin.incremental_alter_configs([resource], request_timeout=self._request_s))
+            self._ask(
+                lambda: self._admin.incremental_alter_configs([resource], request_timeout=self._request_s), f"new settings of topic {name}"
+            )
 
     def _create(self, name: str, change: TopicChange) -> None:
         """Another process may make it at the same time; `apply_topics` of both sees the same table."""
         replication = min(_REPLICATION, len(self._metadata().brokers))
         config = {**change.config, "min.insync.replicas": str(max(1, replication - 1))}
         new = NewTopic(name, num_partitions=int(change.after.split()[0]), replication_factor=replication, config=config)
-        self._ask(lambda: self._admin.create_topics([new], request_timeout=self._request_s), fine=KafkaError.TOPIC_ALREADY_EXISTS)
+        request = functools.partial(self._admin.create_topics, [new], request_timeout=self._request_s)
+        self._ask(request, f"creating topic {name}", fine=KafkaError.TOPIC_ALREADY_EXISTS)
 
     def wait_for_leaders(self, prefix: str, shards: int, user_partitions: int) -> None:
         """A topic that was just created answers nothing until its partitions have leaders."""
@@ -373,9 +348,9 @@ class _Broker:
             self._pause(f"leaders of {waiting}")
 
     def _metadata(self) -> ClusterMetadata:
-        return self._retry(lambda: self._admin.list_topics(timeout=self._request_s))
+        return self._retry(lambda: self._admin.list_topics(timeout=min(self._request_s, _LOOK_S_MAX)), "the list of topics")
 
-    def _ask(self, ask: Callable[[], Mapping[Any, Future[T]]], fine: int | None = None) -> dict[Any, T]:
+    def _ask(self, ask: Callable[[], Mapping[Any, Future[T]]], what: str, fine: int | None = None) -> dict[Any, T]:
         """The results of a request's futures; `fine` is an error code that counts as done."""
 
         def results() -> dict[Any, T]:
@@ -386,20 +361,22 @@ class _Broker:
                     return {}
                 raise
 
-        return self._retry(results)
+        return self._retry(results, what)
 
-    def _retry(self, ask: Callable[[], T]) -> T:
+    def _retry(self, ask: Callable[[], T], what: str) -> T:
         while True:
             try:
                 return ask()
             except KafkaException as error:
                 code, text = error.args[0].code(), error.args[0].str()
-                if code in _PERMANENT or time.monotonic() > self._end:
+                if refused := self._told.refusal(error.args[0], what):
+                    raise refused from error
+                if code == KafkaError.INVALID_CONFIG or time.monotonic() > self._end:
                     unknown = code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
-                    what = "unknown_topic", "`aif doctor` says whether `aif topics apply` may make it"
+                    kind = "unknown_topic", "`aif doctor` says whether `aif topics apply` may make it"
                     if not unknown:
-                        what = "kafka_unreachable", "is it up (`aif broker status`)?"
-                    raise Unavailable(what[0], f"broker {self._bootstrap}: {text} after {self._deadline_s:g} s; {what[1]}") from error
+                        kind = "kafka_unreachable", "is it up (`aif broker status`)?"
+                    raise Unavailable(kind[0], f"broker {self._bootstrap}: {text} after {self._deadline_s:g} s; {kind[1]}") from error
             time.sleep(_PAUSE_S)
 
     def _pause(self, what: str) -> None:

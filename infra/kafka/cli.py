@@ -31,7 +31,7 @@ def plan(as_json: AsJson = False) -> None:
     from infra.kafka.admin import fetch_topics, plan_topics
 
     settings = read_settings()
-    found = fetch_topics(settings.bootstrap_servers(), settings.kafka.topic_prefix)
+    found = fetch_topics(settings.connection(), settings.kafka.topic_prefix, settings=True)
     _print_changes(plan_topics(found, settings.index.shards, settings.index.user_partitions), as_json)
 
 
@@ -48,7 +48,7 @@ def apply(
     from infra.kafka.admin import CLEANUP, GROW, apply_topics, describe_index
 
     settings = read_settings()
-    bootstrap, prefix, index = settings.bootstrap_servers(), settings.kafka.topic_prefix, settings.index
+    bootstrap, prefix, index = settings.connection(), settings.kafka.topic_prefix, settings.index
     allow = [kind for kind, given in ((GROW, allow_growth), (CLEANUP, allow_cleanup)) if given]
     log = ControlLog(open_index_store(index.store))
     check_index_settings(log.refresh(), index.shards, index.user_partitions, index.id_kind)  # before a topic is changed

@@ -62,7 +62,7 @@ def list_letters(
     from infra.kafka.redrive import read_dead_letters
 
     settings = read_settings()
-    where = settings.bootstrap_servers(), settings.kafka.topic_prefix
+    where = settings.connection(), settings.kafka.topic_prefix
     chosen = _filter(disposition, code, partition, since_s, contains)
     topics, sent = _topics() if topic is None else [_known(topic)], _redriven(settings)
     letters = (letter for name in topics for letter in read_dead_letters(*where, name) if chosen.takes(letter))
@@ -87,7 +87,7 @@ def show_letter(
     from schemas.errors import Incompatible
 
     settings, place = read_settings(), f"{topic}/{partition}/{offset}/{index}"
-    letters = read_dead_letters(settings.bootstrap_servers(), settings.kafka.topic_prefix, _known(topic))
+    letters = read_dead_letters(settings.connection(), settings.kafka.topic_prefix, _known(topic))
     newest = deque((letter for letter in letters if letter.place == place), maxlen=1)  # of several where the topic was made again
     if not newest:
         raise Incompatible("no_such_dead_letter", f"{place} is not in dlq.{topic}; `aif dlq list {topic}` shows what is")
@@ -129,7 +129,7 @@ def redrive(
     from schemas.topics import TOPICS
 
     settings, chosen = read_settings(), _filter(disposition, code, partition, since_s, contains)
-    bootstrap, prefix, store = settings.bootstrap_servers(), settings.kafka.topic_prefix, open_index_store(settings.index.store)
+    bootstrap, prefix, store = settings.connection(), settings.kafka.topic_prefix, open_index_store(settings.index.store)
     sent = read_sent(store, bootstrap, prefix, _known(topic), take_over)
     letters = plan_redrive(read_dead_letters(bootstrap, prefix, topic), topic, chosen, sent.identities, maximum)
     if not letters:

@@ -13,6 +13,7 @@ from typing import Any
 
 from infra.closeable import Closeable
 from infra.kafka.reader import SourceRecord
+from infra.kafka.security import Bootstrap
 from schemas.errors import Unavailable
 
 _ANSWER_MS_MAX = 5_000
@@ -24,7 +25,7 @@ _PAUSE_S = 0.1
 class LogGaps(Closeable):
     """One connection, opened at the first question. For one thread, in which no event loop runs."""
 
-    def __init__(self, bootstrap: str, deadline_s: float = 5.0) -> None:
+    def __init__(self, bootstrap: Bootstrap, deadline_s: float = 5.0) -> None:
         self._bootstrap, self._deadline_s = bootstrap, deadline_s
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,8 +91,10 @@ class LogGaps(Closeable):
     async def _connect(self, topic: str) -> Any:
         from aiokafka.client import AIOKafkaClient
 
+        from infra.kafka.aiokafka_options import aiokafka_options
+
         if self._client is None:
-            client = AIOKafkaClient(bootstrap_servers=self._bootstrap.split(","), request_timeout_ms=2 * _ANSWER_MS_MAX)
+            client = AIOKafkaClient(**aiokafka_options(self._bootstrap), request_timeout_ms=2 * _ANSWER_MS_MAX)
             try:
                 await client.bootstrap()
             except BaseException:
@@ -108,7 +111,7 @@ class LogGaps(Closeable):
 
 
 def with_skipped_offsets(
-    records: Iterable[SourceRecord], bootstrap: str, prefix: str, topic: str, partition: int, begin: int, end: int
+    records: Iterable[SourceRecord], bootstrap: Bootstrap, prefix: str, topic: str, partition: int, begin: int, end: int
 ) -> Iterator[SourceRecord]:
     """The records of a partition from `begin` to before `end`, and between them a skipped one for every offset that a transaction took. Raises as
     `LogGaps.skipped_to`."""

@@ -10,18 +10,19 @@ from collections.abc import Callable
 
 from confluent_kafka import KafkaError, Producer
 
+from infra.kafka.security import Bootstrap, client_config
 from schemas.limits import MIB
 
 _MESSAGE_BYTES_MAX = 8 * MIB  # more than any topic takes: the broker decides
 _QUEUE_KIB_MAX = 64 * 1024
 
 
-def open_producer(bootstrap: str, delivery_s_max: float, on_error: Callable[[KafkaError], None] | None = None) -> Producer:
+def open_producer(bootstrap: Bootstrap, delivery_s_max: float, on_error: Callable[[KafkaError], None] | None = None) -> Producer:
     """A producer that tries for `delivery_s_max` seconds to deliver a record (0: for ever). `on_error` is called within `poll`, also at the end of each
     connection."""
     return Producer(
         {
-            "bootstrap.servers": bootstrap,
+            **client_config(bootstrap, on_error),
             "enable.idempotence": True,
             "acks": "all",
             "partitioner": "murmur2_random",
@@ -32,7 +33,5 @@ def open_producer(bootstrap: str, delivery_s_max: float, on_error: Callable[[Kaf
             "queue.buffering.max.kbytes": _QUEUE_KIB_MAX,
             "reconnect.backoff.max.ms": 1_000,
             "allow.auto.create.topics": False,
-            "log_level": 2,
-            **({} if on_error is None else {"error_cb": on_error}),
         }
     )

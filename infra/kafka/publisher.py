@@ -28,6 +28,7 @@ from infra.extras import name_missing_extra
 from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import FoundTopic, check_surplus, fetch_topics
 from infra.kafka.producer import open_producer
+from infra.kafka.security import Bootstrap, refusal
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.events import (
     Behaviour,
@@ -89,7 +90,7 @@ class Publisher:
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap: Bootstrap,
         prefix: str,
         source: str,
         shards: int,
@@ -98,6 +99,8 @@ class Publisher:
         *,
         delivery_s_max: float = _DELIVERY_S_MAX,
     ) -> None:
+        self._bootstrap = bootstrap
+        self._fatal: KafkaError | None = None  # after which the client sends nothing
         self._prefix, self._source, self._kind, self._shards = prefix, source, IdKind(id_kind), shards
         self._surplus: Incompatible | None = None  # partitions that somebody has added
         cached = functools.lru_cache(_PARTITIONS_CACHED_MAX)
@@ -228,7 +231,10 @@ class Publisher:
     def _serve_callbacks(self) -> None:
         looked_s = float("-inf")
         while not self._ended.is_set():
-            self._producer.poll(_POLL_S)
+            try:
+                self._producer.poll(_POLL_S)
+            except KafkaException as error:  # it is fatal: the client then gives its records back as purged
+                self._fatal = error.args[0]
             if time.monotonic() > looked_s + _LOOK_EVERY_S:
                 self._look_at_partitions()
                 looked_s = time.monotonic()
@@ -296,7 +302,9 @@ class Publisher:
 
     def _note_failure(self, topic: str, partition: int, error: KafkaError) -> str:
         """Counts a record that was not delivered, for the next `flush`; the reason in words."""
-        reason = f"{topic} partition {partition}: {error.str()}"
+        error = self._fatal or error
+        refused = refusal(self._bootstrap, error, f"topic {self._prefix}{topic}")
+        reason = refused.message if refused else f"{topic} partition {partition}: {error.str()}"
         with self._noting:
             self._failed, self._first_failure = self._failed + 1, self._first_failure or reason
         return reason
@@ -305,12 +313,12 @@ class Publisher:
 def open_publisher(settings: "InfraSettings", client: str) -> Publisher:
     """A publisher for the broker and the topics that the settings name; `client` is the sender that its records name. Raises as `count_partitions`, and
     Misconfigured (`no_broker`)."""
-    bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+    bootstrap, prefix = settings.connection(), settings.kafka.topic_prefix
     shards, user_partitions = count_partitions(bootstrap, prefix)
     return Publisher(bootstrap, prefix, client, shards, user_partitions, settings.index.id_kind)
 
 
-def count_partitions(bootstrap: str, prefix: str) -> tuple[int, int]:
+def count_partitions(bootstrap: Bootstrap, prefix: str) -> tuple[int, int]:
     """Partitions of the item topics and of the user topics, as the broker has them: a wrong number would send ids to other shards.
 
     Raises Unavailable (`unknown_topic`, `kafka_unreachable`).

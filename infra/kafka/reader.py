@@ -24,6 +24,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from infra.closeable import Closeable
 from infra.kafka.admin import check_topic_id, end_offsets, start_offsets
+from infra.kafka.security import Bootstrap, client_config, refusal
 from schemas.errors import AifError, Incompatible, Unavailable
 
 _BATCH_RECORDS = 1_000
@@ -33,6 +34,7 @@ _QUEUE_KIB_MAX = 64 * 1024  # of one consumer, all partitions together
 # The broker is away for the moment: librdkafka reconnects by itself, so a follower just has nothing to give.
 _TRANSIENT = frozenset(
     {
+        KafkaError.GROUP_AUTHORIZATION_FAILED,  # librdkafka asks about the group that the client names and never joins; readers need no right on groups
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
         KafkaError._RESOLVE,
@@ -73,7 +75,7 @@ class TopicFollower(Closeable):
     `topic_id`: Kafka's id of the topic in which the offsets mean something; "" if any topic of that name will do.
     """
 
-    def __init__(self, bootstrap: str, topic: str, positions: Mapping[int, int], *, prefix: str = "", topic_id: str = "") -> None:
+    def __init__(self, bootstrap: Bootstrap, topic: str, positions: Mapping[int, int], *, prefix: str = "", topic_id: str = "") -> None:
         self.topic = topic
         self.positions: dict[int, int] = dict(positions)
         self._bootstrap, self._full_name, self._topic_id = bootstrap, prefix + topic, topic_id
@@ -162,8 +164,11 @@ class TopicFollower(Closeable):
             partition, offset = _place(message)
             self.positions[partition] = max(self.positions[partition], offset)
         elif error.code() not in _TRANSIENT:
-            raise _read_error(error, self.topic, self.positions)
+            raise self._failure(error)
         return None
+
+    def _failure(self, error: KafkaError) -> AifError:
+        return refusal(self._bootstrap, error, f"topic {self._full_name}") or _read_error(error, self.topic, self.positions)
 
     def _check_exists(self) -> None:
         """librdkafka waits for a topic that does not exist without a word; we say so once it is missing for a while."""
@@ -176,11 +181,11 @@ class TopicFollower(Closeable):
             return
         self._missing_since = self._missing_since or time.monotonic()
         if time.monotonic() - self._missing_since > _TOPIC_MISSING_S_MAX:
-            raise _read_error(found.error, self.topic, self.positions)
+            raise self._failure(found.error)
 
 
 def read_topic(
-    bootstrap: str,
+    bootstrap: Bootstrap,
     topic: str,
     *,
     start: Mapping[int, int] | None = None,
@@ -212,7 +217,7 @@ def read_topic(
 
 
 def _plan_range(
-    bootstrap: str, topic: str, start: Mapping[int, int] | None, end: Mapping[int, int] | None
+    bootstrap: Bootstrap, topic: str, start: Mapping[int, int] | None, end: Mapping[int, int] | None
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Start and end offset of every partition to read, checked against the log."""
     oldest, newest = start_offsets(bootstrap, topic), end_offsets(bootstrap, topic)
@@ -229,10 +234,10 @@ def _plan_range(
     return begins, ends
 
 
-def _open_consumer(bootstrap: str, on_error: Callable[[KafkaError], None]) -> Consumer:
+def _open_consumer(bootstrap: Bootstrap, on_error: Callable[[KafkaError], None]) -> Consumer:
     return Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            **client_config(bootstrap, on_error),
             "group.id": f"aif-reader-{uuid.uuid4().hex}",  # the client wants one; it never joins a group
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
@@ -243,8 +248,6 @@ def _open_consumer(bootstrap: str, on_error: Callable[[KafkaError], None]) -> Co
             "fetch.error.backoff.ms": 50,
             "reconnect.backoff.max.ms": 1_000,
             "queued.max.messages.kbytes": _QUEUE_KIB_MAX,
-            "log_level": 2,
-            "error_cb": on_error,
         }
     )
 

@@ -48,6 +48,7 @@ from infra.kafka.dead_letters import (
 )
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord, read_topic
+from infra.kafka.security import Bootstrap
 from schemas.errors import Corrupted, Incompatible, RejectedInput, Unavailable
 from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
 
@@ -116,7 +117,7 @@ class Redriven:
     headers: Headers
 
 
-def read_dead_letters(bootstrap: str, prefix: str, topic: str) -> Iterator[DeadLetter]:
+def read_dead_letters(bootstrap: Bootstrap, prefix: str, topic: str) -> Iterator[DeadLetter]:
     """Yields the dead letters of an input topic in the order in which they came, each identity once: a letter may have been sent again after a crash.
 
     Raises what `read_topic` raises.
@@ -221,7 +222,7 @@ def _list_runs(store: IndexStore) -> dict[str, list[str]]:
     return {f"{folder}begin": [end for name in ("end", "late") if (end := folder + name) in paths] for folder in folders}
 
 
-def read_sent(store: IndexStore, bootstrap: str, prefix: str, topic: str, take_over: bool) -> Sent:
+def read_sent(store: IndexStore, bootstrap: Bootstrap, prefix: str, topic: str, take_over: bool) -> Sent:
     """What earlier runs have sent of `topic`, a run without an end included.
 
     Raises Unavailable (`redrive_running`) when there is such a run and `take_over` does not say that it is dead, Corrupted (`bad_audit`).
@@ -262,7 +263,7 @@ def _read_audit(store: IndexStore, path: str, *names: str) -> Mapping[str, Any]:
         ) from error
 
 
-def _find_sent(bootstrap: str, prefix: str, topic: str, ends: Mapping[int, int], begin: str) -> set[Identity]:
+def _find_sent(bootstrap: Bootstrap, prefix: str, topic: str, ends: Mapping[int, int], begin: str) -> set[Identity]:
     """What a dead run had sent: the records after its begin that say so. Raises Incompatible (`redrive_unknown`) if retention removed some of them."""
     try:
         records = read_topic(bootstrap, topic, start=ends, prefix=prefix)
@@ -305,7 +306,7 @@ def _json(fields: Mapping[str, Any]) -> bytes:
 
 def run_redrive(
     store: IndexStore,
-    bootstrap: str,
+    bootstrap: Bootstrap,
     prefix: str,
     topic: str,
     before: Sent,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from infra.kafka.admin import end_offsets
 from infra.kafka.dead_letters import dead_letter_topic, decode_dead_letter, truncate_oversized
 from infra.kafka.reader import SourceRecord, read_topic
+from infra.kafka.security import Bootstrap
 from schemas.errors import Corrupted
 
 _KNOWN_MAX = 100_000  # 20 MB
@@ -22,7 +23,7 @@ Letter = tuple[int, int, int, int]  # partition, offset, index, checksum
 class SentLetters:
     """The dead letters of one input topic as far as `look` has read. For one thread."""
 
-    def __init__(self, bootstrap: str, prefix: str, topic: str) -> None:
+    def __init__(self, bootstrap: Bootstrap, prefix: str, topic: str) -> None:
         self._bootstrap, self._prefix, self._topic = bootstrap, prefix, topic
         self._known: OrderedDict[Letter, None] = OrderedDict()
         self._read_to: Mapping[int, int] | None = None

@@ -84,7 +84,7 @@ def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlSta
     from schemas.topics import MODEL_CHECKPOINTS
 
     try:
-        bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+        bootstrap, prefix = settings.connection(), settings.kafka.topic_prefix
         found = fetch_topics(bootstrap, prefix, deadline_s=3.0)
         ends = {name: end_offsets(bootstrap, prefix + name, deadline_s=3.0) for name in found}
     except AifError as error:

@@ -89,14 +89,14 @@ def check_settings(settings: InfraSettings) -> Finding:
 def check_broker(settings: InfraSettings) -> Finding:
     """Whether it answers, and how fast."""
     began = time.monotonic()
-    fetch_topics(settings.bootstrap_servers(), settings.kafka.topic_prefix, deadline_s=_ASK_S_MAX)
-    return Finding("broker", OK, f"{settings.bootstrap_servers()} answers in {(time.monotonic() - began) * 1e3:.0f} ms")
+    fetch_topics(settings.connection(), settings.kafka.topic_prefix, deadline_s=_ASK_S_MAX)
+    return Finding("broker", OK, f"{settings.connection()} answers in {(time.monotonic() - began) * 1e3:.0f} ms")
 
 
 def check_topics(settings: InfraSettings) -> Finding:
     """Whether they are those of the table, and of the index. Another number of partitions or another cleanup policy loses events."""
     prefix = settings.kafka.topic_prefix
-    found = fetch_topics(settings.bootstrap_servers(), prefix, deadline_s=_ASK_S_MAX)
+    found = fetch_topics(settings.connection(), prefix, deadline_s=_ASK_S_MAX, settings=True)
     if (index := ControlLog(open_index_store(settings.index.store)).refresh().init) is not None:
         check_topic_ids(index.topic_ids, {name: topic.topic_id for name, topic in found.items()}, prefix)
         if gone := [f"{prefix}{name}" for name in index.topic_ids if name not in found]:
@@ -149,7 +149,7 @@ def check_features(settings: InfraSettings) -> Finding:
     if served is None:
         return Finding("features", OK, "no version is served")
     schema = look.read_schema(store, served.checkpoint_sha256)
-    topics = settings.bootstrap_servers(), settings.kafka.topic_prefix, IdKind(settings.index.id_kind), _ASK_S_MAX
+    topics = settings.connection(), settings.kafka.topic_prefix, IdKind(settings.index.id_kind), _ASK_S_MAX
     updates = look.read_newest_updates(*topics)
     unknown, unread = look.find_unknown_features(schema, updates), look.find_unread_values(schema, updates)
     narrow = look.find_unread_embedding(schema, look.read_newest_embeddings(*topics))
@@ -175,7 +175,7 @@ def check_features(settings: InfraSettings) -> Finding:
 
 def check_retention(settings: InfraSettings) -> Finding:
     """Whether the logs still hold what each shard needs next, and what a new owner of it would need."""
-    bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+    bootstrap, prefix = settings.connection(), settings.kafka.topic_prefix
     try:
         gone, bare = find_gaps(bootstrap, prefix, open_index_store(settings.index.store), _ASK_S_MAX)
     except AifError as error:

@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
 from infra.clock import Clock
 from infra.closeable import Closeable
@@ -20,7 +19,9 @@ from infra.index.control_log import ControlLog
 from infra.index.delta_tail import DeltaTail
 from infra.index.verify import CheckpointFaults
 from infra.kafka.admin import end_offsets
-from schemas.errors import AifError, Unavailable
+from infra.kafka.admin_client import KafkaAdmin
+from infra.kafka.security import Bootstrap
+from schemas.errors import AifError
 from schemas.index.control import ControlState
 from schemas.index.layout import DeltaHeader
 from schemas.index.manifest import CHECKPOINT_REPAIR
@@ -65,7 +66,7 @@ class Sample:
 class Inspector(Closeable):
     """Keeps its place in index-deltas between two samples. Use as a context manager."""
 
-    def __init__(self, bootstrap: str, prefix: str, control_log: ControlLog, clock: Clock, servers: Sequence[str] = ()) -> None:
+    def __init__(self, bootstrap: Bootstrap, prefix: str, control_log: ControlLog, clock: Clock, servers: Sequence[str] = ()) -> None:
         self._bootstrap, self._prefix, self._log, self._clock, self._servers = bootstrap, prefix, control_log, clock, servers
         self._tail = DeltaTail(bootstrap, prefix, _TAIL_RECORDS, _ASK_S_MAX)
         self._checkpoints = CheckpointFaults(control_log.store)
@@ -107,14 +108,14 @@ class Inspector(Closeable):
 
     def _fetch_workers(self) -> dict[str, list[int]]:
         """Members of the workers' group and the shards that each owns."""
-        client = AdminClient({"bootstrap.servers": self._bootstrap, "log_level": 0})
+        admin = KafkaAdmin(self._bootstrap)
         group = f"{self._prefix}shards"
         try:
-            found = client.describe_consumer_groups([group], request_timeout=_ASK_S_MAX)[group].result()
+            found = admin.client.describe_consumer_groups([group], request_timeout=_ASK_S_MAX)[group].result()
         except KafkaException as error:
             if error.args[0].code() in _NO_GROUP_YET:
                 return {}
-            raise Unavailable("kafka_unreachable", f"the group {group} cannot be described: {error}; is the broker up?") from error
+            raise admin.unreachable(error.args[0], f"group {group}") from error
         features = self._prefix + ITEM_FEATURES
         return {
             f"{member.client_id}@{member.host.lstrip('/')}#{member.member_id[-6:]}": sorted(

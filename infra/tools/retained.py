@@ -8,11 +8,12 @@ the snapshots in the store. Not here: the refusals (streams/shard/start.py, stre
 from collections.abc import Mapping
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
-from confluent_kafka.admin import AdminClient
 
 from infra.index.delta_tail import DeltaTail
 from infra.index.store import IndexStore
 from infra.kafka.admin import start_offsets
+from infra.kafka.admin_client import KafkaAdmin
+from infra.kafka.security import Bootstrap
 from schemas.errors import AifError
 from schemas.index.snapshot import decode_snapshot
 from schemas.topics import SHARD_TOPICS
@@ -22,7 +23,7 @@ _TAIL_RECORDS = 20  # of a partition of index-deltas: each says how far its shar
 Offsets = Mapping[str, int]  # by source topic
 
 
-def find_gaps(bootstrap: str, prefix: str, store: IndexStore, deadline_s: float) -> tuple[list[str], list[str]]:
+def find_gaps(bootstrap: Bootstrap, prefix: str, store: IndexStore, deadline_s: float) -> tuple[list[str], list[str]]:
     """What is gone before its shard had it, and what is gone that no snapshot has, shard by shard. Raises Unavailable."""
     starts = {topic: start_offsets(bootstrap, prefix + topic, deadline_s=deadline_s) for topic in SHARD_TOPICS}
     # index-deltas forgets sooner than its sources: after a long absence only the group knows how far a shard was.
@@ -45,15 +46,15 @@ def _describe_missing(shard: int, next_offsets: Offsets, start: Offsets) -> str:
     return f"shard {shard}: " + ", ".join(parts) if parts else ""
 
 
-def _read_told(bootstrap: str, prefix: str, deadline_s: float) -> dict[int, Offsets]:
+def _read_told(bootstrap: Bootstrap, prefix: str, deadline_s: float) -> dict[int, Offsets]:
     """By shard the next offsets that readers were told last."""
     with DeltaTail(bootstrap, prefix, _TAIL_RECORDS, deadline_s) as tail:
         return {shard: dict(zip(SHARD_TOPICS, told.next_offsets, strict=True)) for shard, told in tail.newest().items()}
 
 
-def _fetch_committed(bootstrap: str, prefix: str, deadline_s: float) -> dict[int, Offsets]:
+def _fetch_committed(bootstrap: Bootstrap, prefix: str, deadline_s: float) -> dict[int, Offsets]:
     """By shard the next offsets that the workers' group has committed, a moment behind the shard's own; without the shards that nobody has had yet."""
-    client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    client = KafkaAdmin(bootstrap).client
     group = f"{prefix}shards"
     try:
         asked = client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=deadline_s)

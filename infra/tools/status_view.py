@@ -24,7 +24,7 @@ _LATE_S, _LATE_RECORDS = 2.0, 10_000
 def watch_status(settings: InfraSettings, every_s: float, servers: Sequence[str], as_json: bool) -> None:
     """Draws until Ctrl-C."""
     log = ControlLog(open_index_store(settings.index.store))
-    with Inspector(settings.bootstrap_servers(), settings.kafka.topic_prefix, log, SystemClock(), servers) as inspector:
+    with Inspector(settings.connection(), settings.kafka.topic_prefix, log, SystemClock(), servers) as inspector:
         try:
             if as_json or not sys.stdout.isatty():
                 _print_lines(inspector, every_s)

@@ -14,6 +14,7 @@ from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import read_topic
+from infra.kafka.security import Bootstrap
 from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord, Record, decode_updates
 from schemas.features import FeatureSchema, Kind, Scope
 from schemas.ids import Id, IdKind
@@ -62,18 +63,18 @@ def find_unread_embedding(schema: FeatureSchema, updates: Iterable[NewItem]) -> 
     return next(((u.item_id, len(u.embedding)) for u in updates if schema.multimodal and len(u.embedding) != schema.mm_width), None)
 
 
-def read_newest_updates(bootstrap: str, prefix: str, id_kind: IdKind, deadline_s: float) -> list[ItemFeaturesUpdate]:
+def read_newest_updates(bootstrap: Bootstrap, prefix: str, id_kind: IdKind, deadline_s: float) -> list[ItemFeaturesUpdate]:
     """The accepted updates of the newest records of some partitions of item-features. Raises as `read_topic`."""
     return _read_newest(ITEM_FEATURES, ItemFeaturesRecord, ItemFeaturesUpdate, bootstrap, prefix, id_kind, deadline_s)
 
 
-def read_newest_embeddings(bootstrap: str, prefix: str, id_kind: IdKind, deadline_s: float) -> list[NewItem]:
+def read_newest_embeddings(bootstrap: Bootstrap, prefix: str, id_kind: IdKind, deadline_s: float) -> list[NewItem]:
     """The same of new-items."""
     return _read_newest(NEW_ITEMS, NewItemsRecord, NewItem, bootstrap, prefix, id_kind, deadline_s)
 
 
 def _read_newest(
-    name: str, record_type: type[Record], update_type: type[_Update], bootstrap: str, prefix: str, id_kind: IdKind, deadline_s: float
+    name: str, record_type: type[Record], update_type: type[_Update], bootstrap: Bootstrap, prefix: str, id_kind: IdKind, deadline_s: float
 ) -> list[_Update]:
     oldest, newest = (offsets(bootstrap, prefix + name, deadline_s=deadline_s) for offsets in (start_offsets, end_offsets))
     ends = {p: newest[p] for p in sorted(newest)[:_PARTITIONS_MAX]}

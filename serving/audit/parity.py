@@ -27,6 +27,7 @@ import torch
 from infra.figures import Figures, Measured
 from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore, open_index_store
+from infra.kafka.security import Bootstrap
 from schemas.errors import Corrupted, RejectedInput
 from schemas.events import describe_errors
 from schemas.ids import Id, IdKind, decode_id, encode_index_key
@@ -128,7 +129,9 @@ def _decode_line(line: str, number: int) -> RecordedAnswer:
     return RecordedAnswer(request, answer)
 
 
-def recompute(answers: Sequence[RecordedAnswer], store_url: str, bootstrap: str, topic_prefix: str, sample: int | None = None) -> Report:
+def recompute(
+    answers: Sequence[RecordedAnswer], store_url: str, bootstrap: Bootstrap, topic_prefix: str, sample: int | None = None
+) -> Report:
     """Recomputes answers, or `sample` of them at even distances. Raises Corrupted, Incompatible, Unavailable if files or log cannot be read."""
     torch.set_num_threads(1)  # the products are small, and on a busy machine OpenMP's spinning threads make this ten times slower
     started, report = time.monotonic(), Report(answers=len(answers))
@@ -144,7 +147,7 @@ def recompute(answers: Sequence[RecordedAnswer], store_url: str, bootstrap: str,
 
 
 def _audit_version(
-    store: IndexStore, token: VersionToken, group: Sequence[RecordedAnswer], bootstrap: str, prefix: str, report: Report
+    store: IndexStore, token: VersionToken, group: Sequence[RecordedAnswer], bootstrap: Bootstrap, prefix: str, report: Report
 ) -> None:
     manifest = read_named_manifest(store, token)
     ids = _DecodedIds(manifest.layout.id_kind)

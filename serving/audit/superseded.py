@@ -34,7 +34,7 @@ def describe_superseded(settings: ProcessSettings, candidates: Iterable[Id]) -> 
     ids = {decode_id(one, kind) for one in candidates}
     orders = find_orders(store, manifest, [encode_index_key(one) for one in ids])
     newest = {one: order_of(orders[key]) for one in ids if (key := encode_index_key(one)) in orders}
-    bootstrap, topic = settings.bootstrap_servers(), settings.kafka.topic_prefix + ITEM_FEATURES
+    bootstrap, topic = settings.connection(), settings.kafka.topic_prefix + ITEM_FEATURES
     begins, ends = start_offsets(bootstrap, topic), end_offsets(bootstrap, topic)
     used = {partition_of(one, shards) for one in ids}
     start = {p: max(begins[p], ends[p] - RECORDS_MAX) for p in used}

@@ -26,7 +26,7 @@ def read_history(settings: ProcessSettings, user_id: str) -> dict[str, Any]:
     init = ControlLog(open_index_store(settings.index.store)).refresh().init
     if init is None:
         raise Incompatible("no_index", f"{settings.index.store} holds no index; set AIF_INDEX__STORE as it is for the server")
-    bootstrap, prefix, partitions = settings.bootstrap_servers(), settings.kafka.topic_prefix, init.user_partitions
+    bootstrap, prefix, partitions = settings.connection(), settings.kafka.topic_prefix, init.user_partitions
     user = decode_id(user_id, init.id_kind)
     partition = partition_of(user, partitions)
     history = UserHistory()

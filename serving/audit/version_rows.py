@@ -14,6 +14,7 @@ import numpy as np
 from infra.index.parts import read_full_part, read_incremental_part
 from infra.index.store import IndexStore
 from infra.kafka.reader import read_topic
+from infra.kafka.security import Bootstrap
 from schemas.errors import Corrupted
 from schemas.index.digest import merge_parts
 from schemas.index.layout import RowLayout, decode_increment, find_delta
@@ -82,7 +83,7 @@ class VersionRows:
         self._deltas: dict[int, list[DeltaAt]] = {}
         self._next: dict[int, int] = {}
 
-    def read_deltas(self, bootstrap: str, prefix: str, version: int, ends: Mapping[int, int]) -> None:
+    def read_deltas(self, bootstrap: Bootstrap, prefix: str, version: int, ends: Mapping[int, int]) -> None:
         """Reads the version's delta records up to `ends` (offset per shard). Raises Incompatible (`offset_gone`) if the log lost them."""
         starts = self._sealed.positions
         self._deltas = {shard: [] for shard in starts}

@@ -25,6 +25,7 @@ from infra.guarded_thread import GuardedThread
 from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
+from infra.kafka.security import Bootstrap
 from infra.kafka.sent_letters import SentLetters
 from infra.metrics import Metrics
 from schemas.errors import AifError, Unavailable
@@ -49,7 +50,7 @@ class UserDeadLetters:
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap: Bootstrap,
         prefix: str,
         store: UserStore,
         metrics: Metrics,

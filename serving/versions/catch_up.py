@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from infra.settings import KafkaSettings
+from infra.kafka.security import KafkaTopics
 from schemas.errors import AifError, Incompatible, Unavailable
 from serving.engine.loop.resident import Resident
 from serving.versions.deltas import check_positions
@@ -41,7 +41,7 @@ class Followed(Protocol):
 class CatchUp:
     """`topic_id`: Kafka's id of the index's index-deltas, "" if it is not known. Used by the follower's thread."""
 
-    def __init__(self, kafka: KafkaSettings, topic_id: Callable[[], str], stopped: threading.Event) -> None:
+    def __init__(self, kafka: KafkaTopics, topic_id: Callable[[], str], stopped: threading.Event) -> None:
         self._kafka, self._topic_id, self._stopped = kafka, topic_id, stopped
         self._looked_s = 0.0
 

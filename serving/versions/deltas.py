@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import check_topic_id, end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, TopicFollower
-from infra.settings import KafkaSettings
+from infra.kafka.security import KafkaTopics
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.layout import DeltaRecord, RowLayout, find_delta
 from schemas.index.manifest import describe_repair
@@ -30,11 +30,11 @@ RETRY_S = 0.5
 RECORDS_MAX = 64
 
 
-def check_positions(kafka: KafkaSettings, version: int, positions: Mapping[int, int], topic_id: str, deadline_s: float) -> dict[int, int]:
+def check_positions(kafka: KafkaTopics, version: int, positions: Mapping[int, int], topic_id: str, deadline_s: float) -> dict[int, int]:
     """The end offset of every partition now. Raises Incompatible: `delta_position_gone` if the log lost records after the `positions` of a version,
     `other_topic` if it has another id than `topic_id`, that of the index's own ("": not known); Unavailable after about `deadline_s` without an answer."""
     topic = kafka.topic_prefix + INDEX_DELTAS
-    bootstrap = kafka.bootstrap_servers
+    bootstrap = kafka.bootstrap
     check_topic_id(bootstrap, topic, topic_id, deadline_s=deadline_s)
     starts, ends = start_offsets(bootstrap, topic, deadline_s=deadline_s), end_offsets(bootstrap, topic, deadline_s=deadline_s)
     for partition, position in positions.items():
@@ -64,7 +64,7 @@ class DeltaFollower:
     def __init__(
         self,
         engine: Engine,
-        kafka: KafkaSettings,
+        kafka: KafkaTopics,
         resident: Resident,
         topic_id: str,
         on_stranger: Callable[[SourceRecord], None],
@@ -103,7 +103,7 @@ class DeltaFollower:
 
     def _follow(self) -> None:
         """Until stopped, or the engine no longer has the version."""
-        bootstrap, prefix = self._kafka.bootstrap_servers, self._kafka.topic_prefix
+        bootstrap, prefix = self._kafka.bootstrap, self._kafka.topic_prefix
         with TopicFollower(bootstrap, INDEX_DELTAS, self._positions, prefix=prefix, topic_id=self._topic_id) as follower:
             while not self._stopped.is_set():
                 for record in follower.poll(RECORDS_MAX, POLL_S):

@@ -8,8 +8,8 @@ import threading
 import time
 
 from infra.guarded_thread import GuardedThread
-from infra.kafka.admin import EndReader
-from infra.settings import KafkaSettings
+from infra.kafka.security import KafkaTopics
+from infra.kafka.watches import EndReader
 from schemas.errors import Unavailable
 from schemas.topics import SHARD_TOPICS
 from serving.core.row_ages import Offsets as Watermark
@@ -21,7 +21,7 @@ LOOK_S = 0.5
 class EndWatch:
     """The thread. `ages` may be called from any thread, before `start` too."""
 
-    def __init__(self, kafka: KafkaSettings) -> None:
+    def __init__(self, kafka: KafkaTopics) -> None:
         self._kafka, self._ends, self._shards = kafka, SourceEnds(), 0
         self._stopped = threading.Event()
         self._thread = GuardedThread(self._run, "source-ends", self._stopped)
@@ -42,7 +42,7 @@ class EndWatch:
         return self._ends.ages(watermark, time.monotonic())
 
     def _run(self) -> None:
-        reader, prefix = EndReader(self._kafka.bootstrap_servers), self._kafka.topic_prefix
+        reader, prefix = EndReader(self._kafka.bootstrap), self._kafka.topic_prefix
         while not self._stopped.is_set():
             at_s = time.monotonic()  # before the question: what comes later than it may be missing in the answer
             try:

@@ -31,7 +31,7 @@ from infra.index.control_log import ControlLog
 from infra.index.parts import read_checkpoint_copy, read_manifest
 from infra.index.store import open_index_store
 from infra.kafka.reader import SourceRecord
-from infra.settings import KafkaSettings
+from infra.kafka.security import KafkaTopics
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.layout import row_layout
@@ -87,7 +87,7 @@ class VersionFollower:
     """
 
     def __init__(
-        self, engine: Engine, store_url: str, kafka: KafkaSettings, poll_s: float = 0.2, slot_bytes: int = 0, grace_s: float = GRACE_S
+        self, engine: Engine, store_url: str, kafka: KafkaTopics, poll_s: float = 0.2, slot_bytes: int = 0, grace_s: float = GRACE_S
     ) -> None:
         self._engine, self._store_url, self._kafka, self._poll_s, self._grace_s = engine, store_url, kafka, poll_s, grace_s
         self._store = open_index_store(store_url, look=False)

@@ -99,7 +99,7 @@ class _Run:
         self.settings, self.start, self.to, self.pace = settings, start, to, pace
         self.store = open_index_store(settings.index.store)
         self.state: ControlState = ControlLog(self.store).refresh()
-        self.source: ReplaySource = open_replay_source(settings.bootstrap_servers(), settings.kafka.topic_prefix, self.store, self.state)
+        self.source: ReplaySource = open_replay_source(settings.connection(), settings.kafka.topic_prefix, self.store, self.state)
         self.given = b""  # the file of --checkpoint, which the store has no copy of yet
         self.record, self.encoder = self._choose_checkpoint(checkpoint)
 

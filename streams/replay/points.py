@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from infra.index.parts import read_manifest
 from infra.index.store import IndexStore
 from infra.kafka.admin import check_partitions, end_offsets, fetch_topics, offsets_at, other_topic, start_offsets
+from infra.kafka.security import Bootstrap
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.index.control import ControlState, Init
 from schemas.index.manifest import Manifest, decode_manifest, manifest_path
@@ -87,7 +88,7 @@ def parse_point(text: str, names: Sequence[str], seals: bool) -> Point:
 class ReplaySource:
     """Where a replay reads from."""
 
-    bootstrap: str
+    bootstrap: Bootstrap
     prefix: str
     init: Init
     store: IndexStore
@@ -111,7 +112,7 @@ class ReplayPlan:
         return sum(s.records for s in self.shards)
 
 
-def open_replay_source(bootstrap: str, prefix: str, store: IndexStore, state: ControlState) -> ReplaySource:
+def open_replay_source(bootstrap: Bootstrap, prefix: str, store: IndexStore, state: ControlState) -> ReplaySource:
     """Raises Incompatible: an empty index (`no_index`), other topics than the index's (`other_topic`)."""
     if state.init is None:
         raise Incompatible("no_index", f"the index store {store.url} is empty; start a worker first")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infra.kafka.admin import end_offsets
+from infra.kafka.security import Bootstrap
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 
 
@@ -28,7 +29,7 @@ class LogEnds(Protocol):
 class KafkaLogEnds:
     """Ends of the logs as the broker says."""
 
-    bootstrap: str
+    bootstrap: Bootstrap
     prefix: str
 
     def sources_end(self, shard: int) -> Mapping[str, int]:

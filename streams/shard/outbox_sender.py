@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from infra.guarded_thread import GuardedThread
 from infra.kafka.producer import open_producer
+from infra.kafka.security import Bootstrap, refusal
 from schemas.errors import AifError, Incompatible, Unavailable
 from streams.shard.outbox import OutboxEntry
 
@@ -35,7 +36,7 @@ class OutboxSender:
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap: Bootstrap,
         prefix: str,
         *,
         on_confirmed: Callable[[int], None],
@@ -43,7 +44,7 @@ class OutboxSender:
         on_tick: Callable[[], None] = lambda: None,
         check_topics: Callable[[], None] = lambda: None,
     ) -> None:
-        self._prefix, self._check_topics = prefix, check_topics
+        self._bootstrap, self._prefix, self._check_topics = bootstrap, prefix, check_topics
         self._on_confirmed, self._on_failure, self._on_tick = on_confirmed, on_failure, on_tick
         self._numbers = itertools.count(1)
         self._lost = self._compared = 0  # the last lost connection, and the last after which the topics were compared
@@ -95,7 +96,11 @@ class OutboxSender:
 
     def _serve(self) -> None:
         while not self._ended.is_set():
-            self._producer.poll(_POLL_S)
+            try:
+                self._producer.poll(_POLL_S)
+            except KafkaException as error:  # it is fatal: the client sends nothing any more
+                self._on_failure(refusal(self._bootstrap, error.args[0], f"topics with prefix {self._prefix}") or error)
+                return
             if self._lost != self._compared:
                 self._compare_topics()
             self._on_tick()
@@ -134,7 +139,8 @@ class OutboxSender:
 
     def _fail(self, entry: OutboxEntry, error: KafkaError) -> None:
         self._on_failure(
-            Incompatible(
+            refusal(self._bootstrap, error, f"topic {self._prefix}{entry.topic}")
+            or Incompatible(
                 "outbox_refused",
                 f"the broker refused outbox entry {entry.sequence} for {self._prefix}{entry.topic} ({len(entry.value or b'')} bytes): {error.str()}; "
                 "`aif doctor` says whether the topic is gone or other than it was",

@@ -30,6 +30,7 @@ from infra.clock import Clock
 from infra.files import fsync_folder, write_file_durably
 from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets, start_offsets
+from infra.kafka.security import Bootstrap
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.snapshot import ShardSnapshot
@@ -55,7 +56,7 @@ class LogRange:
     end: int
 
 
-def fetch_log_ranges(bootstrap: str, prefix: str) -> dict[str, dict[int, LogRange]]:
+def fetch_log_ranges(bootstrap: Bootstrap, prefix: str) -> dict[str, dict[int, LogRange]]:
     """By source topic and partition."""
     ranges = {}
     for topic in SHARD_TOPICS:

@@ -90,7 +90,7 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
     with open_progress() as progress:
         reading = progress.add_task("read the topics", total=None)
         kept = StateFile(plan.state) if plan.state is not None else None
-        refused = RefusedImpressions(settings.bootstrap_servers(), settings.kafka.topic_prefix) if plan.snapshot is None else None
+        refused = RefusedImpressions(settings.connection(), settings.kafka.topic_prefix) if plan.snapshot is None else None
         source = _open_source(settings, plan, refused)
         source.decoder.require_ids(network.spec.schema.id_kind)
         data, known = _read(source, network, plan.wait_impressions, kept)
@@ -229,5 +229,5 @@ def _publish(settings: ProcessSettings, network: AifNetwork, path: Path) -> int:
     """The number of the version that it becomes."""
     index, kafka = settings.index, settings.kafka
     kind = network.spec.schema.id_kind
-    with Publisher(settings.bootstrap_servers(), kafka.topic_prefix, "aif-train", index.shards, index.user_partitions, kind) as publisher:
+    with Publisher(settings.connection(), kafka.topic_prefix, "aif-train", index.shards, index.user_partitions, kind) as publisher:
         return publisher.publish_checkpoint_file(open_index_store(index.store), path).offset

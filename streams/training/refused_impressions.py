@@ -17,6 +17,7 @@ from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
 from infra.kafka.redrive import read_dead_letters
+from infra.kafka.security import Bootstrap
 from schemas.errors import AifError, RejectedInput
 from schemas.events import Rejection
 from schemas.limits import MIB
@@ -32,7 +33,7 @@ Position = tuple[int, int]  # partition, offset
 class RefusedImpressions:
     """`refuse` records as they are met, `settle` now and then; used by one thread at a time. `sent` counts what the broker took."""
 
-    def __init__(self, bootstrap: str, prefix: str) -> None:
+    def __init__(self, bootstrap: Bootstrap, prefix: str) -> None:
         self._bootstrap, self._prefix = bootstrap, prefix
         self._waiting: dict[Position, tuple[SourceRecord, RejectedInput]] = {}
         self._waiting_bytes = 0

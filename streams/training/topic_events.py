@@ -13,6 +13,7 @@ from typing import Any
 
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, read_topic
+from infra.kafka.security import Bootstrap
 from infra.processes import wait_until
 from infra.settings import ProcessSettings
 from schemas.ids import IdKind
@@ -62,7 +63,9 @@ def find_span(times_ms: Sequence[int]) -> tuple[int | None, int | None]:
 class TopicEvents:
     """Reads the topics of one index, whose identity says how. `decoder` counts what was refused, and calls `refuse` for impressions."""
 
-    def __init__(self, bootstrap: str, prefix: str, shards: int, user_partitions: int, kind: IdKind, refuse: Refuse | None = None) -> None:
+    def __init__(
+        self, bootstrap: Bootstrap, prefix: str, shards: int, user_partitions: int, kind: IdKind, refuse: Refuse | None = None
+    ) -> None:
         self.bootstrap, self.prefix = bootstrap, prefix
         self.identity = {"shards": shards, "user_partitions": user_partitions, "id_kind": str(kind)}
         self.decoder = EventDecoder(shards, user_partitions, kind, refuse)
@@ -71,7 +74,7 @@ class TopicEvents:
     def of(cls, settings: ProcessSettings, refuse: Refuse | None = None) -> "TopicEvents":
         """Those that the settings of a process name."""
         index, prefix = settings.index, settings.kafka.topic_prefix
-        return cls(settings.bootstrap_servers(), prefix, index.shards, index.user_partitions, IdKind(index.id_kind), refuse)
+        return cls(settings.connection(), prefix, index.shards, index.user_partitions, IdKind(index.id_kind), refuse)
 
     def range_now(self) -> LogRange:
         """Everything that the log holds now."""
@@ -113,7 +116,7 @@ class TopicEvents:
         return self.decoder.decode(topic, takewhile(lambda _: not given_up.is_set(), ordered))
 
 
-def fetch_ends(bootstrap: str, prefix: str, topics: tuple[str, ...] = TRAINING_TOPICS) -> Offsets:
+def fetch_ends(bootstrap: Bootstrap, prefix: str, topics: tuple[str, ...] = TRAINING_TOPICS) -> Offsets:
     """Where each topic ends now."""
     return {topic: as_text(end_offsets(bootstrap, prefix + topic)) for topic in topics}
 

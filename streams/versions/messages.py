@@ -14,6 +14,7 @@ from infra.closeable import Closeable
 from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
+from infra.kafka.security import Bootstrap
 from schemas.errors import Unavailable
 from schemas.events import IndexEvent, Rejection, encode_record
 from schemas.topics import INDEX_EVENTS
@@ -26,7 +27,7 @@ _log = logging.getLogger("aif.streams.versions")
 class VersionMessages(Closeable):
     """A producer for dead letters and index-events. Thread-safe."""
 
-    def __init__(self, bootstrap: str, prefix: str) -> None:
+    def __init__(self, bootstrap: Bootstrap, prefix: str) -> None:
         self._prefix = prefix
         self._producer = open_producer(bootstrap, _ACKNOWLEDGED_S_MAX)
 

@@ -14,6 +14,7 @@ from infra.clock import Clock
 from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import end_offsets, newest_time_ms, offsets_at
 from infra.kafka.reader import SourceRecord, TopicFollower
+from infra.kafka.security import Bootstrap
 from schemas.errors import AifError, RejectedInput
 from schemas.events import ServerReport, decode_record
 from schemas.topics import SERVER_REPORTS
@@ -38,7 +39,7 @@ def decode_report(record: SourceRecord) -> Report:
 class ServerReports:
     """One per worker. `start` starts the thread and `close` ends it; any thread may ask for `history` at any time."""
 
-    def __init__(self, bootstrap: str, prefix: str, clock: Clock) -> None:
+    def __init__(self, bootstrap: Bootstrap, prefix: str, clock: Clock) -> None:
         self._bootstrap, self._prefix, self._clock = bootstrap, prefix, clock
         self._history: ReportHistory = {}
         self._live_from: dict[int, int] = {}  # by partition: records from this offset on were written while this process listened

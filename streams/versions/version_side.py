@@ -60,7 +60,7 @@ class VersionSide:
         template: Template | None,
     ) -> None:
         store, build, rollback = control_log.store, settings.build, settings.rollback.rules
-        bootstrap, prefix = settings.bootstrap_servers(), settings.kafka.topic_prefix
+        bootstrap, prefix = settings.connection(), settings.kafka.topic_prefix
         start = start_from(template, store.url)
         self.builders = BuilderPool(start, folder / "logs", build.processes, warm=build.warm)
         # A pool of its own, so that a new checkpoint does not wait for a build.

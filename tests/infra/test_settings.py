@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import Field, SecretStr, ValidationError
 
+from infra.kafka.security import KafkaConnection
 from infra.settings import InfraSettings, ProcessSettings, Section, SettingValue, explain_settings, load_settings
 from schemas.errors import Misconfigured
 
@@ -113,5 +114,7 @@ def test_settings_are_frozen() -> None:
 def test_without_a_named_broker_the_local_one_is_asked_for(tmp_path: Path) -> None:
     settings = load_settings(InfraSettings, {"broker": {"data_dir": tmp_path}}, {})
     with pytest.raises(Misconfigured, match="aif broker start"):
-        settings.bootstrap_servers()
-    assert load_settings(InfraSettings, environment={"AIF_KAFKA__BOOTSTRAP_SERVERS": "b:1"}).bootstrap_servers() == "b:1"
+        settings.connection()
+    assert load_settings(InfraSettings, environment={"AIF_KAFKA__BOOTSTRAP_SERVERS": "localhost:1"}).connection() == KafkaConnection(
+        "localhost:1"
+    )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from infra.closeable import Closeable
 from infra.kafka.admin import check_topic_id
 from infra.kafka.reader import SourceRecord, TopicFollower
+from infra.kafka.security import Bootstrap
 from schemas.errors import Unavailable
 from schemas.topics import IMPRESSIONS
 from streams.training.event_decoder import CONTEXT_TOPICS, TRAINING_TOPICS, EventDecoder, Offsets
@@ -28,7 +29,7 @@ _LINGER_S = 1.0  # how long fewer impressions than a batch wait for more of them
 class FollowedTopic:
     """One topic from given positions. Records that arrive are held until a round takes them."""
 
-    def __init__(self, bootstrap: str, prefix: str, topic: str, positions: dict[int, int], topic_id: str = "") -> None:
+    def __init__(self, bootstrap: Bootstrap, prefix: str, topic: str, positions: dict[int, int], topic_id: str = "") -> None:
         self._follower = TopicFollower(bootstrap, topic, positions, prefix=prefix, topic_id=topic_id)
         self._held: dict[int, deque[SourceRecord]] = {p: deque() for p in positions}
 
@@ -68,7 +69,7 @@ class FollowedLog(Closeable):
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap: Bootstrap,
         prefix: str,
         decoder: EventDecoder,
         begin: Offsets,

@@ -27,6 +27,7 @@ from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore, open_index_store
 from infra.kafka.admin import check_topic_ids, start_offsets, topic_ids
 from infra.kafka.publisher import Publisher
+from infra.kafka.security import Bootstrap
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from schemas.ids import IdKind
@@ -114,7 +115,7 @@ def open_follower(
         return
     if plan.model is not None:
         require_model(base.spec, base.info.model_id, plan.model)
-    index, bootstrap, prefix = settings.index, settings.bootstrap_servers(), settings.kafka.topic_prefix
+    index, bootstrap, prefix = settings.index, settings.connection(), settings.kafka.topic_prefix
     ids = _check_topics(control, bootstrap, prefix)
     refused = RefusedImpressions(bootstrap, prefix)
     decoder = EventDecoder(index.shards, index.user_partitions, IdKind(index.id_kind), refused.refuse)
@@ -163,7 +164,7 @@ def _open_learner(
     (`other_topic`) where the stored offsets are of other topics."""
     learner, prefix = OnlineLearner(base.network, learning), settings.kafka.topic_prefix
     if kept is None:
-        return learner, *_first_place(settings.bootstrap_servers(), prefix, base)
+        return learner, *_first_place(settings.connection(), prefix, base)
     check_topic_ids(kept.about.get("topic_ids", {}), states.about["topic_ids"], prefix)
     learner.restore(kept)
     return learner, decode_place(kept.about["place"]), "kept state"
@@ -179,7 +180,7 @@ def _open_view(learning: TrainChoices, base: Checkpoint, place: Place, log: Foll
     return view
 
 
-def _check_topics(control: ControlLog, bootstrap: str, prefix: str) -> dict[str, str]:
+def _check_topics(control: ControlLog, bootstrap: Bootstrap, prefix: str) -> dict[str, str]:
     """Kafka's ids of the topics of training. Raises Incompatible (`other_topic`) where the index was built from others, as on another cluster."""
     init, found = control.refresh().init, topic_ids(bootstrap, prefix)
     check_topic_ids({} if init is None else init.topic_ids, found, prefix)
@@ -197,7 +198,7 @@ def _kept(states: StateFile, say: Callable[[str], None]) -> TrainerState | None:
     return None
 
 
-def _first_place(bootstrap: str, prefix: str, base: Checkpoint) -> tuple[Place, str]:
+def _first_place(bootstrap: Bootstrap, prefix: str, base: Checkpoint) -> tuple[Place, str]:
     """(the place to start from, which one it is): where the training of `base` ended according to its card, so that no impression is left out or
     learnt twice; the end of the log if the card does not say, or the log does not hold that place."""
     ends = fetch_ends(bootstrap, prefix)

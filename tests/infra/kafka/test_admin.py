@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from infra.clock import DAY_MS, SystemClock
-from infra.kafka import admin, producer, reader
+from infra.kafka import admin_client, producer, reader
 from infra.kafka.admin import (
     CLEANUP,
     CONFIG,
@@ -71,7 +71,7 @@ def test_other_partitions_than_shards_are_named_where_ids_would_go_astray_and_no
 def test_the_broker_has_every_topic_after_apply_and_a_second_apply_changes_nothing(bootstrap_servers: str, topic_prefix: str) -> None:
     assert len(apply_topics(bootstrap_servers, topic_prefix, 2, 3)) == len(TOPICS)
     assert apply_topics(bootstrap_servers, topic_prefix, 2, 3) == []
-    found = fetch_topics(bootstrap_servers, topic_prefix)
+    found = fetch_topics(bootstrap_servers, topic_prefix, settings=True)
     assert {t.name: t.partition_count(2, 3) for t in TOPICS} == {name: f.partitions for name, f in found.items()}
     assert found["user-features"].config["cleanup.policy"] == "compact"
     assert end_offsets(bootstrap_servers, topic_prefix + "user-features") == {0: 0, 1: 0, 2: 0}
@@ -124,14 +124,14 @@ def test_settings_that_an_operator_enlarged_stay_and_are_logged_and_smaller_ones
     bootstrap_servers: str, topic_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     apply_topics(bootstrap_servers, topic_prefix, 1, 1)
-    table = fetch_topics(bootstrap_servers, topic_prefix)["item-features"].config
+    table = fetch_topics(bootstrap_servers, topic_prefix, settings=True)["item-features"].config
     larger = str(2 * int(table["retention.ms"]))
     set_config(bootstrap_servers, topic_prefix + "item-features", retention_ms=larger, max_message_bytes="1000")
     set_config(bootstrap_servers, topic_prefix + "index-deltas", retention_ms="-1")
-    planned = plan_topics(fetch_topics(bootstrap_servers, topic_prefix), 1, 1)
+    planned = plan_topics(fetch_topics(bootstrap_servers, topic_prefix, settings=True), 1, 1)
     assert {(c.topic, c.kind) for c in planned} == {("item-features", LARGER), ("item-features", CONFIG), ("index-deltas", LARGER)}
     assert [c.config for c in apply_topics(bootstrap_servers, topic_prefix, 1, 1)] == [{"max.message.bytes": table["max.message.bytes"]}]
-    found = fetch_topics(bootstrap_servers, topic_prefix)
+    found = fetch_topics(bootstrap_servers, topic_prefix, settings=True)
     assert (found["item-features"].config["retention.ms"], found["index-deltas"].config["retention.ms"]) == (larger, "-1")
     assert found["item-features"].config["max.message.bytes"] == table["max.message.bytes"]
     assert caplog.text.count("left as it is") == 2 and f"retention.ms={larger}" in caplog.text
@@ -161,6 +161,8 @@ def test_an_offset_that_a_starting_broker_leaves_out_is_asked_for_again(monkeypa
     class Starting:
         def __init__(self, _: object) -> None: ...
 
+        def poll(self, timeout: float) -> None: ...
+
         def list_topics(self, topic: str, timeout: float) -> object:
             return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None})})
 
@@ -169,11 +171,11 @@ def test_an_offset_that_a_starting_broker_leaves_out_is_asked_for_again(monkeypa
             found.set_result(SimpleNamespace(offset=answers.pop(0)))
             return dict.fromkeys(asked, found)
 
-    monkeypatch.setattr(admin, "AdminClient", Starting)
-    assert end_offsets("nowhere:1", "aif.item-features") == {0: 7}
+    monkeypatch.setattr(admin_client, "AdminClient", Starting)
+    assert end_offsets("localhost:1", "aif.item-features") == {0: 7}
     answers += [-1001] * 2
     with pytest.raises(Unavailable, match=r"kafka_unreachable: .*no offset of aif\.item-features \[0\]"):
-        end_offsets("nowhere:1", "aif.item-features", deadline_s=0)
+        end_offsets("localhost:1", "aif.item-features", deadline_s=0)
 
 
 def test_no_client_lets_the_broker_make_a_topic_that_was_only_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +187,7 @@ def test_no_client_lets_the_broker_make_a_topic_that_was_only_asked_for(monkeypa
         raise RuntimeError
 
     for module, client, use in (
-        (admin, "AdminClient", lambda: end_offsets("", "missing")),
+        (admin_client, "AdminClient", lambda: end_offsets("", "missing")),
         (producer, "Producer", lambda: producer.open_producer("", 1.0)),
         (reader, "Consumer", lambda: reader.TopicFollower("", "missing", {0: 0})),
     ):

@@ -9,8 +9,8 @@ import numpy as np
 from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
 from infra.kafka.admin import topic_ids
+from infra.kafka.security import KafkaTopics
 from infra.processes import wait_until
-from infra.settings import KafkaSettings
 from schemas.ids import Id
 from serving.engine.loop.engine import Engine
 from serving.engine.work import RankResult, RankWork, UserWork
@@ -29,7 +29,7 @@ class Deployment:
 
     def __init__(self, folder: Path, bootstrap: str, prefix: str) -> None:
         folder.mkdir()
-        self.kafka = KafkaSettings(bootstrap_servers=bootstrap, topic_prefix=prefix)
+        self.kafka = KafkaTopics(bootstrap, prefix)
         self.folder, self.store = folder, open_index_store(str(folder))
         self.log, self.deltas, self.engine = ControlLog(self.store), DeltaWriter(bootstrap, prefix), Engine()
         self.engine.start()

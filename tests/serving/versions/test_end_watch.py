@@ -2,16 +2,17 @@
 
 from confluent_kafka import Producer
 
-from infra.kafka.admin import EndReader, apply_topics
+from infra.kafka.admin import apply_topics
+from infra.kafka.security import KafkaTopics
+from infra.kafka.watches import EndReader
 from infra.processes import wait_until
-from infra.settings import KafkaSettings
 from schemas.topics import ITEM_FEATURES
 from serving.versions.end_watch import EndWatch
 
 
 def test_rows_at_the_ends_are_fresh_and_a_shard_with_a_record_that_they_lack_is_named(bootstrap_servers: str, topic_prefix: str) -> None:
     apply_topics(bootstrap_servers, topic_prefix, 2, 1)
-    watch, empty = EndWatch(KafkaSettings(bootstrap_servers=bootstrap_servers, topic_prefix=topic_prefix)), [{}, {}]
+    watch, empty = EndWatch(KafkaTopics(bootstrap_servers, topic_prefix)), [{}, {}]
     assert watch.ages(empty).worst_s is None
     watch.start(2)
     try:

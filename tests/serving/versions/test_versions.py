@@ -17,8 +17,8 @@ import pytest
 from infra.index import control_log
 from infra.index.control_folds import control_path
 from infra.index.store import open_index_store
+from infra.kafka.security import KafkaTopics
 from infra.processes import wait_until
-from infra.settings import KafkaSettings
 from schemas.errors import Incompatible
 from schemas.ids import IdKind, partition_of
 from schemas.index.layout import row_layout
@@ -212,7 +212,7 @@ def test_a_control_log_that_does_not_read_is_told_once_a_pause_and_not_at_every_
     open_index_store(str(tmp_path)).put_exclusive(control_path(0), b"no entry")
     told = list[dict[str, Any]]()
     monkeypatch.setattr(version_follower, "logger", SimpleNamespace(warning=lambda _, **fields: told.append(fields)))
-    follower = VersionFollower(SimpleNamespace(), str(tmp_path), KafkaSettings())  # type: ignore[arg-type]
+    follower = VersionFollower(SimpleNamespace(), str(tmp_path), KafkaTopics("", ""))  # type: ignore[arg-type]
     for _ in range(5):
         follower._attempt(follower.step)
     assert len(told) == 1 and "bad_control_entry" in told[0]["error"] and follower.counters["load_failures"] == 1
@@ -220,7 +220,7 @@ def test_a_control_log_that_does_not_read_is_told_once_a_pause_and_not_at_every_
 
 def test_a_version_whose_rows_have_another_kind_of_ids_than_its_model_is_refused_with_both_kinds(tmp_path: Path) -> None:
     spec = SPECS["full"]
-    follower = VersionFollower(SimpleNamespace(), str(tmp_path), KafkaSettings())  # type: ignore[arg-type]
+    follower = VersionFollower(SimpleNamespace(), str(tmp_path), KafkaTopics("", ""))  # type: ignore[arg-type]
     follower._last_checkpoint = SimpleNamespace(info=SimpleNamespace(sha256="ab"), spec=spec)  # type: ignore[assignment]
     rows = dataclasses.replace(row_layout(spec), id_kind=IdKind.TEXT)
     with pytest.raises(Incompatible, match="version 3 needs int64 ids, its rows have text; leave it with `aif index rollback`"):
@@ -288,8 +288,8 @@ def test_deltas_of_a_topic_that_was_made_again_are_never_taken_nor_is_a_version_
     d.publish(1, d.version)
     d.follower.start()
     d.wait_live(1)
-    delete_topics(d.kafka.bootstrap_servers, [d.kafka.topic_prefix + INDEX_DELTAS])
-    again = DeltaWriter(d.kafka.bootstrap_servers, d.kafka.topic_prefix)
+    delete_topics(d.kafka.bootstrap, [d.kafka.topic_prefix + INDEX_DELTAS])
+    again = DeltaWriter(d.kafka.bootstrap, d.kafka.topic_prefix)
     again.write(with_bids(d.version, [3], 60.0), 1, changes(with_bids(d.version, [3], 60.0), [3], 5))
     d.wait_error("other_topic")
     d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))

@@ -136,7 +136,7 @@ def bench_switch(
 ) -> None:
     """Latency while versions load and flip every few seconds, against the same server at rest: flips, answers, mixed_versions, p99_ratio."""
     if mixed:
-        from lab.serving.mixed import MixedPlan, measure_mixed
+        from lab.serving.switch import MixedPlan, measure_mixed
 
         print_figures(measure_mixed(MixedPlan(mixed)).as_dict(), as_json)
         return

@@ -12,9 +12,8 @@ from infra.index.control_log import ControlLog
 from infra.index.parts import read_manifest
 from infra.index.store import open_index_store
 from infra.processes import free_ports
-from lab.serving import mixed
-from lab.serving.mixed import Judged, MixedPlan
-from lab.serving.switch import SwitchPlan, judge_answer
+from lab.serving import switch
+from lab.serving.switch import Judged, MixedPlan, SwitchPlan, judge_answer
 from lab.serving.versions import VersionWriter, belongs
 from schemas.errors import Unavailable
 from schemas.index.layout import row_layout
@@ -61,10 +60,10 @@ def test_a_version_that_cannot_be_published_ends_the_bench_and_a_server_without_
 ) -> None:
     """Else the latency at rest would be compared with itself, and of no answers none would be mixed."""
     writer = VersionWriter(open_index_store(str(tmp_path)), 2, 2, ITEMS)
-    monkeypatch.setattr(mixed, "_WINDOW_S", 0.1)
+    monkeypatch.setattr(switch, "_WINDOW_S", 0.1)
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(Unavailable, match="no answer in"):
-        asyncio.run(mixed._send_all(url, writer, MixedPlan(every_s=60.0), Judged(writer.ranges)))
+        asyncio.run(switch._send_all(url, writer, MixedPlan(every_s=60.0), Judged(writer.ranges)))
     assert writer.next_version == 1
     monkeypatch.setattr(writer, "_store", SimpleNamespace(put_exclusive=lambda *_: (_ for _ in ()).throw(OSError("no space left"))))
 

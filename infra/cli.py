@@ -1,6 +1,6 @@
 """The command line `aif`: collects the commands of all parts, runs one, and turns errors into one message.
 
-Here: the application, and `aif config`. Each other group stands beside what it drives and is called in `commands` below:
+Here: the application, and `aif config`. Each other group is next to the code that it drives and is registered in `commands` below:
 
     broker start|status|stop         infra/broker/cli.py
     topics, publish                  infra/kafka/cli.py
@@ -9,7 +9,7 @@ Here: the application, and `aif config`. Each other group stands beside what it 
     doctor, status                   infra/tools/cli.py
     import                           infra/data/cli.py
 
-Standard library and typer only, so that `aif --help` starts in a fraction of a second (a test holds that); what is heavy is imported inside
+Standard library and typer only, so that `aif --help` starts in a fraction of a second (a test holds that); heavy modules are imported inside
 the commands. Exit codes: infra/command.py.
 """
 
@@ -110,7 +110,7 @@ def commands(app: typer.Typer) -> None:
     app.add_typer(index_app, name="index")
     app.add_typer(model_app, name="model")
     app.command("status", short_help="The broker and its topics, the versions and their age.")(status)
-    app.command("doctor", short_help="Look whether everything that is needed is there.")(doctor)
+    app.command("doctor", short_help="Check the broker, topics, disk, index store and settings.")(doctor)
     register_dlq(app)
 
 

@@ -77,7 +77,7 @@ def query(
     seed: Annotated[int, typer.Option(help="Seed of --random.")] = 0,
     top_k: Annotated[int, typer.Option(min=1, help="How many to show.")] = 10,
     deadline_ms: Annotated[int, typer.Option(min=1, help="Time the server may take, in milliseconds.")] = 2_000,
-    trace: Annotated[bool, typer.Option("--trace", help="In two calls, as a merger does it, and draw where the time went.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Use two calls, as a merger does, and draw the times.")] = False,
     retrieval: Annotated[
         str, typer.Option(help="With --trace: how long retrieval takes; fixed:MS, uniform:MS,MS, lognormal:MS,SIGMA.")
     ] = "fixed:30",

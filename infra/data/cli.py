@@ -31,7 +31,7 @@ Kinds = list[tuple[str, Callable[[], Iterator[Any]]]]
 
 def register(app: typer.Typer) -> None:
     """Adds `aif import`."""
-    app.command("import", short_help="Publish a catalogue and what users did, from files.")(import_files)
+    app.command("import", short_help="Publish a catalogue and behaviours of users from files.")(import_files)
 
 
 def import_files(

@@ -20,10 +20,10 @@ index_app = typer.Typer(help="Versions of the index: look, verify, decide.", no_
 model_app = typer.Typer(help="Model checkpoints.", no_args_is_help=True)
 
 Version = Annotated[int, typer.Argument(min=0, help="The version number (`aif index list`).")]
-OptionalVersion = Annotated[int | None, typer.Argument(min=0, help="The version number; default: the one that is served.")]
+OptionalVersion = Annotated[int | None, typer.Argument(min=0, help="The version number; default: the served one.")]
 FormerVersion = Annotated[int | None, typer.Argument(min=0, help="The version number; default: the backup (`aif status`).")]
-Reason = Annotated[str, typer.Option(help="Why, for whoever reads the log later.")]
-Force = Annotated[bool, typer.Option("--force", help="Also where the version's rows are behind those of the others.")]
+Reason = Annotated[str, typer.Option(help="The reason, kept in the control log.")]
+Force = Annotated[bool, typer.Option("--force", help="Also if the version's rows are behind those of the others.")]
 _BY = "aif index"
 _FEATURE_COLUMNS = ("scope", "kind", "buckets", "width", "transform", "realtime")
 
@@ -41,7 +41,7 @@ def list_versions(as_json: AsJson = False) -> None:
     print_table("versions", describe_versions(log.refresh(), log.store, SystemClock().now_ms()), as_json)
 
 
-@index_app.command(short_help="One version: its state and what its manifest names.")
+@index_app.command(short_help="Show one version: its state, its manifest, its files.")
 def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     """One version: its state, what its manifest names, and what of its files will be removed when."""
     from infra.index.describe import describe_seal
@@ -94,7 +94,7 @@ def verify(version: OptionalVersion = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@index_app.command(short_help="Which items differ between two versions, and how.")
+@index_app.command(short_help="Show which items differ between two versions, and how.")
 def diff(
     a: Annotated[
         str, typer.Argument(help="live, a version (4, 4.1 or a token), a folder of `aif replay --directory`, or another index store.")
@@ -157,7 +157,7 @@ def rollback(version: FormerVersion = None, reason: Reason = "", force: Force = 
         _decide("rollback", backup, reason, as_json)
 
 
-@index_app.command(short_help="Publish a version anew from its shards.")
+@index_app.command(short_help="Publish a new revision of a version from its shards.")
 def revise(version: OptionalVersion = None, reason: Reason = "", as_json: AsJson = False) -> None:
     """Publish a new revision of a version that is published, live or the backup: its shards write what of it is damaged or gone, from their own data.
 
@@ -214,7 +214,7 @@ def abort(version: Version, reason: Reason = "", as_json: AsJson = False) -> Non
 
 @index_app.command()
 def drop(version: Version, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Remove a frozen version for ever."""
+    """Remove a frozen version permanently."""
     _decide("drop", version, reason, as_json)
 
 
@@ -225,7 +225,7 @@ def _backup(state: "ControlState") -> int:
     if state.backup is None:
         frozen = [v for v, s in state.versions.items() if s.state is State.FROZEN]
         ways = [f"go to a frozen version with `aif index rollback {max(frozen)}`"] if frozen else []
-        ways += [f"publish the live one anew with `aif index revise {state.live}`"] if state.live is not None else []
+        ways += [f"publish a new revision of the live one with `aif index revise {state.live}`"] if state.live is not None else []
         raise Incompatible("no_backup", f"there is no backup version to go back to; {', '.join([*ways, 'or publish another checkpoint'])}")
     status = state.versions[state.backup]
     if status.turned_away:
@@ -286,7 +286,7 @@ def _check_lag(version: int, force: bool) -> None:
 
 
 def _decide(kind: str, version: int, reason: str, as_json: bool, **fields: Any) -> None:
-    """Append one entry and print what is served and live afterwards."""
+    """Append one entry and print the served and the live version."""
     from infra.index.describe import describe_served
     from infra.index.store_clock import fetch_store_time_ms
     from schemas.index.control import Entry
@@ -303,7 +303,7 @@ def _decide(kind: str, version: int, reason: str, as_json: bool, **fields: Any) 
 # --- model -----------------------------------------------------------------------------------------------------------
 
 
-@model_app.command("show", short_help="What a checkpoint holds, and what a row of it takes.")
+@model_app.command("show", short_help="Show the contents of a checkpoint and the size of its rows.")
 def show_model(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A checkpoint file.")], as_json: AsJson = False
 ) -> None:

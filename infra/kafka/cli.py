@@ -37,7 +37,9 @@ def plan(as_json: AsJson = False) -> None:
 
 @topics_app.command(short_help="Create and change topics until they are as planned.")
 def apply(
-    allow_growth: Annotated[bool, typer.Option("--allow-growth", help="More partitions: ids move, so the index starts anew.")] = False,
+    allow_growth: Annotated[
+        bool, typer.Option("--allow-growth", help="Allow more partitions: ids move, so a new index must be built.")
+    ] = False,
     allow_cleanup: Annotated[bool, typer.Option("--allow-cleanup", help="Another cleanup policy: the broker may remove records.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +103,7 @@ def new_items(file: Events, as_json: AsJson = False) -> None:
     _publish_lines("new-items", file, as_json)
 
 
-@publish_app.command(short_help="What users did.")
+@publish_app.command(short_help="Behaviours of users.")
 def behaviours(file: Events, as_json: AsJson = False) -> None:
     """What users did: {"user_id", "item_id", "kind", "time_ms", "features"}; time_ms is milliseconds since 1970.
 

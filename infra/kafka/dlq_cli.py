@@ -1,4 +1,4 @@
-"""`aif dlq list|show|redrive`: what was rejected and why, and sending it once more.
+"""`aif dlq list|show|redrive`: rejected records, their reasons, and sending them again.
 
 Here: options and printing. Not here: reading, choosing and sending letters (redrive.py), writing them (dead_letters.py).
 """
@@ -30,16 +30,16 @@ Disposition = Annotated[
 ]
 Code = Annotated[str | None, typer.Option(help="Only with this error code, for example wrong_partition.")]
 Partition = Annotated[int | None, typer.Option(min=0, help="Only from this partition of the input topic.")]
-SinceS = Annotated[float | None, typer.Option(min=0.0, max=1e10, help="Only those rejected in the last so many seconds.")]
+SinceS = Annotated[float | None, typer.Option(min=0.0, max=1e10, help="Only those rejected in the last SECONDS.")]
 Contains = Annotated[str | None, typer.Option(help="Only with this text in the reason or in the record.")]
 
 
 def register(app: typer.Typer) -> None:
     """Register the group `aif dlq`."""
-    group = command_group(app, "dlq", "Dead letters: what was rejected and why; send it once more.")
+    group = command_group(app, "dlq", "Show rejected records and their reasons; send them again.")
     group.command("list", short_help="Counts by topic and reason, or the newest letters.")(list_letters)
     group.command("show")(show_letter)
-    group.command("redrive", short_help="Send rejected updates once more, with an audit.")(redrive)
+    group.command("redrive", short_help="Send rejected updates again, with an audit.")(redrive)
 
 
 def list_letters(
@@ -50,12 +50,12 @@ def list_letters(
     since_s: SinceS = None,
     contains: Contains = None,
     left: Annotated[bool, typer.Option("--left", help="Only those that no redrive has sent.")] = False,
-    count: Annotated[int, typer.Option(min=1, help="How many of the newest are listed.")] = 50,
+    count: Annotated[int, typer.Option(min=1, help="How many of the newest to list.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Counts by topic and reason; with a topic its newest dead letters, one for each rejected update. Options choose which count.
 
-    `redriven`: sent once more. One that was rejected again is a letter of its own, with the next `attempt`.
+    `redriven`: sent again. One that was rejected again is a letter of its own, with the next `attempt`.
     """
     from collections import deque
 
@@ -113,11 +113,11 @@ def redrive(
     maximum: Annotated[int, typer.Option("--max", min=1, max=100_000, help="Send at most this many.")] = 1_000,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Send nothing: show what would be sent.")] = False,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Go on for a redrive that died, after finding out what it had sent.")
+        bool, typer.Option("--take-over", help="Continue a redrive that died, after reading which updates it had sent.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send rejected updates once more, each alone and to the partition of its id. None is sent twice: the index store keeps the audit.
+    """Send rejected updates again, each alone and to the partition of its id. None is sent twice: the index store keeps the audit.
 
     A truncated letter (header aif.truncated in `aif dlq show`) is left out: its publisher has to send the update again, in smaller records.
     """
@@ -140,7 +140,7 @@ def redrive(
         if letters or as_json:
             print_table("would_send", [_row(letter, sent.identities) for letter in letters], as_json)
         return
-    init = ControlLog(store).refresh().init  # its partitions decide where an id belongs, also where somebody has added some
+    init = ControlLog(store).refresh().init  # its partitions decide where an id belongs, also if an operator has added some
     table = next(t for t in TOPICS if t.name == topic)
     partitions = table.partition_count(init.shards, init.user_partitions) if init else len(end_offsets(bootstrap, prefix + topic))
     kind = IdKind(settings.index.id_kind)

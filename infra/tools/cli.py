@@ -1,6 +1,6 @@
 """`aif doctor`, and `aif status`: one look at broker, topics and versions; with `--watch` at the whole system, again and again (status_view.py).
 
-Typer and standard library at module level. Invariant: what cannot be asked is named, and the rest is shown.
+Typer and standard library at module level. Invariant: a part that does not answer is named, and the rest is shown.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Look at settings, broker, topics, store, clock, disk, memory, device and libraries before anything is started. Exit code 1 when something fails."""
+    """Check settings, broker, topics, store, clock, disk, memory, device and libraries before a start. Exit code 1 if a check fails."""
     from infra.tools.doctor import FAIL, examine
 
     findings = examine(read_settings())
@@ -29,18 +29,17 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def status(
-    watch: Annotated[bool, typer.Option("--watch", help="Shards, workers, versions, lag, again and again until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show shards, workers, versions and lag, refreshed until Ctrl-C.")] = False,
     every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two looks.")] = 1.0,
     server: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="With --watch: a server to show as well, http://HOST:PORT; repeatable.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The broker and its topics, the versions and their age. `--watch` shows the whole system live: owners, what is behind, freshness.
+    """Show the broker, its topics, the versions and their age. `--watch` shows the whole system live: owners, lag, freshness.
 
-    `unsealed` counts records after the last seal of the served version: its parts do not hold them, its increments do. `undecided` counts checkpoint records
-    that no worker has taken or rejected yet; one whose file cannot be read is tried for a minute. Exit code 1 when the broker or the index store does not
-    answer; what does is shown.
+    `unsealed` counts records after the last seal of the served version: its increments hold them, its parts do not. `undecided` counts checkpoint records
+    that no worker has taken or rejected yet; a worker tries an unreadable file for a minute. Exit code 1 if the broker or the index store does not answer.
     """
     from infra.clock import SystemClock
     from infra.index.control_log import ControlLog

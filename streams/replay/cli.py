@@ -45,23 +45,21 @@ def replay(
     adopt: Annotated[str | None, typer.Option(help="Make the result a version with this label, built and promoted as any other.")] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Encode with this checkpoint; default: the one of --to, or of what is served."),
+        typer.Option(exists=True, dir_okay=False, help="Encode with this checkpoint; default: the one of --to, or of the served version."),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Keep nothing: show the offsets, the records, and the time it would take if all were as its first 2,000."
-        ),
+        typer.Option("--dry-run", help="Keep nothing: show offsets, records, and the time estimated from the first 2,000."),
     ] = False,
-    rate: Annotated[float | None, typer.Option(min=0.1, help="Records a second at most; live traffic has the rest.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="Records a second at most, to leave live traffic its share.")] = None,
     directory: Annotated[
-        Path | None, typer.Option(help="Where to work, kept: the same one again goes on, and `aif index diff` reads it.")
+        Path | None, typer.Option(help="Working directory, kept. A replay in the same one continues; `aif index diff` reads it.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=10_000, help="Records of one batch; not the worker's.")] = 97,
     store: Annotated[str | None, typer.Option(help="The index store: a folder, or s3://bucket/prefix (default: AIF_INDEX__STORE).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild a version from the topics, beside live traffic, and print its digest beside that of its manifest.
+    """Rebuild a version from the topics, in parallel with live traffic, and compare its digest with the manifest's.
 
     Exit code 1 if the replayed digest differs from that of the manifest.
     """

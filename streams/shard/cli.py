@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show_shards(
-    data_dir: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Data directory of a worker that has ended.")],
+    data_dir: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Data directory of a stopped worker.")],
     as_json: AsJson = False,
 ) -> None:
     """Next offsets, counts of updates and versions of every shard in the data directory of a worker that has ended. Reads a private copy."""

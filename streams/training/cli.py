@@ -24,15 +24,15 @@ _State = Annotated[
     Path | None,
     typer.Option(
         dir_okay=False,
-        help="Keep the state of the first fit here, and go on from it if it is there. Needs --steps; with --follow it is always kept.",
+        help="Keep the state of the first fit here, and continue from it if present. Needs --steps; --follow always keeps it.",
     ),
 ]
 _Snapshot = Annotated[
-    Path | None, typer.Option(exists=True, file_okay=False, help="Read what `aif export` wrote here instead of the topics.")
+    Path | None, typer.Option(exists=True, file_okay=False, help="Read the output of `aif export` here instead of the topics.")
 ]
 _HeldOut = Annotated[
     float,
-    typer.Option(min=0.0, max=0.5, help="Share of the users who are not learnt from; the card's GAUC and recall are of them. 0: none."),
+    typer.Option(min=0.0, max=0.5, help="Share of users kept out of training; the card's GAUC and recall are of them. 0: none."),
 ]
 _Seconds = Annotated[float | None, typer.Option(min=0.1, help="Time limit of the fit, in seconds (default: the model file's, or 20).")]
 _Processes = Annotated[
@@ -46,11 +46,9 @@ _Choose = Annotated[
         help="Any choice of the model file's section [train], for example --set learning_rate=0.002; repeatable, before the file's.",
     ),
 ]
-_DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Train nothing: show the model and every choice of [train], and where it is from.")
-]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Train nothing: show the model and every choice of [train], with its origin.")]
 _Follow = Annotated[
-    bool, typer.Option("--follow", help="Go on for ever: from the live version's checkpoint, learn impressions as they come and publish.")
+    bool, typer.Option("--follow", help="Train continuously: start from the live version's checkpoint, learn new impressions and publish.")
 ]
 _LateAfter = Annotated[
     float | None, typer.Option(min=1.0, help="With --follow: publish nothing while the newest impressions are older than this, in seconds.")
@@ -61,14 +59,14 @@ def register(app: typer.Typer) -> None:
     """Registers the command onto the `aif` application."""
     register_settings("streams.training.settings:TrainSettings")
     register_choices("train", "streams.training.model_file:explain_choices")
-    app.command("train", short_help="Fit a model to the impressions, once or for ever.")(train)
+    app.command("train", short_help="Train a model on the impressions topic, once or continuously.")(train)
     app.command("export", short_help="Write the topics that training reads to files.")(export)
 
 
 def train(
     out: Annotated[Path | None, typer.Option(help="Folder for the checkpoints; only --dry-run needs none.")] = None,
     model: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help=_MODEL_HELP)] = None,
-    warm_start: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Go on from this checkpoint.")] = None,
+    warm_start: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Continue from this checkpoint.")] = None,
     name: Annotated[str, typer.Option(help="Model id; a number is added to each checkpoint.")] = "aif",
     seconds: _Seconds = None,
     steps: _Steps = None,
@@ -154,7 +152,7 @@ def _print_plan(path: Path | None, warm_start: Path | None, given: Mapping[str, 
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(help="A folder that is not there yet.")],
+    directory: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
     like: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Take the offsets of this snapshot: the same bytes again.")
     ] = None,

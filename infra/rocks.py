@@ -1,7 +1,8 @@
 """The one place that opens RocksDB: databases and checkpoints.
 
 Here: `Database` (owner of every handle of one directory), its options. Not here: reading rows in key order (infra/rocks_scan.py), errors
-(infra/rocks_errors.py), directories made with the SST writer (infra/sst_directory.py), which column families exist (streams/shard/shard.py).
+(infra/rocks_errors.py), the check of its logs (infra/rocks_logs.py), directories made with the SST writer (infra/sst_directory.py), which column
+families exist (streams/shard/shard.py).
 
 Invariants, each from a measured trap of rocksdict:
 - raw mode always: bytes in, bytes out. The default mode pickles, and an unpickled value can run code (I10).
@@ -9,7 +10,7 @@ Invariants, each from a measured trap of rocksdict:
 - After a full disk every write fails until the directory is closed and opened again: `reopen()`.
 - RocksDB opens a MANIFEST that lost its last records, without the table files that these named: rows are missing without an error. So each family has a
   mark (infra/rocks_marks.py), written before every flush, at every open and close. RocksDB never flushes by itself: `write` does so by size.
-- RocksDB moves table files whose keys do not overlap down unmerged, also those with nothing but deletions. Every table file has the mark's key, so all
+- RocksDB moves table files whose keys do not overlap down unmerged, also those with nothing but deletions. Every table file ends with a mark, so all
   overlap and are merged: their number is bounded.
 - A read-only open writes into the directory (its `rocksdict-config.json`) and is no consistent view of a directory that somebody writes:
   open a checkpoint or a private copy (protocol B14).
@@ -36,7 +37,8 @@ from rocksdict import (
 from infra.closeable import Closeable
 from infra.failpoints import failing_disk
 from infra.rocks_errors import MappedErrors
-from infra.rocks_marks import FIRST_KEY, MARK_KEY, check_current, check_marks, decode_mark, encode_mark, read_note, write_note
+from infra.rocks_logs import check_logs
+from infra.rocks_marks import END_KEY, MARK_KEYS, check_current, check_marks, decode_marks, encode_mark, read_note, write_note
 from infra.rocks_options import make_options, new_block_cache, write_options
 from infra.rocks_scan import FrozenScan, Scan
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
@@ -75,7 +77,7 @@ class Batch:
 
     def delete_range(self, family: str, start: bytes, end: bytes) -> None:
         """Remove every key from `start` to before `end`."""
-        self.raw.delete_range(max(start, FIRST_KEY), end, self._handles[family])
+        self.raw.delete_range(start, end, self._handles[family])
 
 
 class _ByFamily(dict[str, V]):
@@ -125,17 +127,19 @@ class Database(Closeable):
                 self._fail_as_told()
             noted = read_note(self.path)
             check_current(self.path, noted)
+            check_logs(self.path)
             has_log = any(log.stat().st_size for log in self.path.glob("*.log"))
-            found = Rdict.list_cf(str(self.path), make_options(False)) if (self.path / "CURRENT").exists() else []
-            names = {*found, *(() if self.read_only else self._names)} - {DEFAULT_FAMILY}
+            existing = Rdict.list_cf(str(self.path), make_options(False)) if (self.path / "CURRENT").exists() else []
+            names = {*existing, *(() if self.read_only else self._names)} - {DEFAULT_FAMILY}
             families = {name: make_options(False, blocks) for name in sorted(names)}
             self._database = Rdict(str(self.path), make_options(not self.read_only, blocks), families, access)
             self._families = _ByFamily({name: self._database.get_column_family(name) for name in (DEFAULT_FAMILY, *families)})
             self._handles = _ByFamily({name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)})
         self.is_open = True
         try:
-            self._marks = {name: decode_mark(self.get(name, MARK_KEY)) for name in self._families}
-            check_marks(self.path, noted, self._marks)
+            found = {name: decode_marks(self.multi_get(name, MARK_KEYS)) for name in self._families}
+            check_marks(self.path, noted, found)
+            self._marks = {name: max(marks, default=0) for name, marks in found.items()}
             if self._marked and not self.read_only and (has_log or noted is None):
                 self._is_changed = True  # RocksDB made table files of the log, and they may lack a mark
                 self.flush()
@@ -165,12 +169,13 @@ class Database(Closeable):
 
     def scan(self, family: str = DEFAULT_FAMILY, start: bytes = b"", end: bytes | None = None) -> Scan:
         """Rows from `start` to before `end` (None = to the last), in key order, as of now."""
+        end = END_KEY if end is None else end
         with MappedErrors(self.path, f"scan of {family}"):
             if self.read_only:
-                scan: Scan = FrozenScan(self.path, family, self._families[family], max(start, FIRST_KEY), end)
+                scan: Scan = FrozenScan(self.path, family, self._families[family], start, end)
             else:
                 iterator = self._families[family].iter()
-                iterator.seek(max(start, FIRST_KEY))
+                iterator.seek(start)
                 scan = Scan(self.path, family, iterator, end)
         self._scans.add(scan)
         return scan
@@ -216,10 +221,9 @@ class Database(Closeable):
         """Give every family its next mark, and note it. REQUIRES: no other write comes before the memtables are flushed, if they are."""
         if not self._marked or not self._is_changed:
             return
-        following, batch = max(self._marks.values(), default=0) + 1, self.new_batch()
-        marks = dict.fromkeys(self._families, following)
-        for family in marks:
-            batch.put(family, MARK_KEY, encode_mark(following))
+        marks, batch = {family: self._marks[family] + 1 for family in self._families}, self.new_batch()
+        for family, mark in marks.items():
+            batch.put(family, *encode_mark(mark))
         self._write(batch, sync=True)
         self._note(marks)
         self._is_changed = False

@@ -1,40 +1,42 @@
 """Marks: how an opened RocksDB directory is known to hold everything that its table files held.
 
 RocksDB opens a directory without an error when its MANIFEST lost its last records or CURRENT is gone. The table files that the lost records named are
-then missing, and their log was removed when they were written. So each column family holds a number, its mark, and a note beside the database holds
+then missing, and their log was removed when they were written. So each column family counts its flushes in marks, and a note beside the database holds
 the marks that must be there.
 
 Here: the note and its check. Not here: when marks are written (infra/rocks.py).
-Invariants: a mark is written and synced before memtables become table files, as the last change in them; for ingested rows it is in their file. The
-note follows the mark, and comes before the rows can be lost: a mark below the note means that a table file of that family is lost, whatever was
-written later. Nothing else makes table files of memtables, so no table file lacks a mark.
+Invariants: a mark is written and synced before memtables become table files, as the last change in them. The note follows the mark, and comes before
+the rows can be lost. Nothing else makes table files of memtables, so no table file lacks a mark.
+A family keeps its last four marks. A log that RocksDB has not removed yet brings its own mark back, and not those of the lost table files before it. At
+most three logs with marks exist: of a flush that is over, of one that runs, and of one that waits for it.
 """
 
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from infra.files import write_file_durably
 from schemas.errors import Corrupted
 
 NOTE_NAME = "marks"  # a file beside RocksDB's own
-MARK_KEY = b""  # sorts before every other key, and scans begin after it
-FIRST_KEY = b"\0"  # no key lies between this one and MARK_KEY
+END_KEY = b"\xff" * 16  # sorts after every key of a row: an increasing number before 2^63, an id as int64, or UTF-8. Scans end here
+_KEPT = 4  # marks of a family
+MARK_KEYS = tuple(END_KEY + bytes([n]) for n in range(_KEPT))
 _MARK = struct.Struct(">Q")
 
 Marks = Mapping[str, int]  # by column family
 
 
-def encode_mark(mark: int) -> bytes:
-    """The value under MARK_KEY."""
-    return _MARK.pack(mark)
+def encode_mark(mark: int) -> tuple[bytes, bytes]:
+    """Key and value of a mark, which replaces the fourth before it."""
+    return MARK_KEYS[mark % _KEPT], _MARK.pack(mark)
 
 
-def decode_mark(value: bytes | None) -> int:
-    """The mark of a family; 0 if it has none."""
-    return 0 if value is None else int.from_bytes(value, "big")
+def decode_marks(values: Iterable[bytes | None]) -> frozenset[int]:
+    """The marks that a family has, from the values under MARK_KEYS."""
+    return frozenset(int.from_bytes(value, "big") for value in values if value is not None)
 
 
 def write_note(directory: Path, marks: Marks) -> None:
@@ -56,17 +58,18 @@ def read_note(directory: Path) -> dict[str, int] | None:
     return marks
 
 
-def check_marks(directory: Path, noted: Marks | None, found: Marks) -> None:
-    """Raises Corrupted (`database_corrupted`) where rows are missing, or cannot be known to be there. A directory of an older release has neither marks
-    nor a note."""
+def check_marks(directory: Path, noted: Marks | None, found: Mapping[str, frozenset[int]]) -> None:
+    """Raises Corrupted (`database_corrupted`) where rows are missing, or cannot be known to be there. `found`: the marks of each family. A directory
+    without a note and marks is new, or was made with the SST writer."""
     if noted is None:
         if any(found.values()):
             raise _damaged(directory, f"its file {NOTE_NAME} is missing")
         return
-    lost = {family: (found.get(family, 0), mark) for family, mark in noted.items() if found.get(family, 0) < mark}
-    if lost:
-        text = ", ".join(f"{family} is at mark {has} of {mark}" for family, (has, mark) in sorted(lost.items()))
-        raise _damaged(directory, f"table files are lost ({text})")
+    for family in sorted({*noted, *found}):
+        marks = found.get(family, frozenset[int]())
+        last = max(noted.get(family, 0), *marks, 0)
+        if lost := set(range(max(1, last - _KEPT + 1), last + 1)) - marks:
+            raise _damaged(directory, f"table files of {family} are lost (mark {min(lost)} of {last})")
 
 
 def check_current(directory: Path, noted: Marks | None) -> None:

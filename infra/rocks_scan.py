@@ -21,7 +21,7 @@ _NO_ROWS: Iterator[tuple[bytes, bytes]] = iter(())
 class Scan(Iterator[tuple[bytes, bytes]]):
     """(key, value) in key order of the moment it began. Raises Corrupted where rocksdict would end early; `close()` frees its iterator."""
 
-    def __init__(self, path: Path, family: str, iterator: RdictIter | None, end: bytes | None) -> None:
+    def __init__(self, path: Path, family: str, iterator: RdictIter | None, end: bytes) -> None:
         self._path, self._family, self._end_key = path, family, end
         self._iterator: RdictIter | None = iterator
 
@@ -35,7 +35,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
             raise StopIteration
         key = iterator.key()
         # Not the iterator's own upper bound: rocksdict frees that key with its ReadOptions, under the running iterator.
-        if self._end_key is not None and key >= self._end_key:
+        if key >= self._end_key:
             self._iterator = None
             raise StopIteration
         item = key, iterator.value()
@@ -47,7 +47,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         rows = self._take(rows_max)
         if len(rows) < rows_max and self._iterator is not None:
             self._end()
-        if self._end_key is not None and rows and rows[-1][0] >= self._end_key:
+        if rows and rows[-1][0] >= self._end_key:
             self._iterator = None
             rows = [row for row in rows if row[0] < self._end_key]
         return rows
@@ -83,7 +83,7 @@ class FrozenScan(Scan):
     """The same over a directory that nobody writes, at two thirds of the cost: one call a row. rocksdict's `items()` ends early in silence at a
     corrupt block, so where it ended a plain iterator must end too."""
 
-    def __init__(self, path: Path, family: str, column_family: Rdict, start: bytes, end: bytes | None) -> None:
+    def __init__(self, path: Path, family: str, column_family: Rdict, start: bytes, end: bytes) -> None:
         self._column_family, self._next_key = column_family, start
         self._rows: Iterator[tuple[Any, Any]] = iter(column_family.items(from_key=start))
         super().__init__(path, family, None, end)
@@ -100,7 +100,7 @@ class FrozenScan(Scan):
             self._next_key = rows[-1][0] + b"\0"
         if len(rows) < rows_max and self._rows is not _NO_ROWS:
             self._check_end()
-        if self._end_key is not None and rows and rows[-1][0] >= self._end_key:
+        if rows and rows[-1][0] >= self._end_key:
             self.close()
             rows = [row for row in rows if row[0] < self._end_key]
         return rows

@@ -4,20 +4,23 @@ A killed owner may also lose an end of what it wrote since its last mark, and ne
 """
 
 import contextlib
+import multiprocessing
 import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from infra.rocks import Database, open_database
+from infra.rocks import open_database
 from infra.rocks_marks import NOTE_NAME
 from schemas.errors import Corrupted
 
 FAMILIES = ("rows", "counts")
+TRIAL_S_MAX = 60  # an opening that takes longer never ends
 State = dict[str, dict[bytes, bytes]]
 
 
@@ -60,26 +63,55 @@ class Owner:
         self.marked = len(self.states) - 1
 
 
-def _read(database: Database) -> State:
-    return {family: dict(database.scan(family)) for family in FAMILIES}
+def _serve_trials(asked: Connection) -> None:
+    """Opens each directory that it is sent, and answers with its state, or None where it is refused."""
+    while (path := asked.recv()) is not None:
+        try:
+            with contextlib.closing(open_database(path, FAMILIES)) as database:
+                found: State | None = {family: dict(database.scan(family)) for family in FAMILIES}
+        except Corrupted:
+            found = None
+        asked.send(found)
+
+
+@pytest.fixture(scope="module")
+def trials() -> Iterator[Connection]:
+    """A process that opens directories, so that an opening that never returns ends a trial and not the tests."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve_trials, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    yield ours
+    ours.send(None) if process.is_alive() else None
+    process.join(1)
+    process.kill()
+    process.join()
+    process.close()
+    ours.close()
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> list[Written]:
-    """A closed directory, one whose owner was killed after a flush, and one that was killed while two flushes lay behind it and writes followed."""
+    """Directories of an owner that was killed before RocksDB removed the log of a flush, after a flush, and after more writes; and a closed one."""
     owner = Owner(tmp_path / "owned")
-    for rows in (20, 5, 9):
+    for rows in (20, 5):
         owner.write(rows)
         owner.flush()
+    owner.write(9)
+    (tmp_path / "logs").mkdir()
+    for log in owner.database.path.glob("*.log"):
+        os.link(log, tmp_path / "logs" / log.name)
     owner.flush()
-    after_ingest = _copy_of(owner, tmp_path / "after-ingest")
+    log_left = _copy_of(owner, tmp_path / "log-left")
+    shutil.copytree(tmp_path / "logs", log_left.path, dirs_exist_ok=True)
     owner.flush()
     flushed = _copy_of(owner, tmp_path / "flushed")
     for rows in (3, 4):
         owner.write(rows)
     killed = _copy_of(owner, tmp_path / "killed")
     owner.database.close()
-    return [after_ingest, flushed, killed, Written(tmp_path / "owned", owner.states[-1:])]
+    return [log_left, flushed, killed, Written(tmp_path / "owned", owner.states[-1:])]
 
 
 def _copy_of(owner: Owner, into: Path) -> Written:
@@ -122,7 +154,7 @@ def _flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def _check(written: Written, name: str, damage: Damage, scratch: Path) -> str:
+def _check(trials: Connection, written: Written, name: str, damage: Damage, scratch: Path) -> str:
     """Damages a copy and reads it. Returns "same", "earlier" or "refused"; fails for anything else."""
     shutil.copytree(written.path, scratch, copy_function=os.link)
     target = scratch / name
@@ -133,13 +165,12 @@ def _check(written: Written, name: str, damage: Damage, scratch: Path) -> str:
             shutil.copy(other, scratch / "copy")
             (scratch / "copy").replace(other)
     damage[1](target)
-    try:
-        with contextlib.closing(open_database(scratch, FAMILIES)) as database:
-            found = _read(database)
-    except Corrupted:
+    trials.send(scratch)
+    assert trials.poll(TRIAL_S_MAX), f"{name} of {written.path.name}, {damage[0]}: not opened in {TRIAL_S_MAX} s"
+    found = trials.recv()
+    shutil.rmtree(scratch)
+    if found is None:
         return "refused"
-    finally:
-        shutil.rmtree(scratch)
     if found == written.states[-1]:
         return "same"
     assert found in written.states, f"{name} of {written.path.name}, {damage[0]}: a state that never was, or one from before the last mark"
@@ -150,7 +181,9 @@ def _files(written: Written) -> list[str]:
     return sorted(p.name for p in written.path.iterdir() if p.name != "LOCK" and not p.name.startswith("LOG"))
 
 
-def test_every_kind_of_damage_to_every_file_gives_the_truth_or_a_refusal(written: list[Written], tmp_path: Path) -> None:
+def test_every_kind_of_damage_to_every_file_gives_the_truth_or_a_refusal(
+    trials: Connection, written: list[Written], tmp_path: Path
+) -> None:
     chosen = random.Random(3)
     outcomes: dict[str, set[str]] = {}
     for one in written:
@@ -158,16 +191,34 @@ def test_every_kind_of_damage_to_every_file_gives_the_truth_or_a_refusal(written
             of_file = list(_every_damage(one.path / name))
             few = 4 if name.startswith("MANIFEST") else 1
             for damage in [of_file[0], *chosen.sample(of_file[1:], min(few, len(of_file) - 1))]:
-                outcomes.setdefault(name.partition("-")[0], set()).add(_check(one, name, damage, tmp_path / "scratch"))
+                outcomes.setdefault(name.partition("-")[0], set()).add(_check(trials, one, name, damage, tmp_path / "scratch"))
     assert outcomes["MANIFEST"] <= {"refused", "same"}
     assert "refused" in outcomes["CURRENT"] and "refused" in outcomes[NOTE_NAME]
 
 
-def test_a_manifest_cut_at_the_end_of_any_record_is_refused(written: list[Written], tmp_path: Path) -> None:
+def test_a_manifest_cut_at_the_end_of_any_record_is_refused(trials: Connection, written: list[Written], tmp_path: Path) -> None:
     for one in written:
         (manifest,) = one.path.glob("MANIFEST-*")
         for end in _record_ends(manifest.read_bytes())[:-1]:
-            assert _check(one, manifest.name, (f"cut to {end}", lambda p, n=end: os.truncate(p, n)), tmp_path / "scratch") != "earlier"
+            assert (
+                _check(trials, one, manifest.name, (f"cut to {end}", lambda p, n=end: os.truncate(p, n)), tmp_path / "scratch") != "earlier"
+            )
+
+
+def test_a_record_type_of_a_recycled_log_is_refused(trials: Connection, written: list[Written], tmp_path: Path) -> None:
+    killed = written[2]
+    logs = [p for p in killed.path.iterdir() if p.suffix == ".log" or p.name.startswith("MANIFEST")]
+    assert len(logs) > 1
+    for log in logs:
+        ends = [0, *_record_ends(log.read_bytes())[:-1]]
+        for at in (ends[0] + 6, ends[-1] + 6):
+            assert _check(trials, killed, log.name, (f"type at {at} set", lambda p, n=at: _set(p, n, 5)), tmp_path / "scratch") == "refused"
+
+
+def _set(path: Path, at: int, to: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] = to
+    path.write_bytes(content)
 
 
 def _record_ends(content: bytes) -> list[int]:
@@ -180,9 +231,9 @@ def _record_ends(content: bytes) -> list[int]:
 
 
 @pytest.mark.campaign
-def test_damage_at_every_length_and_byte_gives_the_truth_or_a_refusal(written: list[Written], tmp_path: Path) -> None:
+def test_damage_at_every_length_and_byte_gives_the_truth_or_a_refusal(trials: Connection, written: list[Written], tmp_path: Path) -> None:
     for one in written:
         for name in _files(one):
             every = next((n for part, n in _EVERY.items() if part in name), 1)
             for damage in _every_damage(one.path / name, every):
-                _check(one, name, damage, tmp_path / "scratch")
+                _check(trials, one, name, damage, tmp_path / "scratch")

@@ -36,7 +36,7 @@ from rocksdict import (
 
 from infra.closeable import Closeable
 from infra.failpoints import failing_disk
-from infra.rocks_errors import MappedErrors
+from infra.rocks_errors import REBUILD, MappedErrors
 from infra.rocks_logs import check_logs
 from infra.rocks_marks import END_KEY, MARK_KEYS, check_current, check_marks, decode_marks, encode_mark, read_note, write_note
 from infra.rocks_options import make_options, new_block_cache, write_options
@@ -316,7 +316,7 @@ def open_database(path: Path, column_families: Sequence[str] = ()) -> Database:
 def open_read_only(path: Path) -> Database:
     """Open a directory that nobody writes: a checkpoint or a private copy. It must be writable (rocksdict rewrites its own small file)."""
     if not (path / "CURRENT").exists():
-        raise Corrupted("database_corrupted", f"{path} has no file CURRENT: it is no RocksDB directory; rebuild it from its source")
+        raise Corrupted("database_corrupted", f"{path} has no file CURRENT: it is no RocksDB directory; {REBUILD}")
     _check_raw_mode(path)
     return Database(path, (), read_only=True)
 
@@ -331,6 +331,6 @@ def _check_raw_mode(path: Path) -> None:
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return
     except OSError as error:
-        raise Corrupted("database_corrupted", f"{path / _CONFIG_NAME} does not read: {error}; rebuild the directory") from error
+        raise Corrupted("database_corrupted", f"{path / _CONFIG_NAME} does not read: {error}; {REBUILD}") from error
     if raw_mode is not True:
         raise Incompatible("not_raw_mode", f"{path} was written with raw_mode = {raw_mode}, expected true; it is not a directory of ours")

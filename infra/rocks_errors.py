@@ -11,6 +11,7 @@ from types import TracebackType
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 
 _DISK_FULL_RETRY_S = 5.0
+REBUILD = "restart the worker or server that owns it: that rebuilds it from its source"  # the end of a message about a damaged directory
 
 
 def rocks_error(error: BaseException, path: Path, doing: str) -> AifError:
@@ -22,7 +23,7 @@ def rocks_error(error: BaseException, path: Path, doing: str) -> AifError:
     if "lock hold" in lower or "while lock file" in lower:
         return Unavailable("database_locked", f"{doing} in {path}: another owner has it open ({text}); stop that one or wait for its end")
     if "corruption" in lower or "no such file" in lower or "does not exist" in lower or "checksum mismatch" in lower:
-        return Corrupted("database_corrupted", f"{doing} in {path}: {text}; set the directory aside and rebuild it from its source")
+        return Corrupted("database_corrupted", f"{doing} in {path}: {text}; {REBUILD}")
     if "closed" in lower:
         return Unavailable("database_closed", f"{doing} in {path}: {text}; reopen the database")
     if "invalid argument" in lower or "not implemented" in lower or "not supported" in lower:

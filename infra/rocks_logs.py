@@ -11,6 +11,7 @@ no room for a header is zeros.
 import struct
 from pathlib import Path
 
+from infra.rocks_errors import REBUILD
 from schemas.errors import Corrupted
 
 _BLOCK_BYTES = 32 << 10
@@ -35,8 +36,7 @@ def _check_block(path: Path, begin: int, block: bytes) -> None:
         if kind > _LAST_TYPE:
             raise Corrupted(
                 "database_corrupted",
-                f"{path} is damaged: the record at byte {begin + at} has type {kind}, expected 0 to {_LAST_TYPE}; "
-                "set the directory aside and rebuild it from its source",
+                f"{path} is damaged: the record at byte {begin + at} has type {kind}, expected 0 to {_LAST_TYPE}; {REBUILD}",
             )
         if not kind and not length:
             return  # RocksDB goes on with the next block, too

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from infra.files import write_file_durably
+from infra.rocks_errors import REBUILD
 from schemas.errors import Corrupted
 
 NOTE_NAME = "marks"  # a file beside RocksDB's own
@@ -79,4 +80,4 @@ def check_current(directory: Path, noted: Marks | None) -> None:
 
 
 def _damaged(directory: Path, what: str) -> Corrupted:
-    return Corrupted("database_corrupted", f"{directory} is damaged: {what}; set the directory aside and rebuild it from its source")
+    return Corrupted("database_corrupted", f"{directory} is damaged: {what}; {REBUILD}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from rocksdict import Rdict, RdictIter
 
-from infra.rocks_errors import MappedErrors
+from infra.rocks_errors import REBUILD, MappedErrors
 from schemas.errors import Corrupted
 
 _NO_ROWS: Iterator[tuple[bytes, bytes]] = iter(())
@@ -112,7 +112,7 @@ class FrozenScan(Scan):
             after.seek(self._next_key)
             if after.valid():
                 raise Corrupted(
-                    "database_corrupted", f"a scan of {self._family} in {self._path} ended before {after.key().hex()}; rebuild it"
+                    "database_corrupted", f"a scan of {self._family} in {self._path} ended before {after.key().hex()}; {REBUILD}"
                 )
             after.status()
 

@@ -4,9 +4,9 @@ Here: the five classes, and the hint for a misspelt name. Foreign errors (RocksD
 A message says what happened, with which value, what was expected, and the next step; `code` is stable, lower case, and safe to match on.
 
     RejectedInput   the sender: a record goes to its dead-letter topic, a request is answered 4xx
-    Unavailable     nobody, wait `retry_after_s`
+    Unavailable     no one: retry after `retry_after_s`
     Incompatible    the operator: two things that are fine alone do not belong together
-    Corrupted       the owner of the data: drop it and rebuild
+    Corrupted       whoever owns the data: the message says how it is rebuilt from its source
     Misconfigured   whoever started the process: it refuses to start
 """
 
@@ -47,7 +47,7 @@ class Incompatible(AifError):
 
 
 class Corrupted(AifError):
-    """Stored bytes are not what was written. Drop them and rebuild from their source."""
+    """Stored bytes are not what was written. The message names what rebuilds them from their source."""
 
 
 class Misconfigured(AifError):

@@ -8,6 +8,7 @@ before the shard is admitted, that is, before it has the versions of the control
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +30,7 @@ T = TypeVar("T")
 _RETRY_S_FIRST, _RETRY_S_MAX = 0.05, 2.0
 _OUTBOX_PAGE = 1_000
 _REOPEN_EVERY_S = 0.5
+_log = logging.getLogger("aif.streams.shard")
 # Makes the sender of a task; tests hand in one without a broker.
 MakeSender = Callable[["ShardTask"], "OutboxSender | None"]
 
@@ -233,4 +235,8 @@ class ShardTask:
             self._sender = None
             with contextlib.suppress(AifError):
                 self._remove_confirmed(self._shard)
-        self._shard.close()
+        try:
+            self._shard.close()
+        except Corrupted as error:  # a merge of table files found it: every write is kept, and the next start rebuilds
+            mark_damaged(self._shard.database.path, error)
+            _log.error("shard %d is damaged (%s)", self.number, error)

@@ -1,6 +1,7 @@
 """The server's view of users: the fold over records good and bad, in one batch with their offsets, within bounds."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -257,6 +258,37 @@ def test_looking_in_memory_never_reads_the_disk_and_sees_what_is_folded_afterwar
     store.fold_record(behaviours(3, Behaviour(user_id=1, item_id=1, time_ms=1), partition=home(1)))
     known = store.find_in_memory(1)
     assert known is not None and len(known.behaviours) == 1 and store.offsets_in_memory(1) == (-1, 3)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _set_type(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:6] + b"\5" + content[7:])
+
+
+@pytest.mark.parametrize(
+    ("files", "damage"), [("marks", Path.unlink), ("CURRENT", Path.unlink), ("MANIFEST-*", _cut), ("*.log", _set_type), ("*.sst", _cut)]
+)
+def test_a_view_with_a_damaged_file_is_built_again(files: str, damage: Callable[[Path], None], tmp_path: Path) -> None:
+    store = open_view(tmp_path, IdKind.INT64, M)
+    store.fold_record(behaviours(0, Behaviour(user_id=1, item_id=1, time_ms=1), partition=home(1)))
+    store._database.flush()
+    store.fold_record(behaviours(1, Behaviour(user_id=1, item_id=2, time_ms=2), partition=home(1)))
+    folder = store._database.path
+    shutil.copytree(folder, killed := tmp_path / "killed")
+    store.close()
+    shutil.rmtree(folder)
+    killed.rename(folder)
+    damaged = [path for path in folder.glob(files) if path.stat().st_size]
+    assert damaged
+    for path in damaged:
+        damage(path)
+    again = open_view(tmp_path, IdKind.INT64, M)
+    assert len(again) == 0 and again.state.next_offsets == {}
+    again.close()
 
 
 def test_two_servers_on_one_host_have_views_of_their_own_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:

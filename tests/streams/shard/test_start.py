@@ -64,7 +64,7 @@ def test_a_log_that_does_not_hold_the_next_record_is_refused_and_the_directory_l
     start(tmp_path / "s").close()
 
 
-@pytest.mark.parametrize("damage", ["manifest", "current", "table", "state"])
+@pytest.mark.parametrize("damage", ["manifest", "current", "marks", "log", "cut", "table", "state"])
 def test_a_directory_that_does_not_open_is_set_aside_and_rebuilt_from_0(damage: str, tmp_path: Path) -> None:
     for aside in ("s.damaged-1", "s.damaged-2"):
         fill(tmp_path / "s")
@@ -159,16 +159,28 @@ def test_a_directory_that_another_owner_holds_is_waited_for_and_then_refused(tmp
 
 
 def _spoil_file(directory: Path, which: str) -> None:
-    if which == "table":
+    if which in ("table", "cut"):
         shard = open_shard(directory, 0, INIT, ManualClock())
         shard.database.flush()
         shard.close()
-    pattern = {"manifest": "MANIFEST-*", "current": "CURRENT", "table": "*.sst"}[which]
+    if which == "log":  # of a killed worker; a closed directory has none
+        shard = open_shard(directory, 0, INIT, ManualClock())
+        shard.apply([features_record(2, upsert(ITEMS[1], 2))])
+        shutil.copytree(directory, killed := directory.with_name("killed"))
+        shard.close()
+        shutil.rmtree(directory)
+        killed.rename(directory)
+    pattern = {"manifest": "MANIFEST-*", "cut": "MANIFEST-*", "current": "CURRENT", "marks": "marks", "log": "*.log", "table": "*.sst"}[
+        which
+    ]
     for path in directory.glob(pattern):
-        if which == "table":
+        content = path.read_bytes()
+        if which in ("table", "marks"):
             path.unlink()
+        elif which == "log":
+            path.write_bytes(content[:6] + b"\5" + content[7:])  # the type of the first record
         else:
-            path.write_bytes(b"\x00garbage")
+            path.write_bytes(b"\x00garbage" if which != "cut" else content[: len(content) // 2])
 
 
 def _spoil_state(directory: Path) -> None:

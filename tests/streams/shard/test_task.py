@@ -202,6 +202,30 @@ def test_a_database_that_is_damaged_when_it_is_opened_again_is_told_whoever_find
     assert list(tmp_path.glob("s.damaged-*")), "the next start sets it aside"
 
 
+def test_damage_that_a_merge_of_tables_finds_is_kept_for_the_next_start_when_the_shard_is_given_away(tmp_path: Path) -> None:
+    task = ShardTask(open_test_shard(tmp_path / "s"), SystemClock(), lambda _: None)
+    task.submit(_damage_a_table).result()
+    assert isinstance(task.submit(_merge_tables).exception(), Corrupted)
+    (tmp_path / "s" / "damaged").unlink()
+    task.close()
+    assert (tmp_path / "s" / "damaged").exists()
+
+
+def _damage_a_table(shard: Shard) -> None:
+    shard.apply([features_record(0, *(upsert(key, 1) for key in ITEMS))])
+    shard.database.flush()
+    table = max(shard.database.path.glob("*.sst"), key=lambda p: p.stat().st_size)
+    content = bytearray(table.read_bytes())
+    content[len(content) // 3] ^= 8
+    table.write_bytes(content)
+
+
+def _merge_tables(shard: Shard) -> None:
+    for offset in range(1, 50):
+        shard.apply([features_record(offset, *(upsert(key, 1 + offset) for key in ITEMS))])
+        shard.database.flush()
+
+
 def _spoil(family: str, first: bytes) -> Callable[[Shard], None]:
     """Damages the newest entry of a family whose key begins with `first`."""
 

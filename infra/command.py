@@ -26,6 +26,11 @@ SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]
 CHOICES: dict[str, str] = {}
 
 
+def example(*commands: str) -> str:
+    """The last lines of a command's help: commands that work as they are written. For `epilog` of a command."""
+    return "\b\nExample:\n" + "\n".join(f"  {command}" for command in commands)
+
+
 def register_choices(section: str, path: str) -> None:
     """Name what explains a section of a model's file ("streams.training.model_file:explain_choices"), for `aif config show`."""
     CHOICES[section] = path

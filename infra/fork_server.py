@@ -185,7 +185,7 @@ def launch_template(names: Sequence[str], log_path: Path) -> Template:
     with theirs:
         command = [sys.executable, "-m", "infra.fork_server", str(theirs.fileno()), *names]
         child = start_child("template", command, log_path, inherited_fds=[theirs.fileno()])
-    return Template(ours, child.process.wait)
+    return Template(ours, child.kill)  # an orderly exit with everything imported takes a second
 
 
 # --- in the template -------------------------------------------------------------------------------------------------------

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from infra.command import say
 
 T = TypeVar("T")
-LINE_EVERY_S = 30.0
+LINE_EVERY_S = 5.0
 
 
 class _Lines(Progress):
@@ -33,7 +33,14 @@ def open_progress(every_s: float | None = None) -> Progress:
     """Bars where a person watches, else lines."""
     if not sys.stderr.isatty():
         return _Lines(LINE_EVERY_S if every_s is None else every_s)
-    columns = (TextColumn("{task.description:<24}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:<24}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=Console(file=sys.stderr))
 
 

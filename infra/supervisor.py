@@ -50,11 +50,15 @@ class Supervised:
         if self.failed is not None:
             raise self.failed
 
-    def stop(self) -> None:
-        """Stops watching, then the child."""
+    def release(self) -> Child:
+        """Stops watching. Returns the child, which runs on."""
         self._stopping.set()
         self._thread.join()
-        stop_all([self.child])
+        return self.child
+
+    def stop(self) -> None:
+        """Stops watching, then the child."""
+        stop_all([self.release()])
 
     def _watch(self) -> None:
         while not self._stopping.wait(_LOOK_EVERY_S):

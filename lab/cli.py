@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from infra.command import AsJson, print_figures, say
-from lab.demo.cli import demo
+from lab.demo.cli import demo_app
 from lab.evaluation.cli import register as register_eval
 from lab.serving.cli import register as register_serving
 
@@ -20,7 +20,7 @@ Docs = Annotated[
 
 def commands(app: typer.Typer) -> None:
     """Register the commands of `lab` onto the `aif` application."""
-    app.command("demo", short_help="From nothing to ranked answers, measured.")(demo)
+    app.add_typer(demo_app, name="demo", short_help="From nothing to ranked answers, measured.")
     group = typer.Typer(help="Measure what the system takes, beside its floors.", no_args_is_help=True)
     app.add_typer(group, name="bench")
     group.command("keep", short_help="File what --json printed among the runs in docs/benchmarks.")(keep)

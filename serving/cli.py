@@ -151,6 +151,7 @@ def verify_answers(
 
     Exit code 1 if an answer equals no version.
     """
+    from infra.progress import open_progress, tell_parts
     from infra.settings import load_settings
     from serving.audit.parity import read_answers, recompute
     from serving.settings import ServerSettings
@@ -158,7 +159,16 @@ def verify_answers(
     settings = load_settings(ServerSettings, {"index": {"store": store}, "kafka": {"bootstrap_servers": bootstrap}})
     answers = read_answers(file)
     say(f"recomputing {len(answers) if sample is None else min(sample, len(answers))} of {len(answers)} answers ...")
-    report = recompute(answers, settings.index.store, settings.connection(), settings.kafka.topic_prefix, sample=sample)
+    with open_progress() as progress:
+        tell = tell_parts(progress)
+        report = recompute(
+            answers,
+            settings.index.store,
+            settings.connection(),
+            settings.kafka.topic_prefix,
+            sample,
+            lambda done, of: tell("answers recomputed", done, of),
+        )
     if as_json:
         report.figures(file.name, sample).print_json()
     else:

@@ -75,6 +75,10 @@ class Catalogue(Protocol):
     def impression_count(self) -> int | None:
         """How many impressions there are; None if that is not known before they are made."""
 
+    def title(self, features: Mapping[str, Any]) -> str:
+        """An item as people read it, made from its features."""
+        ...
+
     def items(self) -> Iterator[ItemFeaturesUpdate]:
         """Every item. If features depend on time: several versions of an item, oldest first, with the time (ms) as version."""
 
@@ -98,3 +102,12 @@ class Catalogue(Protocol):
 
     def evaluation(self) -> Evaluation:
         """Held-out users and the score to beat. Raises Misconfigured if there is nothing to measure on."""
+
+
+def title_of(schema: FeatureSchema, features: Mapping[str, Any]) -> str:
+    """An item as people read it: its title or name where it has one, else its category; with its price."""
+    named = next((str(features[name]) for name in ("title", "name", "description") if features.get(name)), None)
+    category = features.get(schema.sim_category) if schema.sim_category else None
+    title = named or ("item" if category is None else f"{schema.sim_category} {category}")
+    price = features.get("price")
+    return f"{title}, {price:.2f}" if isinstance(price, int | float) else title

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from infra.clock import DAY_MS
-from infra.data.catalogue import Evaluation, HeldOutUser
+from infra.data.catalogue import Evaluation, HeldOutUser, title_of
 from infra.data.interactions import Interactions
 from infra.data.item_changes import copy_items, drift_items
 from infra.data.item_statistics import count_positives
@@ -97,6 +97,9 @@ class MappedCatalogue:
         return np.flatnonzero(self.sources.item_rows.created_I <= self.sources.now_ms)
 
     # --- items ---
+
+    def title(self, features: Mapping[str, Any]) -> str:
+        return title_of(self.schema, features)
 
     def items(self) -> Iterator[ItemFeaturesUpdate]:
         if self.sources.states.changes_with_time:

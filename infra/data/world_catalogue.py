@@ -27,6 +27,17 @@ RELEVANT = 10
 KINDS = ("click", "buy")
 _SHOWN, _TIMES, _CANDIDATES, _CHANGES, _PROFILES, _BOUGHT = range(10, 16)
 BUY = "buy"  # the outcome that a click may have
+# Names for the world's categories and occasions, for people; no event has them.
+_OCCASIONS = ("everyday", "office", "evening", "sports", "travel", "garden")
+# fmt: off
+_GOODS = (
+    "jacket", "shirt", "sweater", "scarf", "hat", "gloves", "belt", "socks", "boots", "sandals", "sneakers", "backpack", "suitcase",
+    "wallet", "watch", "ring", "necklace", "lamp", "chair", "table", "sofa", "shelf", "rug", "curtain", "pillow", "blanket", "towel",
+    "mirror", "vase", "clock", "candle", "kettle", "mug", "plate", "bowl", "knife", "pan", "toaster", "blender", "mixer", "oven",
+    "fridge", "heater", "fan", "phone", "tablet", "laptop", "keyboard", "headphones", "speaker", "camera", "lens", "tripod", "drone",
+    "bicycle", "helmet", "tent", "stove", "torch", "rope", "ball", "racket", "skates", "puzzle",
+)
+# fmt: on
 
 _VIEWS = {"style": STYLES, "attribute": QUALITY_ATTRIBUTES, "trait": FACET_WIDTH}  # groups of numeric item features
 
@@ -74,6 +85,10 @@ class WorldCatalogue:
     @property
     def impression_count(self) -> int:
         return self.world.size.users * self.world.size.requests_per_user
+
+    def title(self, features: Mapping[str, Any]) -> str:
+        category, occasion = int(features["category"][1:]), int(features["occasion"][1:])
+        return f"{_OCCASIONS[occasion % len(_OCCASIONS)]} {_GOODS[category % len(_GOODS)]}, {features['price']:.2f}"
 
     def items(self) -> Iterator[ItemFeaturesUpdate]:
         for first in range(0, self.item_count, CHUNK_ITEMS):

@@ -5,8 +5,11 @@ Relevance is design-independent: the ids that matter are the catalogue's (`Evalu
 
 import itertools
 import json
+import re
 import statistics
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,39 +34,64 @@ NEW_ITEMS_SHOWN = 20
 CANDIDATES_DURING_SWITCH = 400
 BEHAVIOURS_DURING_SWITCH = 200
 ANSWERS_DURING_SWITCH_MIN = 1_000
+POPULARITY = "popularity"
+_PROGRESS = re.compile(r"[\w %().-]+: [\d,]+( of [\d,]+)?")
+_NOTE_CHARS_MAX = 36
 _TRAINED_S_MAX = 600.0
 _VISIBLE_S_MAX = 90.0  # a killed worker is back after its group session has ended
 
 
-def publish_catalogue(publisher: Publisher, catalogue: Catalogue, step: Step) -> None:
-    """Everything the catalogue has, each kind of event to its topic: items, embeddings, profiles, histories, impressions."""
+def publish_catalogue(publisher: Publisher, catalogue: Catalogue, step: Step) -> dict[Id, str]:
+    """Everything the catalogue has, each kind of event to its topic: items, embeddings, profiles, histories, impressions.
+
+    Returns the category of each item that has one.
+    """
+    categories: dict[Id, str] = {}
     for title, events, publish in (
-        ("items", catalogue.items(), publisher.publish_items),
+        ("items", _note_categories(catalogue, categories), publisher.publish_items),
         ("embeddings", catalogue.new_items(), publisher.publish_new_items),
         ("profiles", catalogue.users(), publisher.publish_users),
         ("behaviours", catalogue.behaviours(), publisher.publish_behaviours),
         ("impressions", catalogue.impressions(), publisher.publish_impressions),
     ):
         step.tell(title)
-        publish(_counted(events, step))
+        publish(_counted(events, step, title))
     publisher.flush()
+    return categories
 
 
-def _counted(events: Iterator[Any], step: Step) -> Iterator[Any]:
+def _note_categories(catalogue: Catalogue, categories: dict[Id, str]) -> Iterator[ItemFeaturesUpdate]:
+    name = catalogue.schema.sim_category
+    for update in catalogue.items():
+        if name is not None and (category := update.features.get(name)) is not None:
+            categories[update.item_id] = sys.intern(str(category))
+        yield update
+
+
+def _counted(events: Iterator[Any], step: Step, title: str) -> Iterator[Any]:
     for number, event in enumerate(events, 1):
         yield event
         if number % 1_000 == 0:
-            step.advance(1_000)
+            step.tell(f"{number:,} {title}")
 
 
-def wait_first_checkpoint(stage: Stage, trainer: Child) -> Path:
+def wait_first_checkpoint(stage: Stage, trainer: Child, step: Step) -> Path:
     """The trainer's first checkpoint, as soon as it is there. Raises Unavailable with the trainer's log if it ends without one."""
-    wait_until(
-        lambda: bool(stage.checkpoints()) or not trainer.alive(), _TRAINED_S_MAX, f"a checkpoint of the trainer (log {trainer.log_path})"
-    )
+
+    def has_one() -> bool:
+        step.tell(last_progress(trainer))
+        return bool(stage.checkpoints()) or not trainer.alive()
+
+    wait_until(has_one, _TRAINED_S_MAX, f"a checkpoint of the trainer (log {trainer.log_path})")
     if not stage.checkpoints():
         stage.finish(trainer)
     return stage.checkpoints()[0]
+
+
+def last_progress(child: Child) -> str:
+    """The last line of a child's log that tells how much is done ("answers: 12 of 40"); empty if there is none."""
+    lines = (line for line in reversed(child.log_tail().splitlines()) if _PROGRESS.fullmatch(line))
+    return next(lines, "")[:_NOTE_CHARS_MAX]
 
 
 # --- ranking ---------------------------------------------------------------------------------------------------------
@@ -71,16 +99,39 @@ def wait_first_checkpoint(stage: Stage, trainer: Child) -> Path:
 
 @dataclass
 class Quality:
-    """HR@K or recall@K of the model, of popularity and of chance on the same candidates, and the latency of each ranking."""
+    """HR@K or recall@K of the model, of chance, and of each plain score on the same candidates, and the latency of each ranking."""
 
     model: list[float] = field(default_factory=list)
-    popularity: list[float] = field(default_factory=list)
     chance: list[float] = field(default_factory=list)
+    plain: dict[str, list[float]] = field(default_factory=lambda: {POPULARITY: [], "repeats": [], "favourite categories": []})
     took_ms: list[float] = field(default_factory=list)
 
+    def best_plain(self) -> tuple[str, float]:
+        """The plain score that finds most, and its mean."""
+        means = {name: statistics.mean(found) for name, found in self.plain.items()}
+        name = max(means, key=lambda name: means[name])
+        return name, means[name]
 
-def show_ranking(server: RankingServer, evaluation: Evaluation, step: Step) -> Quality:
-    """Ranks the candidates of every held-out user, who the server knows only from the topics."""
+
+def plain_orders(user: HeldOutUser, evaluation: Evaluation, categories: Mapping[Id, str]) -> dict[str, np.ndarray]:
+    """The user's candidates in the order of each score that needs no learning, best first: places [C].
+
+    Popularity; how often the user met the item; how often the user met an item of its category. Popularity decides among equals.
+    """
+    popularity_C = evaluation.popularity_of(user.candidates)
+    met = Counter(b.item_id for b in user.behaviours)
+    liked = Counter(categories[b.item_id] for b in user.behaviours if b.item_id in categories)
+    ids = user.candidates.tolist()
+    scores = {
+        POPULARITY: popularity_C,
+        "repeats": np.array([met[i] for i in ids]),
+        "favourite categories": np.array([liked[categories.get(i, "")] for i in ids]),
+    }
+    return {name: np.lexsort((-popularity_C, -score_C)) for name, score_C in scores.items()}
+
+
+def show_ranking(server: RankingServer, evaluation: Evaluation, categories: Mapping[Id, str], step: Step) -> Quality:
+    """Ranks the candidates of every held-out user, who the server knows only from the topics. `categories` are those of the catalogue's items."""
     quality = Quality()
     chance = np.random.default_rng(0)
     for user in evaluation.users:
@@ -93,8 +144,8 @@ def show_ranking(server: RankingServer, evaluation: Evaluation, step: Step) -> Q
         ranked = server.prerank(body)
         quality.took_ms.append(ranked.took_ms)
         quality.model.append(_found(ranked.ids, user, evaluation))
-        by_popularity = np.argsort(-evaluation.popularity_of(user.candidates), kind="stable")[: evaluation.k]
-        quality.popularity.append(_found(wire_ids(user.candidates[by_popularity]), user, evaluation))
+        for name, order_C in plain_orders(user, evaluation, categories).items():
+            quality.plain[name].append(_found(wire_ids(user.candidates[order_C[: evaluation.k]]), user, evaluation))
         by_chance = chance.permutation(len(user.candidates))[: evaluation.k]
         quality.chance.append(_found(wire_ids(user.candidates[by_chance]), user, evaluation))
         step.advance()

@@ -2,8 +2,8 @@
 
 import itertools
 import json
-import shlex
 import signal
+import statistics
 import tempfile
 import threading
 import time
@@ -17,6 +17,8 @@ from infra.heartbeat import HEARTBEAT_NAME
 from infra.processes import Child, leave_in_order
 from infra.settings import InfraSettings, load_settings
 from lab.demo import acts
+from lab.demo.keeper import Keeper, environment_file
+from lab.demo.one_ranking import OneRanking, show_one_ranking
 from lab.demo.progress import Steps
 from lab.demo.server import RankingServer
 from lab.demo.stage import Stage, json_figures
@@ -38,12 +40,14 @@ class DemoOptions:
     seed: int = 0
     data: Path | None = None
     mapping: Path | None = None
-    keep: bool = False
     train_s: float | None = None
 
 
-def run_demo(options: DemoOptions) -> Figures:
-    """Runs every act; whatever happens, no child process is left unless `keep` says so. Returns the figures of DEMO."""
+def run_demo(options: DemoOptions, keeper: Keeper | None = None, as_json: bool = False) -> Figures:
+    """Runs every act and prints what it shows. With a keeper it then waits for SIGTERM. However it ends, no child process is left.
+
+    Returns the figures of DEMO, and prints them as JSON on request.
+    """
     load_settings(InfraSettings)  # what no process reads would end every child, again and again: it is refused before any is started
     started = time.monotonic()
     figures = Figures(
@@ -55,28 +59,47 @@ def run_demo(options: DemoOptions) -> Figures:
         with Steps() as steps:
             with steps.step("open the catalogue"):
                 catalogue = _open_catalogue(options)
-            stage = Stage(Path(tempfile.mkdtemp(prefix="aif-demo-")), catalogue.schema.id_kind, keep=False)
+            stage = Stage(Path(tempfile.mkdtemp(prefix="aif-demo-")), catalogue.schema.id_kind)
             stage.warm_up()
-            evaluation = _play(stage, catalogue, options, figures, steps)
+            shown = _play(stage, catalogue, options, figures, steps)
             figures.add("seconds_total", time.monotonic() - started)
-        steps.print_figures(figures, f"{evaluation.measure}@{evaluation.k}")
-        if options.keep:
-            _wait_for_ctrl_c(stage, evaluation, steps)
+        steps.print_ranking(shown.ranking)
+        steps.print_figures(figures, shown.evaluation, shown.best_plain)
+        if as_json:
+            figures.print_json()
+        steps.print_next(environment_file() if keeper else None, shown.ranking.user_id)
+        if keeper is not None:
+            keeper.keep(stage.directory, stage.environment())
+            threading.Event().wait()
     except AifError:
         if stage is not None:
             steps.say(f"The demo failed; the logs of its processes are in {stage.keep_logs()}")
         raise
+    except KeyboardInterrupt:
+        steps.say("stopping ...")
+        raise
     finally:
         if stage is not None:
             _stop(stage)
+        if keeper is not None:
+            keeper.forget()
     return figures
 
 
 def _stop(stage: Stage) -> None:
-    """Stops everything, which takes seconds at most; from now on nothing interrupts that."""
+    """Stops everything, which takes at most 3 s; from now on nothing interrupts that."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     stage.stop()
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What the demo has found out. `best_plain`: the plain score that finds most."""
+
+    evaluation: Evaluation
+    ranking: OneRanking
+    best_plain: str
 
 
 def _open_catalogue(options: DemoOptions) -> Catalogue:
@@ -85,7 +108,7 @@ def _open_catalogue(options: DemoOptions) -> Catalogue:
     return open_world(options.items, options.seed)
 
 
-def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Figures, steps: Steps) -> Evaluation:
+def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Figures, steps: Steps) -> _Shown:
     with steps.step("broker and topics"):
         stage.start_broker()
         stage.serve("worker", "worker", say=steps.say, heartbeat=stage.directory / "worker" / HEARTBEAT_NAME)
@@ -94,20 +117,26 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
     trainer = _start_trainer(stage, catalogue, train_s) if catalogue.impression_count is not None else None
     with stage.publisher() as publisher:
         with steps.step("publish the catalogue", total=None) as step:
-            acts.publish_catalogue(publisher, catalogue, step)
-        with steps.step("train on the impressions topic"):
+            categories = acts.publish_catalogue(publisher, catalogue, step)
+        with steps.step("train on the impressions topic") as step:
             trainer = trainer or _start_trainer(stage, catalogue, train_s)
-            first = acts.wait_first_checkpoint(stage, trainer)
-        with steps.step("build the first version, load it"):
+            first = acts.wait_first_checkpoint(stage, trainer, step)
+        with steps.step("build the first version, load it") as step:
             publisher.publish_checkpoint_file(stage.control.store, first)  # the trainer goes on with its warm starts
+            step.tell("building")
             stage.wait_for(lambda: stage.control_state().current is not None, "the first version to go live")
+            step.tell("loading")
             server = RankingServer(stage.url)
             stage.wait_for(server.is_ready, "the server to have loaded it")
-        evaluation = catalogue.evaluation()
+        with steps.step("choose users and candidates to measure on"):
+            evaluation = catalogue.evaluation()
         with steps.step("rank for users kept out of training", total=len(evaluation.users)) as step:
-            quality = acts.show_ranking(server, evaluation, step)
+            quality = acts.show_ranking(server, evaluation, categories, step)
         _add_quality(figures, quality)
-        user = evaluation.users[0].user_id
+        person = next((user for user in evaluation.users if user.behaviours), evaluation.users[0])
+        with steps.step("one ranking, a price change, a new item"):
+            ranking = show_one_ranking(server, publisher, catalogue, person)
+        user = person.user_id
         changes = catalogue.price_changes(acts.UPDATES_SHOWN + 200, seed=1)
         with steps.step("change prices, wait for the scores", total=acts.UPDATES_SHOWN) as step:
             waited = acts.show_updates(server, publisher, user, itertools.islice(changes, acts.UPDATES_SHOWN), step)
@@ -115,14 +144,14 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
         with steps.step("bring new items, wait for their scores", total=acts.NEW_ITEMS_SHOWN) as step:
             waited = acts.show_new_items(server, publisher, user, catalogue.arrivals(acts.NEW_ITEMS_SHOWN, seed=1), step)
         figures.add("new_item_visible_ms", acts.median(waited))
+        with steps.step("train the next versions") as step:
+            stage.finish(trainer, lambda child: step.tell(acts.last_progress(child)))
         with steps.step("switch versions under load", total=SWITCHES) as step:
-            stage.finish(trainer)
             load = acts.Load(stage.url, evaluation)
             flips = acts.show_switches(stage, load, publisher, stage.checkpoints()[1:], changes, step)
         _add_switches(figures, flips, load)
-    with steps.step("recompute the answers; replay the topics"):
-        _audit(stage, load, figures)
-    return evaluation
+    _audit(stage, load, figures, steps)
+    return _Shown(evaluation, ranking, quality.best_plain()[0])
 
 
 def _start_trainer(stage: Stage, catalogue: Catalogue, train_s: float) -> Child:
@@ -140,7 +169,8 @@ def _start_trainer(stage: Stage, catalogue: Catalogue, train_s: float) -> Child:
 
 def _add_quality(figures: Figures, quality: acts.Quality) -> None:
     figures.add("hr_at_100", sum(quality.model) / len(quality.model))
-    figures.add("popularity_hr_at_100", sum(quality.popularity) / len(quality.popularity))
+    figures.add("plain_hr_at_100", quality.best_plain()[1])
+    figures.add("popularity_hr_at_100", statistics.mean(quality.plain[acts.POPULARITY]))
     figures.add("random_hr_at_100", sum(quality.chance) / len(quality.chance))
     figures.add("rank_p50_ms", acts.median(quality.took_ms))
 
@@ -151,31 +181,17 @@ def _add_switches(figures: Figures, flips: int, load: acts.Load) -> None:
     figures.add("slowest_during_switch_ms", max(ranked.took_ms for _, ranked in load.answers))
 
 
-def _audit(stage: Stage, load: acts.Load, figures: Figures) -> None:
+def _audit(stage: Stage, load: acts.Load, figures: Figures, steps: Steps) -> None:
     """The audit of the answers and the replay side by side: two fresh processes that read files and topics only."""
     answers = stage.directory / "answers.jsonl"
     acts.write_answers(answers, load)
     audit = stage.start("verify-answers", "verify-answers", str(answers), "--json")
     replay = stage.start("replay", "replay", "--directory", str(stage.directory / "replay"), "--batch-size", "97", "--json")
-    figures.add("mixed_versions", json_figures(stage.finish(audit))["mixed_versions"])
-    replayed = json_figures(stage.finish(replay))
+    with steps.step("recompute the answers") as step:
+        figures.add(
+            "mixed_versions", json_figures(stage.finish(audit, lambda child: step.tell(acts.last_progress(child))))["mixed_versions"]
+        )
+    with steps.step("replay the topics") as step:
+        replayed = json_figures(stage.finish(replay, lambda child: step.tell(acts.last_progress(child))))
     figures.add("digest_equal", replayed["digest_equal"])
     figures.add("items", replayed["items"])
-
-
-def _wait_for_ctrl_c(stage: Stage, evaluation: Evaluation, steps: Steps) -> None:
-    """Everything keeps running; says what to try, until Ctrl-C, which is the ordinary end here. The files stay."""
-    stage.keep = True
-    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in stage.environment().items())
-    user = evaluation.users[0].user_id
-    steps.say(
-        f"""Everything keeps running in {stage.directory} until Ctrl-C. In another terminal:
-  export {exports}
-  aif index list
-  aif query {user} --random 20 --url {stage.url}
-  curl -s {stage.url}/v1/status"""
-    )
-    try:
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        steps.say(f"stopping; the files stay in {stage.directory}")

@@ -1,31 +1,39 @@
-"""What a person sees of the demo: one bar for each long step on standard error, and the table at the end."""
+"""What a person sees of the demo, on standard error: one bar for each step, then one ranking, the figures, and what to try next."""
 
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from infra.data.catalogue import Evaluation
 from infra.figures import Figures
+from lab.demo.one_ranking import Change, Line, OneRanking
+from schemas.ids import Id
 
+_WIDTH_MAX = 120
+_HR = "share of the world's 10 truly best items among the server's top {k}; mean of {users} users unknown to training"
+_RECALL = "share of what {users} held-out users really took among the server's top {k}"
 _ROWS = (
-    ("items", "items in the index", "{:,.0f}"),
-    ("hr_at_100", "{measure} of the model", "{:.3f}"),
-    ("popularity_hr_at_100", "{measure} of popularity", "{:.3f}"),
-    ("random_hr_at_100", "{measure} of chance", "{:.3f}"),
-    ("rank_p50_ms", "one ranking over HTTP, median (ms)", "{:.1f}"),
-    ("update_visible_ms", "changed price to changed score, median (ms)", "{:.0f}"),
-    ("new_item_visible_ms", "new item to its first score, median (ms)", "{:.0f}"),
-    ("flips", "versions switched under load", "{:.0f}"),
-    ("answers_during_switch", "answers meanwhile, each recomputed by the reference", "{:,.0f}"),
-    ("slowest_during_switch_ms", "slowest of them (ms)", "{:.0f}"),
-    ("mixed_versions", "answers that mix versions", "{:.0f}"),
-    ("digest_equal", "replay of the topics gives the same digest (1 = yes)", "{:.0f}"),
-    ("seconds_total", "the whole demo (s)", "{:.1f}"),
+    ("hr_at_100", "{measure} of the model", "{:.3f}", "{meaning}"),
+    ("plain_hr_at_100", "{measure} of the best plain score", "{:.3f}", "the same for {best_plain}, which needs no learning"),
+    ("popularity_hr_at_100", "{measure} of popularity", "{:.3f}", "the same for the most clicked or taken items"),
+    ("random_hr_at_100", "{measure} of chance", "{:.3f}", "the same for candidates in random order"),
+    ("rank_p50_ms", "one ranking", "{:.1f} ms", "median over HTTP with JSON, as the client sees it"),
+    ("update_visible_ms", "changed price", "{:.0f} ms", "median from publishing a price to the first answer with another score"),
+    ("new_item_visible_ms", "new item", "{:.0f} ms", "median from publishing an item to the first answer that scores it"),
+    ("flips", "version switches", "{:.0f}", "new models that went live while requests were answered"),
+    ("answers_during_switch", "answers meanwhile", "{:,.0f}", "each recomputed afterwards by the reference model"),
+    ("slowest_during_switch_ms", "slowest of them", "{:.0f} ms", "no request waits for a switch"),
+    ("mixed_versions", "answers of mixed versions", "{:.0f}", "answers that do not equal exactly one version; 0 is promised"),
+    ("digest_equal", "replay equal", "{:.0f}", "1: reading the topics again gives the same index, byte for byte"),
+    ("items", "items", "{:,.0f}", "in the index"),
+    ("seconds_total", "the whole demo", "{:.0f} s", "from an empty directory"),
 )
 
 
@@ -34,7 +42,9 @@ class Steps:
 
     def __init__(self) -> None:
         self._console = Console(file=sys.stderr)
-        columns = (TextColumn("{task.description:<46}"), BarColumn(bar_width=28), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+        if not self._console.is_terminal or self._console.width > _WIDTH_MAX:
+            self._console = Console(file=sys.stderr, width=_WIDTH_MAX)
+        columns = (TextColumn("{task.description:<40}"), BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
         # Where nobody watches, a line at the end of each step says the same.
         self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
 
@@ -58,16 +68,71 @@ class Steps:
 
     def say(self, text: str) -> None:
         """A line between the bars."""
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    def print_figures(self, figures: Figures, measure: str) -> None:
-        """The final table; `measure` is what the data allows: HR@100 with a teacher, recall@100 without."""
-        known = figures.as_dict()["figures"]
-        table = Table(title="aif demo", show_header=False)
-        for name, title, form in _ROWS:
-            value = known[name]["value"]
-            table.add_row(title.format(measure=measure), "not measured" if value is None else form.format(value))
-        self._console.print(table)
+    def print_ranking(self, shown: OneRanking) -> None:
+        """The user's recent items, the best items before and after, and what happened in between."""
+        self.say(f"\nOne ranking: user {shown.user_id}, {shown.candidates:,} candidates, {shown.took_ms:.1f} ms\n\nRecently the user did:")
+        for kind, title in shown.recent:
+            self.say(f"  {kind:<6} {title}")
+        self.say("\nThe best items for this user:")
+        self._print_best(shown.best)
+        for change in shown.changes:
+            self.say(f"\n{_spell(change)}")
+        self.say("\nThe best items now:")
+        self._print_best(shown.best_after, changed=True)
+
+    def _print_best(self, lines: tuple[Line, ...], changed: bool = False) -> None:
+        table = Table(box=None, pad_edge=True, header_style="")
+        for name in ("rank", "was", "score") if changed else ("rank", "score"):
+            table.add_column(name, justify="right")
+        table.add_column("item", justify="right")
+        table.add_column("title")
+        for line in lines:
+            was = "" if line.rank_before == line.rank else "new" if line.rank_before is None else str(line.rank_before)
+            table.add_row(str(line.rank), *([was] if changed else []), f"{line.score:.3f}", str(line.item_id), line.title)
+        self._console.print(table, highlight=False, markup=False)
+
+    def print_figures(self, figures: Figures, evaluation: Evaluation, best_plain: str) -> None:
+        """The figures with their meaning, and whether the model beats the best plain score."""
+        known = {name: figure["value"] for name, figure in figures.as_dict()["figures"].items()}
+        measure = f"{evaluation.measure}@{evaluation.k}"
+        meaning = (_HR if evaluation.measure == "HR" else _RECALL).format(k=evaluation.k, users=len(evaluation.users))
+        table = Table(box=None, show_header=False, pad_edge=True)
+        for name, title, form, what in _ROWS:
+            value = "not measured" if known[name] is None else form.format(known[name])
+            table.add_row(title.format(measure=measure), value, what.format(meaning=meaning, best_plain=best_plain))
+        self.say("\nMeasured:")
+        self._console.print(table, highlight=False)
+        self.say(f"\n{_judge(known['hr_at_100'], known['plain_hr_at_100'], best_plain, measure)}")
+
+    def print_next(self, environment: Path | None, user: Id) -> None:
+        """Three commands to try."""
+        if environment is None:
+            self.say(
+                "\nEverything is stopped and removed. Try next:\n"
+                "  aif demo --keep            the same, left running: then ask it yourself\n"
+                "  aif doctor                 check this machine before you run your own system\n"
+                "  aif demo --help            other sizes, or your own files"
+            )
+            return
+        self.say(
+            f"\nEverything keeps running in the background; `aif demo stop` ends it. Try next, after `. {environment}`:\n"
+            f"  aif query {user} --trace      one ranking in two calls, and where its time went\n"
+            "  aif index diff             what differs between the two newest versions\n"
+            "  aif status --watch         shards, versions and freshness, live"
+        )
+
+
+def _spell(change: Change) -> str:
+    when = "the score stayed the same" if change.visible_ms is None else f"visible {change.visible_ms:.0f} ms after the event was published"
+    return f"{change.what}\n  {change.before} -> {change.after}; {when}"
+
+
+def _judge(model: float, plain: float, best_plain: str, measure: str) -> str:
+    if model > plain:
+        return f"The model beats the best plain score, {best_plain}: {measure} {model:.3f} against {plain:.3f}."
+    return f"The model does not beat the best plain score here: {measure} {model:.3f} against {plain:.3f} of {best_plain}."
 
 
 class Step:

@@ -38,6 +38,7 @@ _WARM = (
 )
 _READY_S_MAX = 180.0
 _ENDED_S_MAX = 600.0
+_GRACE_S = 1.5
 _REMOVE_S_MAX = 5.0
 
 
@@ -47,7 +48,7 @@ class Stage:
 
     directory: Path
     id_kind: IdKind
-    keep: bool
+    keep: bool = False  # the files, at the end
     children: list[Child] = field(default_factory=list)
     services: list[Supervised] = field(default_factory=list)
     broker: Broker | None = None
@@ -97,6 +98,8 @@ class Stage:
             "AIF_WORKER__DATA_DIR": str(self.directory / "worker"),
             "AIF_USERS__DATA_DIR": str(self.directory / "users"),
             "AIF_SERVE__DEADLINE_MS": "30000",  # two cores carry broker, worker, trainer and server at once
+            "AIF_SERVE__PORT": str(self.port),
+            **({} if self.external_bootstrap else {"AIF_BROKER__DATA_DIR": str(self.directory / "broker")}),
         }
 
     def start_broker(self) -> None:
@@ -131,9 +134,14 @@ class Stage:
         """One `aif` command to its end; returns its log. Raises Unavailable with the end of the log if it fails."""
         return self.finish(self.start(name, *arguments))
 
-    def finish(self, child: Child) -> str:
-        """Waits for a child to end and returns its log."""
-        wait_until(lambda: not child.alive(), _ENDED_S_MAX, f"{child.name} to end (log {child.log_path})")
+    def finish(self, child: Child, look: Callable[[Child], None] = lambda _: None) -> str:
+        """Waits for a child to end and returns its log. Calls `look` meanwhile."""
+
+        def has_ended() -> bool:
+            look(child)
+            return not child.alive()
+
+        wait_until(has_ended, _ENDED_S_MAX, f"{child.name} to end (log {child.log_path})", poll_s=0.1)
         if child.process.wait() != 0:
             raise Unavailable(
                 "child_failed", f"{child.name} ended with exit code {child.process.returncode}; log {child.log_path}:\n{child.log_tail()}"
@@ -159,16 +167,16 @@ class Stage:
         return Publisher(self.bootstrap_servers, self.topic_prefix, "aif-demo", SHARDS, USER_PARTITIONS, self.id_kind)
 
     def stop(self) -> None:
-        """Stops every child, newest first, then the broker; removes the directory unless it is kept."""
-        for service in self.services[::-1]:
-            service.stop()
+        """Stops every child at once, kills what is left after 1.5 s, and removes the directory unless it is kept. Takes at most 3 s."""
+        for service in self.services:
+            service.release()  # its child is among the children
         self.services.clear()
-        stop_all(self.children[::-1])
+        stop_all(self.children, _GRACE_S)
         self.children.clear()
         if self.template is not None:
             self.template.close()
         if self.broker is not None:
-            self.broker.stop()
+            self.broker.kill()  # its log is whole after that too, and mostly goes with the directory
         if not self.keep:
             wait_until(self._remove_directory, _REMOVE_S_MAX, f"{self.directory} to be removed")
 

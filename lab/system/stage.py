@@ -100,7 +100,7 @@ def open_bench_stage(**settings: str) -> Iterator[BenchStage]:
     """A stage with its broker, removed at the end with everything in it, also when a TERM ends the bench. What an error leaves of it are the logs."""
     leave_in_order()
     directory = Path(tempfile.mkdtemp(prefix="aif-bench-"))
-    stage = BenchStage(directory, IdKind.INT64, keep=False, settings=settings)
+    stage = BenchStage(directory, IdKind.INT64, settings=settings)
     try:
         stage.start_broker()
         yield stage

@@ -16,7 +16,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,9 +130,16 @@ def _decode_line(line: str, number: int) -> RecordedAnswer:
 
 
 def recompute(
-    answers: Sequence[RecordedAnswer], store_url: str, bootstrap: Bootstrap, topic_prefix: str, sample: int | None = None
+    answers: Sequence[RecordedAnswer],
+    store_url: str,
+    bootstrap: Bootstrap,
+    topic_prefix: str,
+    sample: int | None = None,
+    tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> Report:
-    """Recomputes answers, or `sample` of them at even distances. Raises Corrupted, Incompatible, Unavailable if files or log cannot be read."""
+    """Recomputes answers, or `sample` of them at even distances; calls `tell` after each.
+
+    Raises Corrupted, Incompatible, Unavailable if files or log cannot be read."""
     torch.set_num_threads(1)  # the products are small, and on a busy machine OpenMP's spinning threads make this ten times slower
     started, report = time.monotonic(), Report(answers=len(answers))
     store = open_index_store(store_url)
@@ -141,13 +148,19 @@ def recompute(
     for one in chosen:
         by_token.setdefault(one.answer.version_token, []).append(one)
     for token, group in by_token.items():
-        _audit_version(store, decode_token(token), group, bootstrap, topic_prefix, report)
+        _audit_version(store, decode_token(token), group, bootstrap, topic_prefix, report, lambda: tell(report.recomputed, len(chosen)))
     report.seconds = time.monotonic() - started
     return report
 
 
 def _audit_version(
-    store: IndexStore, token: VersionToken, group: Sequence[RecordedAnswer], bootstrap: Bootstrap, prefix: str, report: Report
+    store: IndexStore,
+    token: VersionToken,
+    group: Sequence[RecordedAnswer],
+    bootstrap: Bootstrap,
+    prefix: str,
+    report: Report,
+    tell: Callable[[], None],
 ) -> None:
     manifest = read_named_manifest(store, token)
     ids = _DecodedIds(manifest.layout.id_kind)
@@ -168,6 +181,7 @@ def _audit_version(
             report.mismatched += 1
             if len(report.reasons) < _REASONS_MAX:
                 report.reasons.append(f"answer {one.answer.request_id} of {token}: {wrong}")
+        tell()
     report.tolerance_max = max(report.tolerance_max, auditor.tolerance)
 
 

@@ -24,7 +24,7 @@ def test_a_random_model_passes_every_check_and_its_seed_decides_its_bytes(tmp_pa
 def test_a_worker_that_ends_ends_the_waiting_for_its_version(tmp_path: Path) -> None:
     worker = start_child("worker", [sys.executable, "-c", "raise SystemExit('its disk is full')"], tmp_path / "log")
     with pytest.raises(Unavailable, match=r"(?s)worker ended with exit code 1.*its disk is full"):
-        BenchStage(tmp_path, IdKind.INT64, keep=False).wait_live(1, worker)
+        BenchStage(tmp_path, IdKind.INT64).wait_live(1, worker)
 
 
 def test_memory_is_told_apart_by_child_and_grandchildren(tmp_path: Path) -> None:

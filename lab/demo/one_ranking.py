@@ -1,0 +1,189 @@
+"""One ranking as a person reads it: the user's recent items, the best ten, and what a price change and a new item do to them.
+
+Here: the requests and events of this act, and its result. Not here: how it is printed (progress.py).
+"""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra.data.catalogue import Catalogue, HeldOutUser
+from infra.kafka.publisher import Publisher
+from lab.demo.server import Ranked, RankingServer, wire_ids
+from schemas.events import ItemFeaturesUpdate, NewItem
+from schemas.features import Kind
+from schemas.ids import Id, encode_wire_id
+
+TOP = 10
+_RECENT = 5
+_RANKED_MAX = 1_000  # so far down a changed rank is named
+_DEARER, _LOWER_BID = 1.5, 0.8  # what a price change multiplies
+_VISIBLE_S_MAX = 30.0
+_SETTLE_S = 0.3  # a new item is scored as soon as its features are there; its embedding may come a moment later
+
+
+@dataclass(frozen=True)
+class Line:
+    """One ranked item. `rank_before` is None for an item that was not ranked before."""
+
+    rank: int
+    item_id: Id
+    score: float
+    title: str
+    rank_before: int | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """An event that was published, and the milliseconds until an answer showed it; None if the score stayed the same."""
+
+    what: str
+    before: str
+    after: str
+    visible_ms: float | None
+
+
+@dataclass(frozen=True)
+class OneRanking:
+    """The user, the recent items oldest first as (kind, title), the best items before and after the changes, and the changes."""
+
+    user_id: Id
+    recent: tuple[tuple[str, str], ...]
+    candidates: int
+    took_ms: float
+    best: tuple[Line, ...]
+    changes: tuple[Change, ...]
+    best_after: tuple[Line, ...]
+
+
+class _Ranking:
+    """The user's ranking, again and again."""
+
+    def __init__(self, server: RankingServer, user: HeldOutUser) -> None:
+        self._server, self._user_id = server, encode_wire_id(user.user_id)
+        self.candidates = wire_ids(user.candidates)
+
+    def rank(self, more: Collection[Id] = ()) -> Ranked:
+        items = [*self.candidates, *more]
+        return self._server.prerank(
+            {"user_id": self._user_id, "item_ids": items, "top_k": min(_RANKED_MAX, len(items)), "deadline_ms": 30_000}
+        )
+
+    def score(self, item: Id) -> float | None:
+        """The score of one item; None while the index has none of that id."""
+        items = self._server.prerank({"user_id": self._user_id, "item_ids": [item]}).answer["items"]
+        return items[0]["score"] if items else None
+
+    def wait_for_other_score(self, item: Id, before: float | None, started: float) -> float | None:
+        """Milliseconds since `started` until the item has another score; None if it keeps its score."""
+        while time.perf_counter() - started < _VISIBLE_S_MAX:
+            if self.score(item) != before:
+                return (time.perf_counter() - started) * 1e3
+            time.sleep(0.001)
+        return None
+
+
+def show_one_ranking(server: RankingServer, publisher: Publisher, catalogue: Catalogue, user: HeldOutUser) -> OneRanking:
+    """Ranks for a user, makes the best item dearer, brings a new item made like it, and ranks again."""
+    ranking = _Ranking(server, user)
+    answer = ranking.rank()
+    before = _ranks(answer)
+    best, recent = answer.ids[0], user.behaviours[-_RECENT:]
+    described = [*answer.ids[: TOP + 1], *(encode_wire_id(b.item_id) for b in recent)]
+    features, versions = _find_items(catalogue, set(described))
+    changes = []
+    if (changed := _make_dearer(catalogue, features[best])) is not None:
+        score, started = ranking.score(best), time.perf_counter()
+        publisher.publish_item(_native(user, best), versions[best] + 1, changed)
+        visible_ms = ranking.wait_for_other_score(best, score, started)
+        after = ranking.score(best)
+        assert score is not None and after is not None
+        rank = _ranks(ranking.rank()).get(best)
+        numbers = ", ".join(
+            f"{name} {features[best][name]:g} -> {value:g}" for name, value in changed.items() if value != features[best][name]
+        )
+        what = f"price change of item {best}: {numbers}"
+        changes.append(Change(what, f"rank 1, score {score:.3f}", f"{_spell_rank(rank)}, score {after:.3f}", visible_ms))
+    titles = {item: catalogue.title(values) for item, values in features.items()}
+    arrivals = []
+    if (arrival := next(catalogue.arrivals(1, seed=2), None)) is not None:
+        new, vector = encode_wire_id(arrival[0].item_id), _find_embedding(catalogue, arrival[1], best)
+        started = time.perf_counter()
+        _publish_copy(publisher, arrival[0], features[best], vector)
+        visible_ms = ranking.wait_for_other_score(new, None, started)
+        time.sleep(_SETTLE_S)
+        arrivals = [new]
+        titles[new] = titles[best]
+        rank, score = _ranks(ranking.rank(arrivals)).get(new), ranking.score(new)
+        changes.append(
+            Change(f"new item {new}, made like item {best} as it was", "unknown", f"{_spell_rank(rank)}, score {score:.3f}", visible_ms)
+        )
+    first_titles = dict(titles)
+    if changed is not None:
+        titles[best] = catalogue.title(changed)
+    last = ranking.rank(arrivals)
+    titles |= {item: catalogue.title(values) for item, values in _find_items(catalogue, set(last.ids[:TOP]) - titles.keys())[0].items()}
+    return OneRanking(
+        user.user_id,
+        tuple((b.kind, titles.get(encode_wire_id(b.item_id), str(b.item_id))) for b in recent),
+        len(user.candidates),
+        answer.took_ms,
+        _best(answer, first_titles, before),
+        tuple(changes),
+        _best(last, titles, before),
+    )
+
+
+def _ranks(answer: Ranked) -> dict[Id, int]:
+    return {item: rank for rank, item in enumerate(answer.ids, 1)}
+
+
+def _spell_rank(rank: int | None) -> str:
+    return f"beyond rank {_RANKED_MAX:,}" if rank is None else f"rank {rank}"
+
+
+def _best(answer: Ranked, titles: Mapping[Id, str], before: Mapping[Id, int]) -> tuple[Line, ...]:
+    items = answer.answer["items"][:TOP]
+    return tuple(Line(rank, i["item_id"], i["score"], titles[i["item_id"]], before.get(i["item_id"])) for rank, i in enumerate(items, 1))
+
+
+def _find_items(catalogue: Catalogue, wanted: Collection[Id]) -> tuple[dict[Id, dict[str, Any]], dict[Id, int]]:
+    """The newest features of some items of the catalogue, and their versions, by id as JSON has it. Reads the whole catalogue."""
+    features: dict[Id, dict[str, Any]] = {}
+    versions: dict[Id, int] = {}
+    for update in catalogue.items() if wanted else ():
+        if (item := encode_wire_id(update.item_id)) in wanted:
+            features[item], versions[item] = dict(update.features), update.version
+    return features, versions
+
+
+def _native(user: HeldOutUser, item: Id) -> Id:
+    """The id as events have it; JSON's is the same, or text where it is a large number."""
+    return next(own for own in user.candidates.tolist() if encode_wire_id(own) == item)
+
+
+def _make_dearer(catalogue: Catalogue, features: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The features with a higher price and a lower bid, or else with another number that the head reads raw. None if the item has no such number."""
+    numbers = [f.name for f in catalogue.schema.realtime_features if f.kind is Kind.NUMERIC]
+    first = sorted(numbers, key=lambda name: name != "price")[:1]
+    factors = dict.fromkeys(first, _DEARER) | ({bid: _LOWER_BID} if (bid := catalogue.schema.bid) else {})
+    moved = {name: round(value * by, 4) for name, by in factors.items() if isinstance(value := features.get(name), int | float) and value}
+    return {**features, **moved} if moved else None
+
+
+def _find_embedding(catalogue: Catalogue, of_arrival: NewItem | None, like: Id) -> Sequence[float] | None:
+    """The embedding of the item `like`, or else that of the arrival; None where the catalogue has no embeddings."""
+    if of_arrival is None:
+        return None
+    return next((new.embedding for new in catalogue.new_items() if encode_wire_id(new.item_id) == like), of_arrival.embedding)
+
+
+def _publish_copy(
+    publisher: Publisher, arrival: ItemFeaturesUpdate, features: Mapping[str, Any], embedding: Sequence[float] | None
+) -> None:
+    """Publish the arrival as a new item with other features."""
+    if embedding is None:
+        publisher.publish_item(arrival.item_id, arrival.version, dict(features))
+    else:
+        publisher.publish_new_item(arrival.item_id, embedding, dict(features), arrival.version)

@@ -1,0 +1,72 @@
+"""What the demo shows of itself: plain scores next to the model, and the verdict."""
+
+import io
+
+import numpy as np
+import pytest
+
+from infra.data.catalogue import Evaluation, HeldOutUser
+from infra.data.world import World, WorldSize
+from infra.data.world_catalogue import WorldCatalogue
+from infra.figures import Figures
+from lab.demo import acts, progress
+from lab.demo.one_ranking import Change, Line, OneRanking
+from lab.demo.program import DEMO
+from schemas.events import Behaviour
+
+
+def _user(*met: int) -> HeldOutUser:
+    behaviours = [Behaviour(user_id=1, item_id=item, kind="click", time_ms=1, features={}) for item in met]
+    return HeldOutUser(1, {}, behaviours, np.array([10, 11, 12, 13]), frozenset([13]))
+
+
+def test_plain_scores_order_by_popularity_by_met_items_and_by_met_categories() -> None:
+    evaluation = Evaluation((), {10: 3.0, 12: 1.0}, "HR", 0)
+    categories = {10: "a", 11: "b", 12: "b", 13: "c", 99: "b"}
+    orders = acts.plain_orders(_user(13, 99), evaluation, categories)
+    assert {name: order.tolist() for name, order in orders.items()} == {
+        "popularity": [0, 2, 1, 3],
+        "repeats": [3, 0, 2, 1],
+        "favourite categories": [2, 1, 3, 0],
+    }
+
+
+def test_every_item_of_the_world_has_a_title_of_its_features() -> None:
+    catalogue = WorldCatalogue(World(0, WorldSize(items=50, users=2, held_out=1)))
+    item = next(catalogue.items())
+    assert catalogue.title(item.features).endswith(f", {item.features['price']:.2f}")
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> tuple[progress.Steps, io.StringIO]:
+    text = io.StringIO()
+    monkeypatch.setattr("sys.stderr", text)
+    return progress.Steps(), text
+
+
+def _figures(model: float, plain: float) -> Figures:
+    figures = Figures(DEMO)
+    for figure in DEMO.figures:
+        figures.add(figure.name, {"hr_at_100": model, "plain_hr_at_100": plain}.get(figure.name, 1.0))
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("model", "plain", "verdict"), [(0.6, 0.2, "The model beats"), (0.2, 0.3, "does not beat the best plain score here")]
+)
+def test_the_verdict_says_whether_the_model_beats_the_best_plain_score(
+    shown: tuple[progress.Steps, io.StringIO], model: float, plain: float, verdict: str
+) -> None:
+    steps, text = shown
+    steps.print_figures(_figures(model, plain), Evaluation((_user(),), {}, "HR", 0), "repeats")
+    assert verdict in text.getvalue() and "repeats" in text.getvalue()
+
+
+def test_one_ranking_fits_a_terminal_of_120_columns(shown: tuple[progress.Steps, io.StringIO]) -> None:
+    steps, text = shown
+    line = Line(1, 2**53 - 1, 1.5, "evening lamp, 19.90", 2)
+    change = Change("price change of item 7: price 1 -> 2, bid 1 -> 0.8", "rank 1, score 1.500", "rank 2, score 1.400", 12.0)
+    steps.print_ranking(OneRanking(3000, (("click", "lamp"),), 10_000, 9.5, (line,), (change,), (line,)))
+    steps.print_figures(_figures(0.5, 0.2), Evaluation((_user(),), {}, "HR", 0), "favourite categories")
+    assert max(map(len, text.getvalue().splitlines())) <= 120
+    assert "visible 12 ms after" in text.getvalue()

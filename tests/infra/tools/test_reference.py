@@ -1,0 +1,31 @@
+"""The reference pages are those of the code, and no setting, error or metric is without its explanation."""
+
+from pkgutil import resolve_name
+from typing import Any
+
+from infra.cli import build_app
+from infra.command import SETTINGS_CLASSES
+from infra.tools.error_catalogue import named_in_docstrings, read_catalogue
+from infra.tools.reference import source_files, stale_pages
+
+
+def test_the_reference_pages_are_current() -> None:
+    assert not list(stale_pages()), "run python -m infra.tools.reference"
+
+
+def test_every_error_code_has_a_cause_and_a_remedy() -> None:
+    entries = read_catalogue(source_files())
+    assert len(entries) > 250
+    assert [one.code for one in entries if not one.cause or not one.remedy] == [], "add them to infra/tools/errors.toml"
+
+
+def test_every_error_code_that_a_docstring_names_is_in_the_catalogue() -> None:
+    assert named_in_docstrings(source_files()) - {one.code for one in read_catalogue(source_files())} == set()
+
+
+def test_every_setting_has_a_description() -> None:
+    build_app()
+    sections: dict[str, Any] = {
+        name: field.annotation for path in SETTINGS_CLASSES for name, field in resolve_name(path).model_fields.items()
+    }
+    assert [(s, n) for s, kind in sections.items() for n, field in kind.model_fields.items() if not field.description] == []

@@ -26,7 +26,7 @@ def test_every_file_that_a_document_names_is_there(document: str) -> None:
     path, text = ROOT / document, (ROOT / document).read_text()
     links = [link for link in re.findall(r"\]\(([^)#:]+)\)", text) if not (path.parent / link).exists()]
     files = [name for name in re.findall(r"`([\w./]+\.py)`", text) if not any(f"/{file}".endswith(f"/{name}") for file in FILES)]
-    whole = re.findall(rf"\b((?:{'|'.join(PARTS)})/[\w./]*\w)", text)
+    whole = re.findall(rf"(?<![\w/.-])((?:{'|'.join(PARTS)})/[\w./]*\w)", text)
     assert links + files + [name for name in whole if not (ROOT / name).exists()] == []
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from infra.kafka.oauth import TokenSource
 from schemas.errors import AifError, Misconfigured, Unavailable
@@ -31,24 +31,30 @@ class KafkaSecurity(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    allow_plain_text: bool = False  # connect without TLS to a broker beyond loopback
-    ca_file: Path | None = None  # the authorities that may sign the brokers' certificates; None = those of the system
-    cert_file: Path | None = None  # the client's certificate chain; with key_file
-    key_file: Path | None = None
-    key_password: SecretStr | None = None
-    key_password_file: Path | None = None
-    mechanism: Literal["SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = "SCRAM-SHA-512"  # of the two SASL protocols
-    username: str = ""
-    password: SecretStr | None = None
-    password_file: Path | None = None
+    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="How clients connect: with or without TLS, with or without a login"
+    )
+    allow_plain_text: bool = Field(False, description="Connect without TLS to a broker beyond loopback")
+    ca_file: Path | None = Field(
+        None, description="PEM file of the authorities that may sign the brokers' certificates; none: those of the system"
+    )
+    cert_file: Path | None = Field(None, description="PEM file of the client's certificate chain; goes with key_file")
+    key_file: Path | None = Field(None, description="PEM file of the certificate's key")
+    key_password: SecretStr | None = Field(None, description="Password of the key")
+    key_password_file: Path | None = Field(None, description="File with the password of the key")
+    mechanism: Literal["SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = Field(
+        "SCRAM-SHA-512", description="How the client logs in with one of the two SASL protocols"
+    )
+    username: str = Field("", description="User of SCRAM")
+    password: SecretStr | None = Field(None, description="Password of SCRAM")
+    password_file: Path | None = Field(None, description="File with the password of SCRAM")
     # OAUTHBEARER: a token from an endpoint (client credentials grant), or one that another program keeps in a file.
-    token_url: str = ""
-    client_id: str = ""
-    client_secret: SecretStr | None = None
-    client_secret_file: Path | None = None
-    scope: str = ""
-    token_file: Path | None = None
+    token_url: str = Field("", description="Endpoint of OAuth tokens (client credentials grant)")
+    client_id: str = Field("", description="Client id at the token endpoint")
+    client_secret: SecretStr | None = Field(None, description="Client secret at the token endpoint")
+    client_secret_file: Path | None = Field(None, description="File with the client secret")
+    scope: str = Field("", description="Scope that is asked of the token endpoint")
+    token_file: Path | None = Field(None, description="File with an OAuth token that another program renews")
 
     @model_validator(mode="after")
     def _check(self) -> "KafkaSecurity":

@@ -5,7 +5,7 @@ In the order of the equations, each file with the slow form that specifies it:
     user_half.py    Eq. 1-3           projections, self-attention, the profile's attention
     item_half.py    Eq. 4             an item's features to its async vector
     bea.py          Algorithm 1       bridge embeddings
-    lsh.py          Eq. 5-7           signatures and their similarity; signer.py: Eq. 5 compiled
+    lsh.py          Eq. 5-7           signatures and their similarity; ../kernels/signer.py: Eq. 5 compiled
     din.py          Eq. 8             DIN over that similarity, and its factored form
     simtier.py      Eq. 9             SimTier, and equal bits as a product
     sim_hard.py     section 3.3       sub-sequences by category

@@ -11,7 +11,7 @@ from schemas.index.layout import encode_increment
 from schemas.limits import CANDIDATES_MAX
 from serving.engine.tables.candidates import count_unsigned, find_candidates, rank_top
 from tests.serving.engine.samples import changes_of_pairs, empty_tables, order
-from tests.serving.engine.test_tables import IDS, LAYOUTS
+from tests.serving.engine.tables.test_tables import IDS, LAYOUTS
 
 
 def tables_with(kind, items):

@@ -40,7 +40,7 @@ def _run(command: list[str], cache: Path, interpret: str) -> subprocess.Complete
 
 
 def test_the_kernel_in_the_interpreter_is_plain_torch_and_the_compiled_form_bit_for_bit(tmp_path: Path) -> None:
-    done = _run(["-m", "tests.serving.engine.tier_kernel_cases"], tmp_path, "1")
+    done = _run(["-m", "tests.serving.engine.devices.tier_kernel_cases"], tmp_path, "1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

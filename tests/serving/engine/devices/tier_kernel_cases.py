@@ -1,4 +1,4 @@
-"""What SimTier's kernel is held to, on any device: `python -m tests.serving.engine.tier_kernel_cases` does it on the CPU, in Triton's interpreter.
+"""What SimTier's kernel is held to, on any device: `python -m tests.serving.engine.devices.tier_kernel_cases` does it on the CPU, in Triton's interpreter.
 
 The interpreter is chosen when triton is imported (TRITON_INTERPRET=1), so it has a process of its own. Prints how many cases agree; exit code 1 and the
 names of the others if one does not.
@@ -19,8 +19,8 @@ from serving.engine.devices.cuda import CudaScorer
 from serving.engine.devices.tier_kernel import TILE_C, TILE_S, CountTiers, count_tiers, open_tier_kernel, tier_limits
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import FULL, SPECS
+from tests.serving.engine.call_two.test_tier_counts import count_tiers as count_compiled
 from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version
-from tests.serving.engine.test_tier_counts import count_tiers as count_compiled
 
 EDGES = ModelSpec(FULL).tier_edges
 EQUAL_TIERS = tuple(t / 8 for t in range(1, 8))

@@ -15,8 +15,8 @@ from serving.engine.tables.tables import Applied
 from serving.engine.work import RankWork, UserWork
 from tests.infra.threads import raise_in
 from tests.schemas.model.samples import SPECS
+from tests.serving.engine.loop.test_loop import assert_is_reference, portion_of
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version
-from tests.serving.engine.test_loop import assert_is_reference, portion_of
 
 WAIT_S = 30.0
 LOST = RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -85,7 +85,7 @@ _PLAIN = """
 import numpy as np
 from schemas.model.simtier import simtier_reference
 from serving.engine.call_two import tier_counts
-from tests.serving.engine.test_tier_counts import count_tiers
+from tests.serving.engine.call_two.test_tier_counts import count_tiers
 rng = np.random.default_rng(7)
 for width, edges in ((8, (0.25, 0.5, 0.75)), (16, (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 1.0)), (128, (0.49, 0.5, 1.1))):
     drawn = rng.integers(0, 256, (700, width), np.uint8)

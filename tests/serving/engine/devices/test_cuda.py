@@ -15,8 +15,8 @@ from schemas.model.simtier import count_plainly
 from serving.engine.devices.cuda import CudaScorer
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
+from tests.serving.engine.devices.test_cpu import probability_tolerance
 from tests.serving.engine.samples import CONTEXT, PROFILE, changes_of_pairs, make_behaviours, make_version, order
-from tests.serving.engine.test_cpu import probability_tolerance
 
 WITHOUT_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, WITHOUT_DEVICE])]
@@ -67,7 +67,7 @@ def test_call_two_on_a_device_touches_no_tensor_of_another(name: str) -> None:
 @pytest.mark.cuda
 @WITHOUT_DEVICE
 def test_simtiers_kernel_is_used_on_the_device_and_exact_there() -> None:
-    from tests.serving.engine import tier_kernel_cases
+    from tests.serving.engine.devices import tier_kernel_cases
 
     wrong = [name for name, agrees in tier_kernel_cases.find_differing("cuda") if not agrees]
     assert not wrong
@@ -86,7 +86,7 @@ def test_simtiers_kernel_is_used_on_the_device_and_exact_there() -> None:
 @WITHOUT_DEVICE
 def test_simtiers_kernel_is_not_slower_than_plain_torch() -> None:
     from serving.engine.devices.tier_kernel import count_tiers, tier_limits
-    from tests.serving.engine.tier_kernel_cases import EDGES
+    from tests.serving.engine.devices.tier_kernel_cases import EDGES
 
     items, sequence = (torch.randint(256, (rows, 16), dtype=torch.uint8, device="cuda") for rows in (10_000, 1_000))
     limits = tier_limits(EDGES, 128).cuda()

@@ -36,10 +36,14 @@ class Metric:
 
 METRICS = (
     # every process of the system
-    Metric("broker_silent_seconds", "gauge", "Time since the broker last answered, asked every 5 s. While it grows, lag tells of before."),
-    Metric("thread_faults", "counter", "Unexpected errors that ended the work of a thread; most threads begin again.", ("thread",)),
+    Metric(
+        "broker_silent_seconds",
+        "gauge",
+        "Time since the broker last answered, asked every 5 s. While this grows, the lag values are stale.",
+    ),
+    Metric("thread_faults", "counter", "Unexpected errors that ended the work of a thread; most threads restart.", ("thread",)),
     # streams
-    Metric("topics_gone", "gauge", "Topics of the index that the broker does not have, looked at every 5 s."),
+    Metric("topics_gone", "gauge", "Topics of the index that the broker does not have, checked every 5 s."),
     Metric("updates_consumed", "counter", "Updates read from a source topic.", ("topic", "shard")),
     Metric("updates_applied", "counter", "Updates that changed the shard.", ("topic", "shard")),
     Metric("updates_superseded", "counter", "Updates that lost to a newer order.", ("topic", "shard")),

@@ -163,7 +163,9 @@ def wait_until(condition: Callable[[], bool], deadline_s: float, what: str, poll
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:
-            raise Unavailable("timed_out", f"waited {deadline_s:g} s for {what}, in vain; look at the log of the process it depends on")
+            raise Unavailable(
+                "timed_out", f"timed out after {deadline_s:g} s waiting for {what}; look at the log of the process it depends on"
+            )
         time.sleep(poll_s)
 
 

@@ -187,5 +187,5 @@ class ErrorAnswer(_Body):
     """`code` is stable; `message` says what happened, the value, the expectation, the next step."""
 
     code: Annotated[str, Field(description="The stable name of the error.")]
-    message: Annotated[str, Field(description="What failed, with the value; what was expected; what to do next.")]
+    message: Annotated[str, Field(description="The failure with the value, the expectation, the next step.")]
     retry_after_s: Annotated[float | None, Field(description="Seconds after which a retry makes sense; null if none does.")] = None

@@ -65,12 +65,12 @@ _INPUTS = (
     Topic(MODEL_CHECKPOINTS, 1, FOR_EVER, why="pointers to checkpoints; the offset is the version", extra=_UNPACKED),
     Topic(USER_FEATURES, "M", FOR_EVER, compacted=True, why="profiles and aggregates of users"),
     Topic(USER_BEHAVIOURS, "M", FOR_EVER, why="the one central sequence log"),
-    Topic(IMPRESSIONS, "M", 30 * 24, why="what was shown and what came of it"),
+    Topic(IMPRESSIONS, "M", 30 * 24, why="shown items and their outcomes"),
 )
 _OUTPUTS = (
     Topic(INDEX_DELTAS, "N", 3 * RESEAL_INTERVAL_HOURS, why="row changes of versions that receive increments", extra=_BROKERS_CLOCK),
-    Topic(INDEX_EVENTS, 1, 7 * 24, why="what happened to versions", extra=_BROKERS_CLOCK),
-    Topic(SERVER_REPORTS, 1, 24, why="what servers see of the version that they serve", extra=_BROKERS_CLOCK),
+    Topic(INDEX_EVENTS, 1, 7 * 24, why="events of versions", extra=_BROKERS_CLOCK),
+    Topic(SERVER_REPORTS, 1, 24, why="reports of servers on the served version", extra=_BROKERS_CLOCK),
 )
 # The largest record that an input takes must also fit with the headers that say what was wrong with it.
 _WITH_REASONS = {"max.message.bytes": str(RECORD_BYTES_MAX + 128 * 1024), **_BROKERS_CLOCK}

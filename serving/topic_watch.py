@@ -41,7 +41,7 @@ class TopicWatch:
         while not self._stopping.wait(self._every_s):
             before, self.last_error = self.last_error, self._look()
             if self.last_error and self.last_error != before:
-                _log.error("%s. This server answers from what it has", self.last_error)
+                _log.error("%s; this server answers from its present data", self.last_error)
 
     def _look(self) -> str:
         try:

@@ -195,9 +195,7 @@ class Worker:
         if stopping.done():
             stopping.result()
         else:
-            _log.warning(
-                "Faust does not end, as without a broker; the shards are closed all the same, and what they could not send waits in them"
-            )
+            _log.warning("Faust does not end, as without a broker; the shards are closed anyway and keep their unsent records")
             self._faust_hangs = True
         ended.cancel()
 

@@ -104,7 +104,7 @@ def _download_one(client: Any, cache: Path, jar: Jar) -> None:
         raise Corrupted(
             "kafka_jar_changed",
             f"the Maven repository sent {jar.coordinate} with sha256 {found}, jars.lock pins {jar.sha256}; "
-            "nothing was kept. Use the real repository, or look at what stands between it and you",
+            "nothing was kept. Use the real repository, or check the proxies in between",
         )
     with tempfile.NamedTemporaryFile(dir=cache, prefix=TEMPORARY_PREFIX, delete=False) as file:
         file.write(data)

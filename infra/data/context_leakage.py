@@ -56,8 +56,8 @@ def find_leaking_context(sources: MappedSources) -> Iterator[str]:
         ]:
             share, others, of_item = max(named)
             yield (
-                f"{place} names the {of_item} of what was clicked in {share:.0%} of the requests, and of {others:.0%} of what was shown beside it: what is "
-                "clicked is not known when a request is ranked; leave it out"
+                f"{place} names the {of_item} of the clicked item in {share:.0%} of the requests, and of {others:.0%} of the other shown items: the click is "
+                "not known when a request is ranked; leave it out"
             )
 
 

@@ -27,8 +27,8 @@ _COMING_BACK_LEAST = 0.2  # of the users of the held-out part; in a file that is
 _UNDATED = (
     "a column without a time counts as always known: if it sums up the whole period, leave it out, or take count_days or [item_history]"
 )
-_WEAK = "what was known before may do so, like a price; but if it is made of the whole period, leave it out, or take count_days or [item_history]"
-_DATED = "a row counts as known from its time on: if it sums up what follows it, known_after_days says when it is over"
+_WEAK = "a price can do the same; but if the column sums up the whole period, leave it out, or use count_days or [item_history]"
+_DATED = "a row counts as known from its time on; if it sums up a later period, set known_after_days"
 # Shares of the clicks: of users who take the same things every day a third is a day after itself; a minute after itself next to none is.
 _OWN_CLICKS = (("a day", DAY_MS, 0.5), ("a minute", 60_000, 0.1))
 _CLICKS_LEAST, _USERS_MOST = 50, 2_000
@@ -63,8 +63,8 @@ def find_doubts(sources: MappedSources) -> list[str]:
 def _describe_made(place: str, whole: float, before: float) -> str:
     """What two gammas say of a column: that it is made of the whole log."""
     return (
-        f"{place} orders items, or their categories, as the number or share of what is taken in the whole log does (gamma {whole:.3f}), and less as that "
-        f"before the evaluation time ({before:.3f}): it is made of what is asked about; {_UNDATED}"
+        f"{place} orders items or categories by their counts in the whole log (gamma {whole:.3f}), more than by those before the evaluation "
+        f"time ({before:.3f}): it contains the answers; {_UNDATED}"
     )
 
 
@@ -157,8 +157,8 @@ def _find_no_order(sources: MappedSources) -> str | None:
     if share >= _COMING_BACK_LEAST:
         return None
     return (
-        f"[{source.section}] has no time, so its rows count as in order of time, and only {share:.0%} of the users of the last part are in the "
-        "part before, which leaves little to learn and to measure: is the file sorted by user? Name a time column, or shuffle its rows"
+        f"[{source.section}] has no time, so its rows count as ordered by time. Only {share:.0%} of the users of the last part are in the "
+        "part before, which leaves little to learn and to measure. If the file is sorted by user, name a time column or shuffle its rows"
     )
 
 
@@ -180,8 +180,8 @@ def _find_own_clicks(sources: MappedSources) -> str | None:
     for span, span_ms, least in _OWN_CLICKS:
         if (share := np.mean(before_X <= span_ms)) >= least:
             return (
-                f"{share:.0%} of the clicks of [impressions] are in [behaviours], too, up to {span} before the click: a history ends before its "
-                "request, and these tell what it clicked; leave [behaviours] out, or give both the same clock"
+                f"{share:.0%} of the clicks of [impressions] are in [behaviours], too, up to {span} before the click: they are in the history of their "
+                "own request and reveal its click; leave [behaviours] out, or give both the same clock"
             )
     return None
 
@@ -197,8 +197,8 @@ def _find_no_contrast(sources: MappedSources) -> str | None:
         return None
     alone = sum(len(flags) == 1 for flags in clicked) / len(clicked)
     return (
-        f"only {share:.0%} of the requests of [impressions] with a click hold something that was not clicked, too ({alone:.0%} of all hold one row), and an "
-        "order is learnt from the two together; name as request what was shown together and does not tell the click, for example an hour of the user's: "
+        f"only {share:.0%} of the requests of [impressions] with a click also hold an item without one ({alone:.0%} of all hold one row). A model "
+        "learns an order from both; name as request the rows that were shown together, for example an hour of the user's: "
         "request = { column = \"time\", pattern = '^(.*T\\d\\d)' } of texts, '^(\\d{7})' of seconds"
     )
 

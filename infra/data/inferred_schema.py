@@ -48,7 +48,7 @@ def _require_plain(source: FeatureSource, arrays: Sequence[pa.ChunkedArray]) -> 
             raise Misconfigured(
                 "bad_mapping",
                 f"feature {source.name!r}: column {source.columns[0]!r} holds {str(array.type)[:100]}, expected values or lists of values; "
-                f"name a field of a struct, like '{source.columns[0]}.NAME'; write what lies in maps or lists of lists as columns of its own",
+                f"name a field of a struct, like '{source.columns[0]}.NAME'; write values in maps or lists of lists as separate columns",
             )
 
 

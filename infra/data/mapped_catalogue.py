@@ -250,8 +250,8 @@ class MappedCatalogue:
         if not len(self.sources.positives):
             raise Misconfigured(
                 "nothing_to_learn_from",
-                f"{self.mapping.path.name}: there is nothing to {purpose}: give a section [impressions] with a file of what was shown and "
-                "clicked, or a section [behaviours] (user, item, time) to sample impressions from; docs/IMPORT.md shows both",
+                f"{self.mapping.path.name}: there is nothing to {purpose}: give a section [impressions] with a file of shown and clicked "
+                "items, or a section [behaviours] (user, item, time) to sample impressions from; docs/IMPORT.md shows both",
             )
         return self.sources.positives
 

@@ -178,7 +178,7 @@ class Sampling(Part):
     positive_kinds   kinds of behaviour that count as positives; none: every kind
     """
 
-    hint: ClassVar[str] = "; with a `file` it describes what was shown, without one how to sample it from [behaviours]"
+    hint: ClassVar[str] = "; with a `file` it describes the shown items, without one how to sample them from [behaviours]"
     negatives: Count = 20
     positives_max: Count = 4
     pool_days: Number = 28.0

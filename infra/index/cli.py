@@ -274,12 +274,12 @@ def _check_lag(version: int, force: bool) -> None:
     try:
         behind = describe_lag(fetch_lag(settings.connection(), settings.kafka.topic_prefix, log.store, status))
     except AifError as error:
-        say(f"warning: whether version {version} has what was published last is not known: {error}")
+        say(f"warning: cannot tell whether version {version} has the latest updates: {error}")
         return
     if behind and not force:
         raise Incompatible(
             "version_behind",
-            f"version {version} fell behind ({behind}): it would serve what items were then; publish its checkpoint again, or go there with --force",
+            f"version {version} fell behind ({behind}): it would serve older items; publish its checkpoint again, or use --force",
         )
     if behind:
         say(f"warning: version {version} is behind ({behind}) and serves what items were then")

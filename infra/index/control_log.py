@@ -230,5 +230,5 @@ def check_identity(state: ControlState, wanted: Init) -> None:
         raise Incompatible(
             "other_index",
             f"the index store belongs to another index ({'; '.join(differences)}); use the settings and the broker of this index, or another index store and "
-            "data directory, and where a topic was deleted and made again, publish the catalogue again",
+            "data directory. If a topic was deleted and created again, publish the catalogue again",
         )

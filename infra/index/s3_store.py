@@ -354,9 +354,9 @@ class S3Store:
             hint = "free space there or raise the quota; it is tried again"
             return Unavailable("store_full", f"{self._endpoint} has no room for {path} of {self.url}: {said}; {hint}", _FULL_RETRY_S)
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or any(sign in text for sign in _REFUSED):
-            hint = "look at AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do in the bucket"
+            hint = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and their permissions in the bucket"
             return Unavailable("store_refused", f"{self._endpoint} refuses {path} of {self.url}: {said}; {hint}")
-        hint = "look whether it runs and whether AWS_ENDPOINT_URL and AWS_REGION are right; it is tried again"
+        hint = "check that it runs, and AWS_ENDPOINT_URL and AWS_REGION; the request is retried"
         return Unavailable("store_unreachable", f"{path} of {self.url}, at {self._endpoint}: {said}; {hint}")
 
 

@@ -381,7 +381,7 @@ class _Broker:
 
     def _pause(self, what: str) -> None:
         if time.monotonic() > self._end:
-            raise Unavailable("kafka_timed_out", f"waited {self._deadline_s:g} s for {what}, in vain; look at the broker's log")
+            raise Unavailable("kafka_timed_out", f"timed out after {self._deadline_s:g} s waiting for {what}; look at the broker's log")
         time.sleep(_PAUSE_S)
 
 

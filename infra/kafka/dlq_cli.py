@@ -90,7 +90,7 @@ def show_letter(
     letters = read_dead_letters(settings.connection(), settings.kafka.topic_prefix, _known(topic))
     newest = deque((letter for letter in letters if letter.place == place), maxlen=1)  # of several where the topic was made again
     if not newest:
-        raise Incompatible("no_such_dead_letter", f"{place} is not in dlq.{topic}; `aif dlq list {topic}` shows what is")
+        raise Incompatible("no_such_dead_letter", f"{place} is not in dlq.{topic}; `aif dlq list {topic}` lists its letters")
     found = newest[0]
     value = found.record.value
     record = {
@@ -178,7 +178,7 @@ def _redriven(settings: "InfraSettings") -> AbstractSet[str]:
     sent, open_runs = read_redriven(open_index_store(settings.index.store))
     if open_runs:
         say(
-            f"warning: {', '.join(open_runs)} has no end, so what it sent shows as not redriven; it still runs, or `aif dlq redrive --take-over`"
+            f"warning: {', '.join(open_runs)} has no end, so its updates show as not redriven; if it no longer runs, use `aif dlq redrive --take-over`"
         )
     return sent
 

@@ -258,7 +258,7 @@ def _read_audit(store: IndexStore, path: str, *names: str) -> Mapping[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupted(
             "bad_audit",
-            f"{path} of {store.url} does not read ({error!r}), and says what was sent: restore it from a copy of the store, "
+            f"{path} of {store.url} is unreadable ({error!r}), and lists the sent updates: restore it from a copy of the store, "
             "or remove its folder if those updates may be sent again",
         ) from error
 

@@ -113,7 +113,7 @@ def check_topics(settings: InfraSettings) -> Finding:
     first = min(changes, key=lambda c: (c.kind not in NEEDS_PERMISSION, c.kind == SURPLUS))
     step = "aif topics plan, then aif topics apply"
     if first.kind == SURPLUS:
-        step = "leave it, and have clients use as many as are wanted: what they put into the others becomes a dead letter"
+        step = "leave it, and let clients use only the wanted number: records in the other partitions become dead letters"
     return Finding("topics", FAIL if grave else WARN, f"{len(changes)} differ, first: {first}", step)
 
 

@@ -121,7 +121,7 @@ def _decode_line(line: str, number: int) -> RecordedAnswer:
         why = describe_errors(error) if hasattr(error, "error_count") else repr(error)  # type: ignore[arg-type] # pydantic's
         raise RejectedInput(
             "bad_answers_file",
-            f"line {number} does not read: {why}; expected one object a line with request, a body of /v1/prerank, and answer, what it got",
+            f"line {number} is unreadable: {why}; expected one object a line with request (a body of /v1/prerank) and answer",
         ) from error
     if request.features is None and request.behaviours is None and "cold_user" not in answer.degraded:
         message = f"line {number} has no history to recompute from; record requests with features and behaviours, or add `history`"

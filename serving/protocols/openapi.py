@@ -25,7 +25,7 @@ _CALLS: Mapping[str, tuple[type[BaseModel], type[BaseModel], str]] = {
     "/v1/prerank": (PrerankRequest, RankAnswer, "Both calls in one; the request may carry the user's features and behaviours."),
 }
 _LOOKS: Mapping[str, str] = {
-    "/v1/status": "What is resident, how far, what went wrong last.",
+    "/v1/status": "Resident versions, their progress, and the last errors.",
     "/openapi.json": "This document.",
     "/metrics": "Counters for Prometheus, as text.",
     "/v2": "Open Inference Protocol: name, version and extensions of the server.",
@@ -40,7 +40,7 @@ _LOOKS: Mapping[str, str] = {
     "/v2/models/prerank/versions/{version}/stats": "Inferences of one version and their time.",
 }
 _ERRORS: Mapping[str, str] = {
-    "400": "The bytes are not what they should be.",
+    "400": "The bytes do not fit the route's format.",
     "401": "The token is missing or wrong.",
     "404": "No such route, model or version.",
     "405": "The route takes another method; see Allow.",
@@ -88,8 +88,8 @@ _INFER_FIELDS: Mapping[str, Any] = {
     "parameters": {
         "type": "object",
         "additionalProperties": {"type": ["boolean", "integer", "number", "string"]},
-        "description": "Of a request: deadline_ms, timeout (microseconds), consistency, binary_data_output, context.<feature>. Of an answer: what it was"
-        " computed from.",
+        "description": "Of a request: deadline_ms, timeout (microseconds), consistency, binary_data_output, context.<feature>. Of an answer: the version, rung"
+        " and watermark.",
     },
 }
 _TENSORS: Mapping[str, str] = {

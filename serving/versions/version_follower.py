@@ -348,7 +348,7 @@ class VersionFollower:
             partition=record.partition,
             offset=record.offset,
             record_bytes=len(record.value or b""),
-            why="no shard wrote this record of index-deltas; let nobody but workers write there",
+            why="no shard wrote this record of index-deltas; allow only workers to write there",
         )
 
     def _discard(self, held: _Held, former: _Held | None) -> None:

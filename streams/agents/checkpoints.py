@@ -120,7 +120,9 @@ def check_checkpoint(data: bytes, announced: CheckpointRecord, state: ControlSta
     """Every check except the dry run: of the content, against the announcement, against the index. Raises RejectedInput whose code names the check."""
     checkpoint = read_checkpoint_file(data, announced.sha256, announced.feature_schema)
     if checkpoint.info.model_id != announced.model_id:
-        message = f"the file is of model {checkpoint.info.model_id!r}, announced as {announced.model_id!r}; announce what was written"
+        message = (
+            f"the file is of model {checkpoint.info.model_id!r}, announced as {announced.model_id!r}; announce the model id of the file"
+        )
         raise RejectedInput("checkpoint_model_id", message)
     id_kind = checkpoint.spec.schema.id_kind
     if state.init is not None and id_kind is not state.init.id_kind:

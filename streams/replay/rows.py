@@ -80,5 +80,5 @@ class Adoption:
         encoder = self._encoder
         replayed = ReplayedParts(self._label, encoder.checkpoint_sha256, encoder.fingerprint, self._parts, self._offsets)
         if not self._store.put_exclusive(replayed_path(self._label), encode_replayed(replayed)):
-            raise Misconfigured("label_taken", f"somebody adopted a replay as {self._label!r} meanwhile; choose another label")
+            raise Misconfigured("label_taken", f"another replay was adopted as {self._label!r} meanwhile; choose another label")
         return publisher.publish_checkpoint(record.model_copy(update={"label": self._label})).result(30.0).offset

@@ -104,8 +104,8 @@ class Shard:
         if (found := self._keep_once(INDEX_KEY, index_id.encode()).decode()) != index_id:
             raise Incompatible(
                 "other_index_store",
-                f"{self.database.path} has rows and seals of index {found}, the index store holds index {index_id}, which was begun anew: restore "
-                "the index store that was there, or work for the new index with another AIF_WORKER__DATA_DIR",
+                f"{self.database.path} has rows and seals of index {found}, the index store holds index {index_id}, a new one: restore "
+                "the former index store, or use another AIF_WORKER__DATA_DIR for the new index",
             )
 
     def _keep_once(self, key: bytes, value: bytes) -> bytes:

@@ -69,7 +69,7 @@ def require_model(spec: ModelSpec, model_id: str, path: Path) -> None:
     )
     raise Incompatible(
         "other_model",
-        f"{path} describes another model than {model_id}, from which to go on: {different} differ; go on from one that is trained from that file, "
+        f"{path} describes another model than the start, {model_id}: {different} differ; start from one that is trained from that file, "
         f"or leave --model out",
     )
 

@@ -130,7 +130,7 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
 def _what_is_kept(plan: TrainPlan) -> str:
     """What an interrupted fit leaves."""
     if plan.state is not None and plan.state.exists():
-        return f"{plan.state} has the state of the fit: the same command goes on from it"
+        return f"{plan.state} has the state of the fit: the same command continues from it"
     return "nothing is kept of this fit; --state FILE with --steps would keep it"
 
 

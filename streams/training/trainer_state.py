@@ -106,5 +106,5 @@ class StateFile:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise Unavailable(
-                "state_not_kept", f"{self.path}: {error}; the last state is untouched, and training goes on from there"
+                "state_not_kept", f"{self.path}: {error}; the last state is untouched, and training resumes from it"
             ) from error

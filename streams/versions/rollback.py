@@ -53,7 +53,5 @@ class RollbackWatch:
         try:
             lag = describe_lag(self.lag(back_to))
         except AifError as error:
-            return f"; whether version {back_to.version} has what was published last is not known: {error}"
-        return (
-            f"; version {back_to.version} fell behind ({lag}) and serves what items were then: publish its checkpoint again" if lag else ""
-        )
+            return f"; cannot tell whether version {back_to.version} has the latest updates: {error}"
+        return f"; version {back_to.version} fell behind ({lag}) and serves older items: publish its checkpoint again" if lag else ""

@@ -207,7 +207,7 @@ def test_a_worker_whose_index_was_begun_anew_by_another_is_refused_by_name(stage
     shutil.move(stage.directory / "index", stage.directory / "former")
     assert stop_cleanly(stage.start_ready("another")) == 0
     assert wait_exit(stage.start()) == 78
-    assert "other_index_store" in stage.log() and "begun anew" in stage.log()
+    assert "other_index_store" in stage.log() and "a new one" in stage.log()
     shutil.rmtree(stage.directory / "index")
     shutil.move(stage.directory / "former", stage.directory / "index")
     assert stop_cleanly(stage.start_ready()) == 0

@@ -41,7 +41,9 @@ def follower_choices(given: Mapping[str, Any], of_file: TrainChoices = _DEFAULT_
     The loss is that of a fit. (The teacher's click probability as label, without COPR, recovered less in a changing world.)
     """
     if ended := sorted(OF_A_FIT & set(given)):
-        raise Misconfigured("bad_train_choice", f"{ended[0]} means nothing with --follow, which goes on from a model and does not end")
+        raise Misconfigured(
+            "bad_train_choice", f"{ended[0]} has no meaning with --follow, which continues a model and does not end; leave it out"
+        )
     return dataclasses.replace(of_file, learning_rate=of_file.learning_rate * WARM_RATE).replaced(given)
 
 

@@ -50,7 +50,7 @@ def _write(folder: Path, mapping: str) -> MappedCatalogue:
         ('"stayed"', "tells the clicked rows of 100% of the requests from the others"),
         ('"clicks"', "goes with how many clicks its request has (partial rank correlation +1.00)"),
         ('{ column = "hour", kind = "categorical" }', ""),
-        ('"wanted"', "names the genre of what was clicked in 100% of the requests"),
+        ('"wanted"', "names the genre of the clicked item in 100% of the requests"),
         ('"searched"', ""),
         ('"page"', ""),
         ('{ value = "here" }', ""),

@@ -37,7 +37,7 @@ def check_doubts(folder: Path, words: str, mapping: str, **files: str) -> None:
             "from 1970-01-01T00:00:00+00:00 to 1970-01-01T00:01:39+00:00: numbers count from 1970, in seconds unless time = { column = ..., time_unit",
         ),
         ('time = "date"', False, ""),
-        ("", True, "only 0% of the users of the last part are in the part before"),
+        ("", True, "Only 0% of the users of the last part are in the part before"),
         ("", False, ""),
     ],
 )
@@ -87,9 +87,9 @@ def test_behaviours_that_are_the_clicks_with_an_earlier_clock_are_named(tmp_path
         (
             "r{n}-{click}",
             'request = "request"',
-            "only 0% of the requests of [impressions] with a click hold something that was not clicked, too (50% of",
+            "only 0% of the requests of [impressions] with a click also hold an item without one (50% of",
         ),
-        ("", "", "with a click hold something that was not clicked, too (100% of all hold one row)"),
+        ("", "", "with a click also hold an item without one (100% of all hold one row)"),
         ("", "request = { column = \"at\", pattern = '^(\\d{7})' }", ""),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_killed_run_goes_on_with_the_same_offsets_and_weights_whatever_was_pub
         patch.setattr(trainer.Learner, "take_step", killed)
         with pytest.raises(KeyboardInterrupt):
             run_training(settings, plan("killed", "state"))
-    assert f"{tmp_path / 'state'} has the state of the fit: the same command goes on from it" in capsys.readouterr().err
+    assert f"{tmp_path / 'state'} has the state of the fit: the same command continues from it" in capsys.readouterr().err
     publish_shop(bootstrap_servers, topic_prefix, IdKind.INT64)
     run_training(settings, plan("resumed", "state"))
     whole, resumed = (read_checkpoint(tmp_path / folder / "aif-0000.safetensors") for folder in ("whole", "resumed"))

@@ -152,7 +152,7 @@ def test_a_full_disk_is_said_and_leaves_the_last_state_and_nothing_else(tmp_path
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(Unavailable, match=r"state_not_kept.*No space left.*goes on from there"):
+    with pytest.raises(Unavailable, match=r"state_not_kept.*No space left.*resumes from it"):
         states.write(state())
     assert states.path.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["state"]
 

@@ -80,7 +80,7 @@ def test_a_backup_that_fell_behind_is_gone_back_to_and_what_it_lacks_is_said_in_
     worker.settle()
     state = world.state
     assert (state.live, state.held) == (1, True)
-    told = "fell behind (shard 0 by 1,234 records)" if known else "is not known: kafka_unreachable: no broker answers"
+    told = "fell behind (shard 0 by 1,234 records)" if known else "latest updates: kafka_unreachable: no broker answers"
     assert told in state.versions[2].reason and any(told in e.reason for e in worker.events if e.kind == "rolled_back")
     (alarm,) = worker.step().alarms
     assert "version 1 is served and has fallen behind in shard 0" in alarm

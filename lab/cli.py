@@ -76,7 +76,7 @@ def bench_nearline(
     as_json: AsJson = False,
 ) -> None:
     """Items/s of a full build beside the bare network; updates/s of a worker, one and 256 per record; memory; start."""
-    from lab.nearline.nearline import measure_nearline
+    from lab.system.nearline import measure_nearline
 
     print_figures(measure_nearline(items, updates).as_dict(), as_json)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from infra.data.open_catalogue import open_world
 from infra.figures import Figures
-from lab.nearline.nearline import NEARLINE, _measure_build, _rate
+from lab.system.nearline import NEARLINE, _measure_build, _rate
 
 
 def test_a_rate_counts_what_was_told_after_the_first_moment_until_all_is_applied() -> None:

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     "README.md",
     "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "schemas/index/FORMAT.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 ]

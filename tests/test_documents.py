@@ -20,7 +20,7 @@ DOCUMENTS = [
 ]
 PARTS = ("aif", "infra", "lab", "streams", "serving", "schemas", "tests")
 FILES = [path.relative_to(ROOT).as_posix() for part in (*PARTS, "docs") for path in (ROOT / part).rglob("*")]
-GROUPS = {"aif broker", "aif bench", "aif index", "aif eval", "aif publish"}  # named as a whole
+GROUPS = {"aif broker", "aif bench", "aif demo", "aif index", "aif eval", "aif publish"}  # named as a whole
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -39,14 +39,22 @@ class ErrorEntry:
 def read_catalogue(files: Iterable[Path]) -> list[ErrorEntry]:
     """The errors that these files raise, by code."""
     raised: dict[str, list[tuple[str, str]]] = {}
-    for path in files:
-        for code, kind, message in _raised(ast.parse(path.read_text())):
+    for tree in _trees(files):
+        for code, kind, message in _raised(tree):
             raised.setdefault(code, []).append((kind, message))
     texts = tomllib.loads(TEXTS.read_text())
     for code, text in texts.items():
         if code not in raised and "kind" in text:  # a code that is put together when it is raised
             raised[code] = [(text["kind"], "")]
     return [_entry(code, raised[code], texts.get(code, {})) for code in sorted(raised)]
+
+
+def _trees(files: Iterable[Path]) -> Iterator[ast.Module]:
+    """The syntax trees of the files that name an error at all."""
+    for path in files:
+        text = path.read_text()
+        if any(name in text for name in CLASSES):
+            yield ast.parse(text)
 
 
 def _entry(code: str, raised: list[tuple[str, str]], text: dict[str, str]) -> ErrorEntry:
@@ -110,8 +118,8 @@ def _name(node: ast.expr) -> str:
 def named_in_docstrings(files: Iterable[Path]) -> set[str]:
     """Codes that docstrings promise: "Raises Unavailable (`not_delivered`)"."""
     found: set[str] = set()
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
+    for tree in _trees(files):
+        for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
                 text = ast.get_docstring(node) or ""
                 for group in re.findall(rf"(?:{'|'.join(CLASSES)}) \(((?:`\w+`(?:, | or | and )?)+)", text):

@@ -191,7 +191,7 @@ def cli_page() -> str:
 
 def _commands(names: list[str], command: Any) -> Iterable[tuple[list[str], Any]]:
     children: Mapping[str, Any] = getattr(command, "commands", {})
-    if not children:
+    if not children or command.invoke_without_command:
         yield names, command
     for name in sorted(children):
         yield from _commands([*names, name], children[name])

@@ -37,7 +37,8 @@ def compiled_once(what: str, sources: Path) -> Iterator[None]:
         return
     try:
         _log.info(
-            "kernels %r are compiled, or waited for: once for this machine and code, seconds of a free core, minutes of a busy one", what
+            "compiling kernels %r, or waiting for another process that does: once per machine and code, seconds on a free core, minutes on a busy one",
+            what,
         )
         _wait_for(lock)
         yield

@@ -31,12 +31,10 @@ class DiskFaults:
         self.last = error
         if now >= self._logged + _AGAIN_S:
             self._logged = now
-            _log.error(
-                "disk_fault: %s waits for its disk, for %.0f s now, and tries again by itself: %s", self._owner, now - self._began, error
-            )
+            _log.error("disk_fault: %s has waited %.0f s for its disk and retries: %s", self._owner, now - self._began, error)
 
     def note_success(self) -> None:
         """A step succeeded."""
         if self.last is not None and (now := self._monotonic()) >= self._at + _SETTLED_S:
             self.last = None
-            _log.warning("disk_fault_over: the disk of %s takes writes again after %.0f s", self._owner, now - self._began)
+            _log.warning("disk_fault_over: %s writes again after %.0f s", self._owner, now - self._began)

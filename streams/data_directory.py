@@ -32,7 +32,7 @@ def hold_directory(folder: Path, wait_s: float = _FORMER_S_MAX) -> IO[bytes]:
                 message = f"another worker uses {folder}, for {wait_s:g} s already; {hint}"
                 raise Misconfigured("data_dir_in_use", message) from error
         if not told:
-            _log.info("another worker uses %s; waiting up to %g s for its end", folder, wait_s)
+            _log.info("another worker uses %s; waiting up to %g s for it to end", folder, wait_s)
             told = True
         time.sleep(_POLL_S)
 

@@ -117,7 +117,7 @@ class ShellApp(faust.App):
                 offsets = await self._open_partitions(frozenset((tp.topic.removeprefix(self.prefix), tp.partition) for tp in assigned))
                 stored = {TP(self.prefix + topic, partition): offset for (topic, partition), offset in offsets.items()}
                 if stored and not await self.consumer._thread.commit(stored):  # type: ignore[attr-defined] # Faust: the type is that of any transport
-                    _log.warning("the group moved on during an assignment; the next one starts again at the shards' offsets")
+                    _log.warning("group changed during an assignment; the next assignment starts at the shards' offsets")
                 elif stored:
                     # The client may already read at the group's former offsets, and Faust itself does not seek to a committed 0.
                     await self.consumer.seek_wait(stored)
@@ -135,7 +135,7 @@ class ShellApp(faust.App):
                 return await self.ownership.open_partitions(partitions)
             except Unavailable as error:
                 if error.code != said:
-                    _log.error("an assignment waits, it is tried again: %s", error)
+                    _log.error("partition assignment failed, retrying: %s", error)
                 said = error.code
                 if self.should_stop:
                     return {}

@@ -129,7 +129,7 @@ class OwnedShards:
                 raise
             if remedy is Remedy.SEEK:
                 held = await asyncio.wrap_future(task.submit(lambda shard: shard.next_offsets))
-                _log.warning("records are missing (%s); reading %s/%d again from %d", error, *partition, held[partition[0]])
+                _log.warning("missing records (%s); reading %s/%d again from %d", error, *partition, held[partition[0]])
                 await self.seek(*partition, held[partition[0]])
 
 

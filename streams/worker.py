@@ -240,9 +240,7 @@ class Worker:
                 stop_process(error, "reconciling")
             except Exception as error:
                 if str(error) != last_error:  # the same error every 0.2 s is one line
-                    _log.error(
-                        "reconciling failed, will be tried again: %s", error, exc_info=None if isinstance(error, AifError) else error
-                    )
+                    _log.error("reconciling failed, retrying: %s", error, exc_info=None if isinstance(error, AifError) else error)
                 last_error = str(error)
             self._wake.wait(self.settings.worker.reconcile_every_ms / 1000)
         self.versions.close()

@@ -55,7 +55,7 @@ def put_fold(store: IndexStore, state: ControlState, last: bytes) -> bool:
             raise Incompatible("fold_too_large", f"it has {len(raw)} bytes, expected at most {_FOLD_BYTES_MAX}; drop frozen versions")
         store.put_exclusive(fold_path(state.next_number), raw)
     except AifError as error:
-        _log.warning("control_fold_not_put path=%s, it is tried again with the next entry: %s", fold_path(state.next_number), error)
+        _log.warning("control_fold_not_put path=%s, retrying with the next entry: %s", fold_path(state.next_number), error)
         return False
     return True
 
@@ -77,7 +77,7 @@ def _holding_folds(store: IndexStore, beyond: int, index_id: str = "") -> Iterat
         try:
             fold = _read_fold(store, number, index_id)
         except Corrupted as error:
-            _log.warning("control_fold_ignored path=%s, an older fold or the entries are read instead: %s", fold_path(number), error)
+            _log.warning("control_fold_ignored path=%s, reading an older fold or the entries: %s", fold_path(number), error)
             continue
         if fold is not None:
             yield fold

@@ -242,7 +242,7 @@ class UserFollower:
         return TopicRange(ids[topic], start_offsets(self._bootstrap, name), end_offsets(self._bootstrap, name))
 
     def _rebuild(self, reason: str) -> None:
-        _log.warning("the view of users is made again from the log: %s", reason)
+        _log.warning("rebuilding the user store from Kafka: %s", reason)
         self._metrics.counter("user_view_rebuilds").labels(reason.partition(":")[0]).inc()
         self._ready.clear()  # until it has reached the log's end again, most users lack their history
         self._has_old_view = self._starts_behind = False
@@ -292,6 +292,6 @@ class UserFollower:
         self._sought.discard(gap)
         self._metrics.counter("user_log_holes").inc()
         _log.error(
-            "user-behaviours partition %d: offsets %d to %d are not in the log; histories go on without them", partition, expected, found
+            "user-behaviours partition %d: offsets %d to %d are not in the log; histories continue without them", partition, expected, found
         )
         return True

@@ -57,7 +57,7 @@ def _open_or_remake(path: Path, identity: ViewIdentity, bounds: StoreBounds) -> 
     try:
         return _open(path, identity, bounds)
     except (Corrupted, Incompatible) as error:
-        _log.error("the view of users in %s does not open (%s); it is made again from the log", path, error)
+        _log.error("user store %s does not open (%s); rebuilding it from Kafka", path, error)
         shutil.rmtree(path)
         return _open(path, identity, bounds)
 

@@ -144,7 +144,7 @@ def _fetch(announced: CheckpointRecord, gate: CheckpointGate) -> bytes | None:
                 raise RejectedInput("unreachable", message) from error
             if not said:
                 _log.warning(
-                    "checkpoint %s cannot be read: %s; it is tried again for %g s, and the records behind it wait",
+                    "checkpoint %s cannot be read: %s; retrying for %g s, later records wait",
                     announced.uri, error, gate.fetch_s_max,
                 )  # fmt: skip
             said = True

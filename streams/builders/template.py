@@ -32,7 +32,7 @@ def open_builder_template() -> Template | None:
     load_kernels()
     template = fork_template()
     if template is None:
-        _log.warning("this process has threads before its start: builders are started as programs, which costs some seconds each")
+        _log.warning("this process has threads already: builders start as programs, which takes some seconds each")
     return template
 
 
@@ -48,7 +48,7 @@ def start_from(template: Template | None, store_url: str) -> StartBuilder:
         try:
             return fork(name, log_path, descriptor)
         except Unavailable as error:
-            _log.warning("%s is started as a program, which costs some seconds: %s", name, error)
+            _log.warning("starting %s as a program, which takes some seconds: %s", name, error)
             return execute(name, log_path, descriptor)
 
     def execute(name: str, log_path: Path, descriptor: int) -> Child:

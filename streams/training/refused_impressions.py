@@ -48,7 +48,7 @@ class RefusedImpressions:
         if self._waiting and self._waiting_bytes + size > _WAITING_BYTES_MAX:
             self.settle()
             if self._waiting_bytes + size > _WAITING_BYTES_MAX:
-                _log.warning("the dead letter of impressions partition %d offset %d is left to the next reading", *position)
+                _log.warning("the dead letter of impressions partition %d offset %d is left for the next run", *position)
                 return
         self._waiting[position] = (record, error)
         self._waiting_bytes += size
@@ -60,7 +60,7 @@ class RefusedImpressions:
             before = len(self._waiting)
             self._send_waiting()
         if self._waiting:
-            _log.warning("%d dead letters of impressions are not sent yet; they are tried again", len(self._waiting))
+            _log.warning("%d dead letters of impressions are not sent yet; retrying", len(self._waiting))
         return len(self._waiting)
 
     def _send_waiting(self) -> None:
@@ -93,7 +93,7 @@ class RefusedImpressions:
             letters = read_dead_letters(self._bootstrap, self._prefix, IMPRESSIONS)
             return {(letter.source.partition, letter.source.offset) for letter in letters if letter.source.topic == IMPRESSIONS}
         except AifError as error:
-            _log.warning("which impressions were dead-lettered before is not known: %s", error.message)
+            _log.warning("cannot read earlier dead letters of impressions: %s", error.message)
             return set()
 
     @cached_property

@@ -79,7 +79,7 @@ class ServerReports:
                 self._heard = report.at_ms, self._clock.monotonic()
         except RejectedInput as error:
             self.passed_over += 1
-            _log.warning("server report at offset %d is passed over: %s", record.offset, error)
+            _log.warning("skipping server report at offset %d: %s", record.offset, error)
 
     def _run(self) -> None:
         said = ""
@@ -88,7 +88,7 @@ class ServerReports:
                 self._follow()
             except AifError as error:
                 if str(error) != said:
-                    _log.warning("server reports are not followed, nothing rolls back by itself until they are: %s", error)
+                    _log.warning("cannot follow server reports, no automatic rollback until then: %s", error)
                 said = str(error)
                 self._stopped.wait(_RETRY_S)
 

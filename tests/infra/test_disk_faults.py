@@ -15,8 +15,8 @@ def test_a_fault_is_logged_once_in_half_a_minute_and_its_end_once(caplog: pytest
         faults.note_fault(full)
         faults.note_success()  # a small write had room
         assert faults.last is full
-    assert caplog.text.count("disk_fault: shard 3 waits") == 2 and "no space left" in caplog.text
+    assert caplog.text.count("disk_fault: shard 3 has waited") == 2 and "no space left" in caplog.text
     now[0] = 41.0
     faults.note_success()
     faults.note_success()
-    assert faults.last is None and caplog.text.count("disk_fault_over: the disk of shard 3 takes writes again after 41 s") == 1
+    assert faults.last is None and caplog.text.count("disk_fault_over: shard 3 writes again after 41 s") == 1

@@ -13,7 +13,7 @@ def test_a_second_worker_is_refused_until_the_first_has_ended(tmp_path: Path, ca
     first = hold_directory(tmp_path / "worker")
     with pytest.raises(Misconfigured, match=r"data_dir_in_use: another worker uses .*/worker.*AIF_WORKER__DATA_DIR"):
         hold_directory(tmp_path / "worker", wait_s=0.2)
-    assert [record.message for record in caplog.records] == [f"another worker uses {tmp_path}/worker; waiting up to 0.2 s for its end"]
+    assert [record.message for record in caplog.records] == [f"another worker uses {tmp_path}/worker; waiting up to 0.2 s for it to end"]
     first.close()
     hold_directory(tmp_path / "worker", wait_s=0.2).close()
 

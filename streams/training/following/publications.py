@@ -79,7 +79,7 @@ class Publications:
             at = self._clock.monotonic()
             self.newest = Published(self._announce(path), model_id, at)
         except (AifError, OSError) as error:
-            _log.error("checkpoint %s is not announced: %s", path, error)
+            _log.error("checkpoint %s not announced: %s", path, error)
             return
         self._steps = steps
         for old in sorted(self._out.glob(f"{self._name}-{'[0-9]' * 9}.safetensors"))[:-_FILES_KEPT]:

@@ -226,7 +226,7 @@ def test_an_unreachable_file_is_tried_again_until_it_is_there(world: World, capl
     gate.stopping.wait = wait  # type: ignore[assignment,method-assign]
     assert handle_checkpoint(record, gate) is Decision.WANTED and looks == [0, 10, 20]
     assert [r.levelname for r in caplog.records] == ["WARNING"]
-    assert "it is tried again for 100 s, and the records behind it wait" in caplog.text
+    assert "retrying for 100 s, later records wait" in caplog.text
 
 
 def test_an_unreachable_file_is_rejected_after_its_time(world: World) -> None:

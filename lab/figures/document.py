@@ -14,7 +14,7 @@ from lab.figures.markdown import heading, join_blocks, table
 
 _MET = " **met**"
 _NAMES_MAX = 12  # of one figure with holes, that a cell lists
-_HEAD = f"""# What is measured
+_HEAD = f"""# Benchmarks
 
 `aif bench report` writes this page from the declarations in lab/benches.toml and the runs in [benchmarks](benchmarks). Measure again and keep the run:
 

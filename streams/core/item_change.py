@@ -13,36 +13,28 @@ from streams.core.item_state import (
     FeaturesUpdate,
     StoredEmbedding,
     StoredFeatures,
+    StoredItem,
     fold_embedding,
     fold_features,
-    unpack_features,
 )
 from streams.core.stale import EVERYTHING, NOTHING, Dependencies
 
+_Values = Mapping[str, Any] | None  # features by name; None: those before the batch, not yet decoded
+
 
 class ItemChange:
-    """One item in one micro-batch. `before_*` as stored, `features` and `embedding` as they are after the updates taken so far. `embedding_values`: float32
+    """One item in one micro-batch. `before` as stored, `features` and `embedding` as they are after the updates taken so far. `embedding_values`: float32
     bytes of the last embedding that the batch brought, None if it brought none."""
 
-    __slots__ = (
-        "_decoded",
-        "_embedding_changed",
-        "_steps",
-        "before_embedding",
-        "before_features",
-        "embedding",
-        "embedding_values",
-        "features",
-        "key",
-    )
+    __slots__ = ("_embedding_changed", "_steps", "_values", "before", "embedding", "embedding_values", "features", "key")
 
-    def __init__(self, key: bytes, features: StoredFeatures | None, embedding: StoredEmbedding | None) -> None:
-        self.key = key
-        self.before_features = self.features = features
-        self.before_embedding = self.embedding = embedding
+    def __init__(self, key: bytes, before: StoredItem) -> None:
+        self.key, self.before = key, before
+        self.features: StoredFeatures | None = before.features
+        self.embedding: StoredEmbedding | None = before.embedding
         self.embedding_values: bytes | None = None
-        self._steps: list[tuple[StoredFeatures | None, StoredFeatures]] = []
-        self._decoded: dict[bytes, Mapping[str, Any]] = {}  # by stored bytes
+        self._values: _Values = None
+        self._steps: list[tuple[StoredFeatures | None, _Values, StoredFeatures, Mapping[str, Any]]] = []
         self._embedding_changed = False
 
     def take(self, update: FeaturesUpdate | EmbeddingUpdate) -> bool:
@@ -51,9 +43,8 @@ class ItemChange:
             features = fold_features(self.features, update)
             if features is None:
                 return False
-            self._steps.append((self.features, features))
-            self.features = features
-            self._decoded[update.raw] = update.features
+            self._steps.append((self.features, self._values, features, update.features))
+            self.features, self._values = features, update.features
             return True
         embedding = fold_embedding(self.embedding, update)
         if embedding is None:
@@ -65,7 +56,7 @@ class ItemChange:
     @property
     def is_changed(self) -> bool:
         """Whether its stored value changed, if only by the order of an update that said nothing new."""
-        return self.features is not self.before_features or self.embedding is not self.before_embedding
+        return self.features is not self.before.features or self.embedding is not self.before.embedding
 
     @property
     def is_live(self) -> bool:
@@ -78,26 +69,18 @@ class ItemChange:
         embedding with a live row, from an earlier life of this shard, refuses a tombstone whose embedding order is older."""
         if self.features is None or not self.features.dead:
             return False
-        return self._embedding_changed or any(before is None or before.dead != after.dead for before, after in self._steps)
+        return self._embedding_changed or any(before is None or before.dead != after.dead for before, _, after, _ in self._steps)
 
     def values(self) -> Mapping[str, Any]:
         """The features of a live item by name."""
-        assert self.features is not None
-        return self._decode(self.features.raw)
+        return self.before.decoded() if self._values is None else self._values
 
     def stale(self, dependencies: Dependencies) -> int:
         """Which parts of a live item's row the batch made stale: flags of stale.py."""
         stale = dependencies.by_embedding if self._embedding_changed else NOTHING
-        for before, after in self._steps:
+        for before, before_values, after, after_values in self._steps:
             if before is None or before.dead != after.dead:
                 return EVERYTHING
             if before.raw != after.raw:
-                stale |= dependencies.by_features(self._decode(before.raw), self._decode(after.raw))
+                stale |= dependencies.by_features(self.before.decoded() if before_values is None else before_values, after_values)
         return stale
-
-    def _decode(self, raw: bytes) -> Mapping[str, Any]:
-        """Decodes each state once, whatever the number of versions."""
-        decoded = self._decoded.get(raw)
-        if decoded is None:
-            decoded = self._decoded[raw] = unpack_features(raw)
-        return decoded

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from schemas.errors import Corrupted
-from schemas.index.layout import ORDER, combine_hashes, component_hash
+from schemas.index.layout import HASH_FACTOR, ORDER, combine_hashes, component_hash
 from schemas.topics import SHARD_TOPICS
 from streams.core.shard_state import SHARD_REPAIR
 
@@ -35,6 +35,7 @@ NO_EMBEDDING_ORDER: EmbeddingOrder = (-1, 0)
 # Features: order, changed, state, hash. Embedding: order, changed, hash. Then the features' bytes.
 ITEM_HEADER = struct.Struct("<qqHqqHBQqHqHQ")
 _DEAD, _ABSENT = 1, 2  # states of features; live is 0
+_WORD = (1 << 64) - 1
 _NO_EMBEDDING = (*NO_EMBEDDING_ORDER, *NO_EMBEDDING_ORDER, 0)
 _ORDER = struct.Struct("<qqHqHQB")
 assert _ORDER.size == ORDER.itemsize
@@ -62,7 +63,19 @@ class StoredEmbedding(msgspec.Struct, frozen=True, gc=False):
     hash: int
 
 
-StoredItem = tuple[StoredFeatures | None, StoredEmbedding | None]
+class StoredItem(msgspec.Struct, gc=False):
+    """Both components of an item, None where it has none, and its features by name once somebody asked for them."""
+
+    features: StoredFeatures | None
+    embedding: StoredEmbedding | None
+    values: Mapping[str, Any] | None = None
+
+    def decoded(self) -> Mapping[str, Any]:
+        """The features by name; empty if they are deleted. REQUIRES: there are features."""
+        if self.values is None:
+            assert self.features is not None
+            self.values = {} if self.features.dead else unpack_features(self.features.raw)
+        return self.values
 
 
 class FeaturesUpdate(msgspec.Struct, frozen=True, gc=False):
@@ -134,7 +147,7 @@ def decode_item(value: bytes) -> StoredItem:
     if len(value) < ITEM_HEADER.size:
         raise Corrupted("bad_item", f"stored item of {len(value)} bytes, expected at least {ITEM_HEADER.size}; {SHARD_REPAIR}")
     h = ITEM_HEADER.unpack_from(value)
-    return (
+    return StoredItem(
         None if h[6] == _ABSENT else StoredFeatures(h[0:3], h[6] == _DEAD, value[ITEM_HEADER.size :], h[3:6], h[7]),
         None if h[8] < 0 else StoredEmbedding(h[8:10], h[10:12], h[12]),
     )
@@ -153,7 +166,10 @@ def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tup
 
 def encode_order(features: StoredFeatures, embedding: StoredEmbedding | None) -> bytes:
     """One ORDER element: the fields of `order_of` as bytes."""
-    return _ORDER.pack(*order_of(features, embedding))
+    if embedding is None:
+        return _ORDER.pack(*features.changed, *NO_EMBEDDING_ORDER, features.hash, features.dead)
+    inputs = 0 if features.dead else (features.hash + HASH_FACTOR * embedding.hash) & _WORD
+    return _ORDER.pack(*features.changed, *embedding.changed, inputs, features.dead)
 
 
 def is_covered(increment: bytes, before: Mapping[str, int]) -> bool:

@@ -5,7 +5,7 @@ Here: what is read for a batch, what is stored after it, what is counted. Not he
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.rocks import Database
@@ -17,7 +17,7 @@ from streams.core.shard_state import SHARD_REPAIR, TopicCounts
 from streams.shard.decode import DecodedRecord
 
 ITEMS, EMBEDDINGS = "items", "embeddings"
-_NOT_STORED: StoredItem = (None, None)
+_NOT_STORED = StoredItem(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class FoldedBatch:
         return [(item.key, item.embedding_values) for item in self.items if item.embedding_values is not None]
 
 
-def fold_batch(decoded: Sequence[DecodedRecord], stored_items: Callable[[Sequence[bytes]], Sequence[bytes | None]]) -> FoldedBatch:
-    """Folds decoded records, each topic's in offset order. `stored_items`: what the family `items` has under some keys."""
+def fold_batch(decoded: Sequence[DecodedRecord], stored: Database) -> FoldedBatch:
+    """Folds decoded records, each topic's in offset order, into the items that a shard has stored."""
     updates = [update for one in decoded for update in one.updates]
     keys = list(dict.fromkeys([update.key for update in updates]))
     items = {
-        key: ItemChange(key, *(_NOT_STORED if value is None else decode_item(value)))
-        for key, value in zip(keys, stored_items(keys), strict=True)
+        key: ItemChange(key, _NOT_STORED if value is None else decode_item(value))
+        for key, value in zip(keys, stored.multi_get(ITEMS, keys), strict=True)
     }
     applied = Counter[str]()
     for update in updates:

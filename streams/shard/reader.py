@@ -72,9 +72,9 @@ class ShardReader(Closeable):
         while page := scan.take(rows):
             live: list[Live] = []
             for key, value in page:
-                features, embedding = decode_item(value)
-                if features is not None and not features.dead:
-                    live.append((key, features, embedding))
+                item = decode_item(value)
+                if item.features is not None and not item.features.dead:
+                    live.append((key, item.features, item.embedding))
             if live:
                 keys = [key for key, *_ in live]
                 orders = b"".join([encode_order(features, embedding) for _, features, embedding in live])
@@ -96,7 +96,7 @@ class ShardReader(Closeable):
         found = []
         values = zip(self._database.multi_get(ITEMS, keys), self._database.multi_get(EMBEDDINGS, keys), strict=True)
         for key, (item, embedding) in zip(keys, values, strict=True):
-            features = None if item is None else decode_item(item)[0]
+            features = None if item is None else decode_item(item).features
             if features is not None and not features.dead:
                 found.append(SampledItem(key, features.raw, embedding))
         return found

@@ -96,9 +96,9 @@ def _usable_row(layout: RowLayout, item: ItemChange, value: bytes) -> bytes | No
     if len(value) != ORDER.itemsize + layout.row_bytes or value[_DEAD_AT]:
         decode_increment(layout, value)  # a tombstone, or not what was written
         return None
-    if item.before_features is None:
+    if item.before.features is None:
         return None
-    hashed = input_hash_of(item.before_features, item.before_embedding)
+    hashed = input_hash_of(item.before.features, item.before.embedding)
     return value[ORDER.itemsize :] if int.from_bytes(value[_HASH_AT:_DEAD_AT], "little") == hashed else None
 
 

@@ -21,7 +21,6 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.dead_letters import encode_dead_letter
 from infra.kafka.reader import SourceRecord
-from infra.recent_rows import RecentRows
 from infra.rocks import Batch, Database, open_database
 from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import Init
@@ -51,7 +50,6 @@ from streams.shard.rows import RowChanges, encode_row_changes
 INCREMENTS, META = "increments", "meta"
 COLUMN_FAMILIES = (ITEMS, EMBEDDINGS, INCREMENTS, OUTBOX, META)
 STATE_KEY, IDENTITY_KEY, INDEX_KEY, VERSION_PREFIX = b"state", b"identity", b"index", b"version/"
-RECENT_ROWS_BYTES_MAX = 32 << 20  # of each of the two families that a batch reads
 WATERMARK_EVERY_S = 0.1  # B16: at most ten a second
 
 
@@ -76,8 +74,6 @@ class Shard:
     def __init__(self, database: Database, number: int, init: Init, clock: Clock) -> None:
         self.number, self.init = number, init
         self.database, self._clock = database, clock
-        self._items = RecentRows(database, ITEMS, RECENT_ROWS_BYTES_MAX)
-        self._increments = RecentRows(database, INCREMENTS, RECENT_ROWS_BYTES_MAX)
         self._encoders: dict[int, Encoder] = {}
         self._watermark_at = float("-inf")
         self._watermarked: ShardState | None = None
@@ -157,7 +153,7 @@ class Shard:
         return result
 
     def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult, watch: StageWatch) -> list[OutboxEntry]:
-        folded = fold_batch(decoded, self._items.multi_get)
+        folded = fold_batch(decoded, self.database)
         for one in decoded:
             if not one.record.skipped:
                 result.record_times_ms.setdefault(one.record.topic, []).append(one.record.timestamp_ms)
@@ -165,16 +161,13 @@ class Shard:
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         self._add_dead_letters(decoded, outgoing, result)
         after = self._advanced(decoded, folded.counts)
-        items = folded.stored_items()
         watch.lap(result, "fold")
         rows, after = self._encode_rows(folded, after, outgoing, result)
         watch.lap(result, "rows")
-        batch.put_all(ITEMS, items)
+        batch.put_all(ITEMS, folded.stored_items())
         batch.put_all(EMBEDDINGS, folded.stored_embeddings())
         batch.put_all(INCREMENTS, rows)
         self._commit(batch, after, outgoing)
-        self._items.note_written(items)
-        self._increments.note_written(rows)
         watch.lap(result, "write")
         for topic, count in folded.counts.items():
             result.counts[topic] = result.counts.get(topic, TopicCounts()) + count
@@ -203,7 +196,7 @@ class Shard:
             prefix, dependencies = increment_prefix(version), dependencies_of(encoder.spec.schema)
 
             def old_rows(keys: Sequence[bytes], prefix: bytes = prefix) -> list[bytes | None]:
-                return self._increments.multi_get([prefix + key for key in keys])
+                return self.database.multi_get(INCREMENTS, [prefix + key for key in keys])
 
             rows = encode_row_changes(encoder, dependencies, folded.items, old_rows, lambda items: read_embeddings(self.database, items))
             if rows.changes:
@@ -238,17 +231,9 @@ class Shard:
         after = dataclasses.replace(after, next_outbox=outgoing.next_sequence, next_delta=outgoing.next_delta)
         batch.put(META, STATE_KEY, encode_shard_state(after))
         failpoint("before-write")
-        try:
-            self.database.write(batch, sync=sync)
-        except BaseException:
-            self._forget_rows()  # the batch is there or not: `recover` finds out
-            raise
+        self.database.write(batch, sync=sync)
         failpoint("after-write")
         self.state = after
-
-    def _forget_rows(self) -> None:
-        self._items.forget()
-        self._increments.forget()
 
     def write_watermark(self) -> list[OutboxEntry]:
         """Puts the source offsets into the outbox if readers lack them and the last watermark is long enough ago (B16). Returns what it put there."""
@@ -278,7 +263,6 @@ class Shard:
         batch = self.database.new_batch()
         batch.delete_range(INCREMENTS, increment_prefix(started.version), increment_prefix(started.version + 1))
         self._put_version(batch, started)
-        self._increments.forget()
         failpoint("after-building")
         return started
 
@@ -307,7 +291,6 @@ class Shard:
         batch.delete(META, _version_key(version))
         batch.delete_range(INCREMENTS, increment_prefix(version), increment_prefix(version + 1))
         self.database.write(batch, sync=True)
-        self._increments.forget()
         self._versions.pop(version, None)
         self._encoders.pop(version, None)
 
@@ -324,7 +307,6 @@ class Shard:
         scan.close()
         if len(batch):
             self.database.write(batch)
-            self._increments.forget()
         return last
 
     def _put_version(self, batch: Batch, version: ShardVersion) -> None:
@@ -360,7 +342,6 @@ class Shard:
 
         The state is read again, because a write that failed may be there all the same. What readers were told is forgotten, because it is uncertain too.
         """
-        self._forget_rows()
         self.database.reopen()
         self._read_state()
         self._encoders = {version: encoder for version, encoder in self._encoders.items() if version in self._versions}

@@ -36,7 +36,6 @@ from tests.sim.store import MemoryStore
 from tests.sim.world import World
 
 _FILE = (PartFile("000001.sst", 1, "0" * 64),)  # a part with rows has files
-_RECENT_ROWS_BYTES_MAX = 4_000  # a dozen rows: histories are short
 
 
 class Boundary:
@@ -132,7 +131,6 @@ def _replacements(boundary: Boundary) -> list[tuple[Any, str, object]]:
     unique: Callable[[], str] = boundary.world.unique
     removal = SimpleNamespace(rmtree=boundary.remove)
     return [
-        (streams.shard.shard, "RECENT_ROWS_BYTES_MAX", _RECENT_ROWS_BYTES_MAX),
         (streams.builders.base_rows, "read_full_part", boundary.read_full_part),
         (streams.builders.base_rows, "read_incremental_part", boundary.read_incremental_part),
         (streams.builders.base_rows, "verify_part", boundary.verify_part),

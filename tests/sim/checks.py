@@ -146,12 +146,13 @@ def _check_components(oracle: ShardOracle, task: Task) -> None:
     database = task.shard.database
     items = {k: decode_item(v) for k, v in database.scan(ITEMS)}
     for key in items.keys() | oracle.features[-1]:
-        found, expected = items.get(key, (None, None))[0], oracle.features[-1].get(key)
+        item, expected = items.get(key), oracle.features[-1].get(key)
+        found = None if item is None else item.features
         told = None if found is None else (found.order, found.changed, found.dead)
         wanted = None if expected is None else (expected.order, expected.changed, expected.features is None)
         require(told == wanted, "components", "features of %s: %s, expected %s", key.hex(), found, expected)
     values = dict(database.scan(EMBEDDINGS))
-    found_embeddings = {k: (e.changed, values.get(k)) for k, (_, e) in items.items() if e is not None}
+    found_embeddings = {k: (i.embedding.changed, values.get(k)) for k, i in items.items() if i.embedding is not None}
     expected_embeddings = {k: (e.changed, e.values) for k, e in oracle.embeddings[-1].items()}
     require(found_embeddings == expected_embeddings, "components", "embeddings: %s, expected %s", found_embeddings, expected_embeddings)
 

@@ -20,7 +20,6 @@ import streams.shard.shard
 import streams.versions.shard_versions
 import tests.sim.server
 import tests.sim.worker
-from infra.recent_rows import RecentRows
 from infra.rocks import Batch
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import State
@@ -118,7 +117,6 @@ def _markers_dropped(_: World, __: Boundary) -> Sequence[Replacement]:
     return [
         (Shard, "_encode_rows", encode_rows),
         (Shard, "_commit", drop_and_commit),
-        (RecentRows, "note_written", lambda rows, _: rows.forget()),
     ]
 
 
@@ -208,8 +206,8 @@ def _two_writers(world: World, _: Boundary) -> Sequence[Replacement]:
         finally:
             writing.pop()
 
-    def fold(decoded: Any, stored_items: Any) -> FoldedBatch:
-        folded = original_fold(decoded, stored_items)
+    def fold(decoded: Any, stored: Any) -> FoldedBatch:
+        folded = original_fold(decoded, stored)
         if len(writing) == 1 and not world.calm and world.random.random() < 0.3:
             _apply_other_topic(world, writing[0])
         return folded
@@ -243,19 +241,6 @@ def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
 def _skipped_offsets_left_out(_: World, __: Boundary) -> Sequence[Replacement]:
     apply = Shard.apply
     return [(Shard, "apply", lambda shard, records, *others: apply(shard, [r for r in records if not r.skipped], *others))]
-
-
-@_plant(
-    "rows in memory outlive a write whose outcome is unknown",
-    "components",
-    "rows of a version",
-    "served rows",
-    "applied",
-    "watermark",
-    "manifest",
-)
-def _rows_outlive_a_failed_write(_: World, __: Boundary) -> Sequence[Replacement]:
-    return [(RecentRows, "forget", lambda _: None)]
 
 
 @_plant(

@@ -3,7 +3,7 @@
 from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.index.layout import component_hash
 from streams.core.item_change import ItemChange
-from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, StoredFeatures, pack_features
+from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, StoredFeatures, StoredItem, pack_features
 from streams.core.stale import EVERYTHING, NOTHING, ROW, SIGNATURE, VECTOR, dependencies_of
 
 SCHEMA = FeatureSchema(
@@ -33,7 +33,7 @@ def remove(offset: int) -> FeaturesUpdate:
 
 
 def after(before: StoredFeatures | None, *updates: FeaturesUpdate | EmbeddingUpdate) -> ItemChange:
-    change = ItemChange(b"k", before, None)
+    change = ItemChange(b"k", StoredItem(before, None))
     for update in updates:
         change.take(update)
     return change
@@ -49,16 +49,16 @@ def test_a_change_that_is_undone_is_still_a_change() -> None:
 
 
 def test_an_identical_event_and_a_superseded_one_make_nothing_stale() -> None:
-    change = ItemChange(b"k", stored(brand="x"), None)
+    change = ItemChange(b"k", StoredItem(stored(brand="x"), None))
     assert change.take(put(5, brand="x")) and not change.take(put(4, brand="y"))
     assert change.stale(TABLE) == NOTHING
 
 
 def test_an_embedding_makes_the_signature_stale_and_an_identical_one_nothing() -> None:
-    change = ItemChange(b"k", stored(), None)
+    change = ItemChange(b"k", StoredItem(stored(), None))
     assert change.take(EmbeddingUpdate(b"k", 3, 0, b"abcd"))
     assert change.stale(TABLE) == ROW | SIGNATURE
-    later = ItemChange(b"k", stored(), change.embedding)
+    later = ItemChange(b"k", StoredItem(stored(), change.embedding))
     assert later.take(EmbeddingUpdate(b"k", 4, 0, b"abcd")) and later.stale(TABLE) == NOTHING
 
 

@@ -15,6 +15,7 @@ from streams.core.item_state import (
     FeaturesUpdate,
     StoredEmbedding,
     StoredFeatures,
+    StoredItem,
     decode_item,
     encode_item,
     encode_order,
@@ -114,7 +115,7 @@ def test_a_stored_item_has_these_bytes() -> None:
 )
 @pytest.mark.parametrize("embedding", [None, held_embedding((0, 0), b"abcd", (0, 0))])
 def test_a_stored_item_reads_as_it_was_written(features: StoredFeatures | None, embedding: StoredEmbedding | None) -> None:
-    assert decode_item(encode_item(features, embedding)) == (features, embedding)
+    assert decode_item(encode_item(features, embedding)) == StoredItem(features, embedding)
 
 
 @pytest.mark.parametrize("value", [b"", b"x" * 72])

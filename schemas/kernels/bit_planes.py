@@ -1,6 +1,7 @@
-"""The vector code of SimTier's counts: planes of 512 behaviours, one bit of each, through adders and comparisons. tier_counts.py says what it is for.
+"""The vector code of SimTier's counts: planes of 512 behaviours, one bit of each, through adders and comparisons.
 
-Here: numba intrinsics on addresses, made of the blocks of schemas/kernels/vector_blocks.py, and the rows of the memory that they work on. Two forms, by what
+Their use is in serving/engine/call_two/tier_counts.py.
+Here: numba intrinsics on addresses, made of the blocks of vector_blocks.py, and the rows of the memory that they work on. Two forms, by what
 the machine has; a test compares both with the reference where both run:
 
     AVX-512     a plane is a register, and a carry one instruction: distance > limit is the carry out of distance + ~limit, plane by plane. Population counts

@@ -2,12 +2,12 @@
 
 Here: the decorators, their cache, and conversions to whole numbers. Not here: the kernels, and the order in which processes compile them
 (infra/compiled_once.py and who calls it).
-Numba counts a reference whenever an array, or a tuple of them, is handed to a function or cut: an atomic addition for each array in it, in memory that the
-threads share. The kernels here hand over tuples of ten arrays for every block of candidates; without the counts a call on three such tuples costs 30 ns, with
-them 450. Nothing is lost: whoever calls a kernel holds every array until it returns.
+Numba counts a reference whenever a function receives or cuts an array: an atomic addition per array, in memory that the threads share. The kernels here pass
+tuples of ten arrays for every block of candidates. A call on three such tuples costs 30 ns without the counts, 450 ns with them. The counts are not needed:
+the caller of a kernel holds every array until it returns.
 
-Invariants: a kernel allocates nothing; its caller gives it the memory (numba refuses to compile one that does). What is taken from the cache was made from
-the sources of today: numba looks only at the file of a kernel, not at those of the parts in it.
+Invariants: a kernel allocates nothing; its caller gives it the memory (numba refuses to compile one that does). Code in the cache was made from today's
+sources: numba itself compares only the file of a kernel, so the index also holds a hash of this room and of the parts that the kernel calls.
 """
 
 import functools
@@ -22,7 +22,7 @@ import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Conversions in kernels. What they give is an int to compiled code and to the Python that calls it, which numpy's types do not say.
+# Conversions in kernels. Their results are ints to compiled code and to the Python that calls it, which numpy's types do not say.
 int64: Any = np.int64
 uint64: Any = np.uint64
 
@@ -81,8 +81,8 @@ def _digest_file(path: str) -> bytes:
 
 
 def _load_index(load: Callable[[], dict[Any, str]]) -> dict[Any, str]:
-    """What is in the cache. Numba unpickles the signatures of former sources before it looks whether they are of these, and a start after an upgrade that
-    renamed a type of theirs would end with an error."""
+    """The cache's entries; none if they cannot be read. Numba unpickles the signatures of former sources before it compares the sources. A start after an
+    upgrade that renamed one of their types would end with an error."""
     try:
         return load()
     except (AttributeError, ImportError):

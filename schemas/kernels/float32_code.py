@@ -1,8 +1,7 @@
 """The few instructions that plain compiled loops do not get: written once, as vector code, for whatever vectors this machine has.
 
 Here: numba intrinsics on addresses. Each is some lines of LLVM's vector form, which the compiler turns into AVX-512, AVX2 or plain code. Not here:
-the building blocks (schemas/kernels/vector_blocks.py), what they are used for (joint_pass.py). Everything else in the engine is plain
-loops, but for the bit planes of bit_planes.py, which are made of the same blocks.
+the building blocks (vector_blocks.py), products (products.py), SimTier's bit planes (bit_planes.py), the passes of the engine, which are plain loops.
 
 Why each is here (10^4 candidates, one thread of a Zen 5 core, default sizes; the plain loop is what numba makes of the obvious code):
 
@@ -12,7 +11,6 @@ Why each is here (10^4 candidates, one thread of a Zen 5 core, default sizes; th
     widen, widen_row  half-precision columns    fp16 is no type of numba's on a CPU
 
 Addresses are int64 (`address`), strides in bytes. Nothing here checks a bound: the callers own every size.
-
 """
 
 from typing import Any
@@ -99,7 +97,7 @@ def _constant(value: float) -> Any:
 
 
 def _emit_exp(builder: Any, x: Any) -> Any:
-    """e^x of a vector of numbers <= 0, to two units in the last place; what is not a number stays so. e^x = 2^n e^r with |r| <= ln 2 / 2."""
+    """e^x of a vector of numbers <= 0, to two units in the last place; NaN stays NaN. e^x = 2^n e^r with |r| <= ln 2 / 2."""
     least = _constant(_EXP_LEAST)
     x = builder.select(builder.fcmp_unordered(">", x, least), x, least)
     rounded = fused(builder, x, _constant(_LOG2E), _constant(_ROUND))

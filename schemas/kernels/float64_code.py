@@ -1,14 +1,13 @@
 """The steps of the item half that the compiler does not vectorise by itself, written as vector code: rows in fp64.
 
-Here: numba intrinsics on addresses, made of vector_blocks.py, and products of many rows with one matrix, which is packed once. Not here: what they are
-used for (item_network.py, signer.py).
-Invariant: what a row becomes depends on that row alone, to the bit, on every processor. Each step is an operation that IEEE 754 fixes (sum, product, fused
-multiply-add, quotient, square root, comparison), in an order that is written here: vectors of 8, whose sums are added up in halves; e^x is
-our own series. So a processor with other vectors, or another math library, changes nothing.
+Here: numba intrinsics on addresses, made of vector_blocks.py. Not here: their use (item_rows.py, signer.py), products (products.py).
+Invariant: the result of a row depends on that row alone, to the bit, on every processor. IEEE 754 fixes each step (sum, product, fused multiply-add,
+quotient, square root, comparison), and this file fixes their order: vectors of 8, whose sums are added up in halves. e^x is our own series. So a processor
+with other vectors, or another math library, changes nothing.
 
 Addresses are int64, strides in bytes; nothing here checks a bound.
 
-Arrays: P columns of a panel, D width padded to vectors; of a product K depth (inputs), H columns (outputs).
+Arrays: D width padded to vectors.
 """
 
 from typing import Any
@@ -128,7 +127,7 @@ def layer_norm_row(_context, row, vectors, count, epsilon, mask, scale, shift):
 _LOG2E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693145751953125, 1.42860682030941723212e-6
 _ROUND = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to a whole number, which then stands in the last bits
 _EXP_LEAST = -700.0  # below it the result would be near subnormal
-_TERMS = 13  # of the series of e^r, |r| <= ln 2 / 2: what is left out is 4e-18 of it
+_TERMS = 13  # of the series of e^r, |r| <= ln 2 / 2: the rest is 4e-18 of it
 
 
 def _emit_exp(builder: Any, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Stored item rows from features, compiled: the passes behind schemas/model/item_network.py, which arranges their weights and says what they guarantee.
+"""Stored item rows from features, compiled: the passes behind schemas/model/item_network.py, which arranges their weights and states their guarantees.
 
     inputs_BX    embeddings looked up, means of bags, numbers and vectors clipped, widened to fp64
     layers       both networks' first layers are one product; then layer by layer, the two side by side   Eq. 4

@@ -1,6 +1,6 @@
 """Products of many rows with one matrix, in fp32 and fp64: the matrix is packed once, and one tile multiplies.
 
-Here: `multiply`, its tile, and the form that it reads: panels one or two vectors wide, stored row after row. Not here: what is multiplied.
+Here: `multiply`, its tile, and the form that it reads: panels one or two vectors wide, stored row after row. Not here: the factors.
 A sum begins at its start and adds its products one by one, in order, each rounded once. So its bits depend on its row and its column alone.
 
 Measured for the first layer of the head (10^4 candidates, one thread of a Zen 5 core, default sizes): 2.5 ms; plain loops 8.2 to 11.3 ms; the library under
@@ -145,9 +145,11 @@ def multiply(
     least: "float | np.floating[Any]",
     stored: int = 0,
 ) -> None:
-    """out [rows, width] = max(least, start + source x panels) in the precision of `least` (0 = ReLU, -inf = none); depth K >= 1. Ints are addresses, and
-    strides in bytes; a start stride of 0 is one row (a bias) for all. `rows` are rounded up to whole tiles, which are read and written.
-    `stored`: how deep the panels are, if deeper than what is read of them."""
+    """out [rows, width] = max(least, start + source x panels) in the precision of `least` (0 = ReLU, -inf = none); depth K >= 1.
+
+    Ints are addresses, and strides in bytes; a start stride of 0 is one row (a bias) for all. `rows` are rounded up to whole tiles, which are read and
+    written. `stored`: depth of the panels, if only their first K rows are read.
+    """
     number = _number_bytes(least)
     for at in range(0, width * number, _PANEL_BYTES):
         panel = panels + at * max(depth, stored)

@@ -2,11 +2,11 @@
 
 work.py is its input and output. Five rooms, each of which imports only those below it:
 
-loop        engine.py, read it first: the thread. It applies changes, takes work and answers
-devices     scorers.py: which scorer a device has, cpu.py or cuda.py; workers.py: threads that help the engine's own
-call_one    a user's state: call_one.py, read it first
-call_two    scores of candidates: joint_pass.py, read it first
-tables      rows in a slot of shared memory: tables.py, read it first
+    loop       engine.py: the thread. It applies changes, takes work and answers. resident.py: a version in it
+    devices    scorers.py: which scorer a device has, cpu.py or cuda.py. workers.py: threads that help the engine's own
+    call_one   call_one.py: a user's state. history.py has Eq. 1, attention.py Eq. 2-3 and Algorithm 1, user_state.py the fold through the head
+    call_two   joint_pass.py: scores of candidates, with DIN (Eq. 8) by `sum_signs`. tier_counts.py has SimTier (Eq. 9)
+    tables     tables.py: rows in a slot of shared memory. candidates.py: ids of a request to slots, and the best k
 
-Vector code, and products of matrices, are in schemas/kernels.
+Vector code, products of matrices and the hash table are in schemas/kernels; the equations themselves in schemas/model.
 """

@@ -74,7 +74,7 @@ def _attend_block(rows: int, queries: int, query_stride: int, width: int, length
 
 @part
 def _run_hidden(layers: np.ndarray, rest: np.ndarray, rows: int, scratch: Attended) -> None:
-    """Every layer but the last, from scratch.first_BH to and fro between it and scratch.second_BH."""
+    """Every layer but the last, from scratch.first_BH, alternating between it and scratch.second_BH."""
     here, there, stride = scratch.first_BH, scratch.second_BH, 4 * scratch.first_BH.shape[1]
     for layer in range(layers.shape[0] - 1):
         panels, bias = address(rest) + 4 * layers[layer, 0], address(rest) + 4 * layers[layer, 1]

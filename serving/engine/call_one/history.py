@@ -12,7 +12,7 @@ A behaviour whose item the version does not have keeps its hashed id, kind and f
     sub-sequences   sum and count of the latest of each category
     signatures      the latest ones, for SimTier
 
-Cost: 0.1 ms for 1,000 behaviours of the default model. What is kept does not grow with the history, except SimTier's signatures.
+Cost: 0.1 ms for 1,000 behaviours of the default model. The kept sums do not grow with the history; only SimTier's signatures do.
 
 Arrays: L behaviours, oldest first, B of a block, F inputs made of a behaviour's own features and of its recency, A attended, S for SimTier, G categories
 met, X inputs, D width (padded), W signature bytes.

@@ -1,6 +1,6 @@
 """Call 2 in one compiled pass: rows are gathered, joined with the user and run through the head, block by block, so that a block stays in the cache.
 
-Here: `score_part`, what one thread does with its share of the candidates. Not here: the user's and the version's tables (call_one/user_state.py,
+Here: `score_part`, one thread's share of the candidates. Not here: the user's and the version's tables (call_one/user_state.py,
 version_weights.py), threads (devices/workers.py), vector code (schemas/kernels, tier_counts.py).
 
     order        candidates of the user's own categories first: the other blocks leave the sub-sequences out, which would be products with zeros
@@ -247,7 +247,7 @@ def join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int,
 def _gather_block(
     columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, entry_B: np.ndarray, scratch: Scratch
 ) -> None:
-    """I and w of a block, and what is a product of them alone: base rows where the first layer's sums start, and w bea_ND."""
+    """I and w of a block, and the products of them alone: base rows where the first layer's sums start, and w bea_ND."""
     width, bridges, first_width = columns.vector.shape[1], columns.bridge.shape[1], weights.first_width
     for i in range(slots_B.shape[0]):
         entry = entry_B[i]
@@ -305,7 +305,7 @@ def _join_block(
 
 @part
 def run_later_layers(weights: VersionWeights, rows: int, scratch: Scratch) -> None:
-    """What follows the first layer, whose outputs lie in `scratch.first_BH`, to and fro between it and `scratch.second_BH`."""
+    """The layers after the first, whose outputs lie in `scratch.first_BH`, alternating between it and `scratch.second_BH`."""
     layers, linear, relu = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
     stride = 4 * scratch.first_BH.shape[1]
     here, there = scratch.first_BH, scratch.second_BH

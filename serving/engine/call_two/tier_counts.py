@@ -11,8 +11,8 @@ whole numbers all the way.
     counter     planes of the Hamming distance: the groups' planes through full adders (carry-save), words one after another
     beyond      distance > limit, for each limit of the edges, and how many behaviours are
 
-Distances of BATCH candidates are made before any is compared: the two steps of one candidate wait for each other (42 ns in place of 39 for 512 pairs
-and nine limits).
+Distances of BATCH candidates are made before any is compared, because the two steps of one candidate wait for each other (42 ns instead of 39 for 512
+pairs and nine limits).
 
 Measured on one thread, ns per pair, without the tables' making (a plain loop over popcounts takes 0.7):
 
@@ -21,8 +21,8 @@ Measured on one thread, ns per pair, without the tables' making (a plain loop ov
     64 bits, nine edges             0.084               0.173
     128 bits, nine edges            0.135               0.298
 
-Groups of 7 bits (221 KB, in the second cache) were up to 10% faster on Zen 4, no faster on Zen 3, slower on Zen 5, whose first cache is larger, and take
-nine times as long to build. It is the only cost of call 2 that grows with the length of a history.
+Groups of 7 bits (221 KB, in the second cache) were up to 10% faster on Zen 4, no faster on Zen 3, and slower on Zen 5, whose first cache is larger. They
+take nine times as long to build. Counting is the only cost of call 2 that grows with the length of a history.
 
 Arrays: C candidates, S behaviours, Q words of a signature, Z blocks, B bits of a word, L lanes, E edges, N = E + 1 tiers, P planes.
 Source: AIF, eq. (9); carry-save population counts: Harley and Seal.

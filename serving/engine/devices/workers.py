@@ -3,7 +3,7 @@
     run      one request, split into shares
     beside   whole pieces of work, while the caller does others: parts of a request use one thread, and the other cores are free meanwhile
 
-Here: `Workers`, one set per process, because the cores are shared by the process. Not here: what is computed. A helper decides nothing and owns nothing.
+Here: `Workers`, one set per process, because the cores are shared by the process. Not here: the computation. A helper decides nothing and owns nothing.
 At the first shared request, each helper and the calling thread are bound to a core of their own: unbound, two may share one core (2.7 ms became 5.8).
 Threads claim shares one by one: a helper whose core is busy takes fewer of them, and one that never woke up is not waited for. Shares run in compiled code
 without the GIL, which a helper needs only to claim one.
@@ -50,7 +50,7 @@ class Beside:
         return self.unfinished > self._helpers
 
     def help(self) -> bool:
-        """The caller runs the next call that nobody has begun; False if there is none."""
+        """The caller runs the next call that no thread has begun; False if all have begun."""
         while self._added:
             future, call = self._added.popleft()
             if future.cancel():
@@ -60,7 +60,7 @@ class Beside:
         return False
 
     def finish(self) -> None:
-        """Runs the calls that nobody has begun, and waits for the others. Raises the first error of a call."""
+        """Runs the calls that no thread has begun, and waits for the others. Raises the first error of a call."""
         while self.help():
             pass
         _wait_for(self._begun)

@@ -101,7 +101,7 @@ class Engine:
         return self.find_resident(work.version) is not None and self.count_unread(work) > LONG_HISTORY
 
     def count_unread(self, work: UserWork) -> int:
-        """How many behaviours a user half has to read: those that its earlier state lacks, or all where it cannot be gone on from; from any thread."""
+        """How many behaviours a user half has to read: those that its earlier state lacks, or all if that state cannot be extended; from any thread."""
         resident = None if work.base is None else self.find_resident(work.version)
         base = None if resident is None else find_base(resident.scorer.parameters.spec, resident.version, work)
         return len(work.behaviours) - (0 if base is None else base.behaviours)
@@ -165,7 +165,7 @@ class Engine:
         return self.run(lambda: self._release(version, grace_s))
 
     def withdraw(self, resident: Resident) -> "Future[None]":
-        """Takes back, at once, what was admitted and cannot be served. Queued work that names its version gets `version_gone`, unless an older copy of that
+        """Takes back, at once, an admitted version that cannot be served. Queued work that names its version gets `version_gone`, unless an older copy of that
         version is the current one: that stays resident."""
         return self.run(lambda: self._withdraw(resident))
 

@@ -1,4 +1,4 @@
-"""What is known of the engine's thread from outside: when it last turned, and what went wrong in it outside a request.
+"""The state of the engine's thread, from outside: when it last turned, and its errors outside a request.
 
 Here: `Turns`, and `answer`, which keeps the error of a request with its future. Not here: what a turn does (engine.py), what
 readiness concludes (serving/health.py).

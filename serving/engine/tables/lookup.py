@@ -41,7 +41,7 @@ def find_int64(ids_C: np.ndarray, table_T2: np.ndarray, slots_C: np.ndarray) -> 
 
 @part
 def _take_slot(orders_R3: np.ndarray, dead_R: np.ndarray, header: np.ndarray) -> int:
-    """A free slot, or the next unused one; it counts as deleted until a change gives it a row. -2 when there is none."""
+    """A free slot, or the next unused one; it counts as deleted until a change gives it a row. -2 if no slot is left."""
     slot = header[HEADER_FREE] - 1
     if slot >= 0:
         header[HEADER_FREE] = orders_R3[slot, 0]

@@ -30,13 +30,15 @@ from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index.control_log import ControlLog, check_identity, check_index_settings, ensure_init
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics, describe_index, end_offsets, fetch_topics, plan_topics, topic_gone
+from infra.kafka.dead_letters import dead_letter_topic
+from infra.kafka.rights import check_rights
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from infra.rocks import DiskFacts
 from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
-from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS
+from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, SHARD_TOPICS
 from streams.builders.template import open_builder_template
 from streams.data_directory import check_holds_no_shard, hold_directory
 from streams.faust_shell import EXIT_OPERATOR, ShellApp, add_agent, leave_process, make_app, stop_process
@@ -58,6 +60,14 @@ _FAUST_END_S_MAX = 5.0  # without a broker its client waits for ever for the ans
 _THREAD_END_S_MAX = 5.0
 _Held = dict[int, tuple[Mapping[str, int], DiskFacts]]  # by shard: next offsets, size of its directory
 _log = logging.getLogger("aif.streams.worker")
+
+
+def _rights(prefix: str) -> tuple[list[str], list[str]]:
+    """Topics that a worker reads, and topics that it writes."""
+    consumed = [ITEM_FEATURES, NEW_ITEMS, MODEL_CHECKPOINTS]
+    reads = [*consumed, INDEX_DELTAS, SERVER_REPORTS]
+    writes = [INDEX_DELTAS, INDEX_EVENTS, *map(dead_letter_topic, consumed)]
+    return [prefix + topic for topic in reads], [prefix + topic for topic in writes]
 
 
 class Worker:
@@ -94,6 +104,7 @@ class Worker:
         else:
             for change in plan_topics(fetch_topics(self.bootstrap, self.prefix, settings=True), index.shards, index.user_partitions):
                 _log.warning("topic differs from the table: %s", change)
+        check_rights(self.bootstrap, *_rights(self.prefix), f"{self.prefix}shards")
         if self.control_log.refresh().init is None:
             check_holds_no_shard(self.folder, self.store.url)
         self.store.scratch.remove_dead()

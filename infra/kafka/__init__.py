@@ -2,6 +2,7 @@
 
 admin.py                  topics compared with the table and changed; ids and offsets of topics
 admin_client.py           the client of every question; watches.py asks the same again and again
+rights.py                 whether a client has the rights of its role
 security.py               how every client connects: TLS and logins; oauth.py has their tokens, aiokafka_options.py the same for aiokafka
 producer.py               the one set-up of everything that sends
 publisher.py              events sent, one or many

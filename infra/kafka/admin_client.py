@@ -13,7 +13,7 @@ from schemas.errors import AifError, Unavailable
 
 
 class KafkaAdmin:
-    """`client`, and what it last heard of its connections. Raises Misconfigured as `client_config`."""
+    """`client`, and the last refusal of its connections. Raises Misconfigured as `client_config`."""
 
     def __init__(self, bootstrap: Bootstrap) -> None:
         self._bootstrap = bootstrap

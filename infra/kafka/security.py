@@ -202,14 +202,18 @@ def refusal(bootstrap: Bootstrap, error: Any, what: str) -> AifError | None:
         next_step = "set AIF_KAFKA_SECURITY__CA_FILE to the authority that signed the broker's certificate, and CERT_FILE to one that the broker trusts"
         return Unavailable("kafka_tls_failed", f"TLS with broker {address} failed, trusting {trusted}: {text}; {next_step}")
     if code in _unauthorized():
-        return Unavailable(
-            "kafka_not_authorized", f"broker {address} refused {security.principal}, {what}: {text}; grant it the right, {_ACL_GUIDE}"
-        )
+        return not_authorized(bootstrap, f"{what}: {text}")
     return None
 
 
+def not_authorized(bootstrap: Bootstrap, what: str) -> Unavailable:
+    """The error for a principal that lacks a right."""
+    principal = as_connection(bootstrap).security.principal
+    return Unavailable("kafka_not_authorized", f"broker {bootstrap} refused {principal}, {what}; grant it the right, {_ACL_GUIDE}")
+
+
 class _Refusals:
-    """An error callback that logs each kind of refusal once in a while: librdkafka tries again for ever, in silence."""
+    """An error callback that logs each kind of refusal once in a while: librdkafka itself retries without a log line."""
 
     def __init__(self, connection: KafkaConnection, then: Callable[[Any], None] | None) -> None:
         self._connection, self._then = connection, then

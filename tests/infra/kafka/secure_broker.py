@@ -111,7 +111,7 @@ class SecureBroker:
 
     def add_users(self, *names: str) -> None:
         """Users with both SCRAM mechanisms and one password."""
-        admin = AdminClient({"bootstrap.servers": self.plain})
+        admin = AdminClient({"bootstrap.servers": self.plain, "log_level": 2})
         for kind in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             changes = [UserScramCredentialUpsertion(name, ScramCredentialInfo(kind, 4096), PASSWORD.encode()) for name in names]
             for future in admin.alter_user_scram_credentials(changes).values():
@@ -119,7 +119,7 @@ class SecureBroker:
 
     def allow(self, user: str, resource: str, pattern: str, *operations: str) -> None:
         """Rights of a user on a topic, group or the cluster. A pattern that ends in * is a prefix."""
-        admin = AdminClient({"bootstrap.servers": self.plain})
+        admin = AdminClient({"bootstrap.servers": self.plain, "log_level": 2})
         kind = ResourcePatternType.PREFIXED if pattern.endswith("*") else ResourcePatternType.LITERAL
         bindings = [
             AclBinding(

@@ -92,7 +92,8 @@ def _maven_client(maven_url: str) -> Any:
     except ImportError as error:
         raise Misconfigured(
             "broker_not_installed",
-            "the package maven-artifact of the local broker is missing; run `uv sync` in the clone, or name another broker: AIF_KAFKA__BOOTSTRAP_SERVERS",
+            "the package maven-artifact of the local broker is missing; run `pip install 'aif[broker]'` (in a clone: `uv sync`), or name another "
+            "broker: AIF_KAFKA__BOOTSTRAP_SERVERS",
         ) from error
     return Downloader(maven_url) if maven_url else Downloader()
 

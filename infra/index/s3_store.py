@@ -46,7 +46,9 @@ try:
     import obstore
     from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 except ImportError as error:
-    raise Misconfigured("s3_not_installed", "an index store s3://... needs the client obstore; run `uv sync --extra s3`") from error
+    raise Misconfigured(
+        "s3_not_installed", "an index store s3://... needs the client obstore; run `pip install 'aif[s3]'` (in a clone: `uv sync`)"
+    ) from error
 
 if TYPE_CHECKING:
     from obstore.store import S3Store as Objects

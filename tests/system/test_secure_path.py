@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from infra.kafka.admin import end_offsets
+from infra.kafka.dead_letters import dead_letter_topic
+from infra.kafka.producer import open_producer
 from infra.kafka.publisher import Publisher
 from infra.processes import Child, wait_ready, wait_until
 from lab.demo.stage import SHARDS, USER_PARTITIONS
 from schemas.events import ImpressionRecord, ShownItem
 from schemas.ids import IdKind
-from schemas.topics import INDEX_DELTAS
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, USER_BEHAVIOURS
 from streams.training.topic_events import TopicEvents
 from tests.infra.kafka.secure_broker import PASSWORD, SecureBroker, run_secure_broker
 from tests.system.conftest import ITEMS, WAIT_S, System
@@ -129,5 +131,12 @@ def test_a_published_event_reaches_an_answer(system: SecureSystem) -> None:
     with system.publisher() as publisher:
         publisher.publish_delete(8, 2)
     wait_until(lambda: len(rank(system)["items"]) == ITEMS - 1, WAIT_S, "the delete")
+    with_rejects = (ITEM_FEATURES, USER_BEHAVIOURS)  # the worker's and the server's
+    producer = open_producer(system.secure.scram("publisher"), WAIT_S)
+    for topic in with_rejects:
+        producer.produce(system.topic_prefix + topic, b"no JSON", partition=0)
+    producer.flush(WAIT_S)
+    letters = [f"{system.topic_prefix}{dead_letter_topic(topic)}" for topic in with_rejects]
+    wait_until(lambda: all(end_offsets(system.secure.scram("operator"), name)[0] > 0 for name in letters), WAIT_S, "both dead letters")
     for command in (["status"], ["topics", "plan"], ["dlq", "list", "item-features"], ["doctor"]):
         assert "kafka_" not in system.command(*command)

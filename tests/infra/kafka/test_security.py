@@ -11,6 +11,8 @@ from infra.kafka.log_gaps import LogGaps
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import read_topic
 from infra.kafka.security import KafkaConnection
+from infra.settings import InfraSettings, load_settings
+from infra.tools.doctor import FAIL, examine
 from schemas.errors import Unavailable
 from schemas.topics import ITEM_FEATURES
 from tests.infra.kafka.secure_broker import PASSWORD, Authority, SecureBroker, run_secure_broker, run_token_endpoint, unsecured_token
@@ -114,3 +116,21 @@ def test_reading_and_sending_without_the_right_is_named(broker: SecureBroker) ->
     finally:
         with contextlib.suppress(Unavailable):
             publisher.close()
+
+
+def test_the_doctor_names_the_missing_right_and_the_guide(broker: SecureBroker) -> None:
+    stranger = broker.scram("stranger")
+    environment = {
+        "AIF_KAFKA__BOOTSTRAP_SERVERS": str(stranger),
+        "AIF_KAFKA_SECURITY__PROTOCOL": "SASL_SSL",
+        "AIF_KAFKA_SECURITY__CA_FILE": str(stranger.security.ca_file),
+        "AIF_KAFKA_SECURITY__USERNAME": "stranger",
+        "AIF_KAFKA_SECURITY__PASSWORD": PASSWORD,
+        "AIF_INDEX__STORE": str(broker.folder / "index"),
+    }
+    findings = {finding.check: finding for finding in examine(load_settings(InfraSettings, environment=environment))}
+    for check in ("broker", "topics"):
+        assert findings[check].state == FAIL
+        assert "kafka_not_authorized" in findings[check].found and "User:stranger" in findings[check].found
+        assert "docs/how-to/kafka-security.md" in findings[check].next_step
+    assert PASSWORD not in str(findings)

@@ -65,8 +65,10 @@ def _entry(code: str, raised: list[tuple[str, str]], text: dict[str, str]) -> Er
 
 def _parts(message: str) -> tuple[str, str]:
     """Cause and remedy of a message; "" for a part that is only a value."""
-    cause, _, remedy = message.partition("; ")
-    return _sentence(cause), _sentence(remedy)
+    cause, *rest = message.split("; ")
+    while rest and rest[0].startswith("expected"):
+        cause += "; " + rest.pop(0)
+    return _sentence(cause), _sentence("; ".join(rest))
 
 
 def _sentence(text: str) -> str:

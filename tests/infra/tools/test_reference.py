@@ -1,11 +1,12 @@
 """The reference pages are those of the code, and no setting, error or metric is without its explanation."""
 
+import tomllib
 from pkgutil import resolve_name
 from typing import Any
 
 from infra.cli import build_app
 from infra.command import SETTINGS_CLASSES
-from infra.tools.error_catalogue import named_in_docstrings, read_catalogue
+from infra.tools.error_catalogue import TEXTS, named_in_docstrings, read_catalogue
 from infra.tools.reference import source_files, stale_pages
 
 
@@ -17,6 +18,7 @@ def test_every_error_code_has_a_cause_and_a_remedy_also_those_that_docstrings_na
     entries = read_catalogue(source_files())
     assert len(entries) > 250
     assert [one.code for one in entries if not one.cause or not one.remedy] == [], "add them to infra/tools/errors.toml"
+    assert set(tomllib.loads(TEXTS.read_text())) <= {one.code for one in entries}, "remove texts of codes that are gone"
     assert named_in_docstrings(source_files()) - {one.code for one in entries} == set()
 
 

@@ -16,7 +16,7 @@ STALE = ("rows_behind", "users_behind", "broker_silent")
 def readiness(versions: VersionFollower, users: UserFollower | None, health: Health, draining: bool) -> tuple[bool, str]:
     """(is ready, why not). Ready = a version is live, the users' logs were read up to their end at the start, and the process is able to answer.
 
-    A server that is ready and leaves items out of its answers says so in the second.
+    A server that is ready and leaves items out of its answers, or whose disk takes no changes of users, says so in the second.
     """
     if draining:
         return False, "the server is stopping"
@@ -25,7 +25,8 @@ def readiness(versions: VersionFollower, users: UserFollower | None, health: Hea
     if users is None or not users.ready:
         return False, f"the users' logs are not read yet; {(users and users.last_error) or 'reading'}"
     why = health.why_not()
-    return not why, why or versions.why_incomplete()
+    disk = f"the view of users takes no changes: {users.last_error}" if users.waits_for_disk else ""
+    return not why, why or "; ".join(filter(None, (versions.why_incomplete(), disk)))
 
 
 def find_stale(versions: VersionFollower, users: UserFollower | None, silent_s_max: float) -> dict[str, str]:

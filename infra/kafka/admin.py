@@ -174,8 +174,9 @@ def other_topic(topic: str, known: str, found: str) -> Incompatible:
     """The error for a topic that has another id than the one whose offsets are known."""
     return Incompatible(
         "other_topic",
-        f"{topic} has id {found or 'none'}, expected {known}: it was deleted and made again, or another cluster answers at this address; "
-        "use the broker and prefix that it was read from",
+        f"{topic} has id {found or 'none'}, expected {known}: another cluster answers at this address, or the topic was deleted and made again. Use the "
+        "broker and prefix that it was read from; after a new start of the topic, publish the catalogue again into a new index, with another "
+        "AIF_KAFKA__TOPIC_PREFIX and AIF_INDEX__STORE",
     )
 
 

@@ -129,6 +129,6 @@ class DeltaFollower:
             raise Corrupted(
                 "delta_lost",
                 f"{INDEX_DELTAS} partition {partition}: the record at offset {passed_over} is damaged, and delta {before + 1} of the shard is missing; "
-                f"version {self.version} answers as it was before, until its next revision or another version is promoted",
+                f"version {self.version} answers without later changes; load it anew with `aif index revise {self.version}`, or promote another version",
             )
         self._sequences[partition] = sequence

@@ -42,9 +42,7 @@ from streams.shard.snapshot import ORIGIN_NAME, FoundSnapshot, list_snapshots, r
 _LOCK_WAIT_S_MAX = 60.0
 _LOCK_POLL_S = 0.1
 _DAMAGED = "damaged"  # a file in a directory: why it is to be set aside
-_OF_THE_DIRECTORY = frozenset(
-    {"database_corrupted", "bad_shard_state", "bad_shard_version", "bad_outbox_entry", "outbox_value_missing", "bad_journal_entry"}
-)
+_OF_THE_DIRECTORY = frozenset({"database_corrupted", "bad_shard_state", "bad_shard_version", "bad_outbox_entry", "outbox_value_missing"})
 _log = logging.getLogger("aif.streams.start")
 
 

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from serving.status_view import STALE, find_stale
+from serving.status_view import STALE, find_stale, readiness
 
 
 def view(*, rows: str = "", users: str = "", ready: bool = True, silent_s: float = 0.0) -> dict[str, str]:
@@ -20,3 +20,13 @@ def test_rows_and_users_that_are_behind_are_named_and_users_that_are_still_read_
     assert view(users="60 s old") == {"users_behind": "60 s old"} and view(users="reading", ready=False) == {}
     assert set(view(rows="a", users="b", silent_s=99.0)) == set(STALE)
     assert find_stale(SimpleNamespace(behind=""), None, 30.0) == {}  # type: ignore[arg-type]
+
+
+def test_a_ready_server_whose_disk_takes_no_changes_of_users_says_so_in_its_readiness() -> None:
+    versions = SimpleNamespace(ready=True, why_incomplete=lambda: "")
+    users = SimpleNamespace(ready=True, waits_for_disk=True, last_error="disk_full: write in /data: no space left on device")
+    health = SimpleNamespace(why_not=lambda: "")
+    is_ready, detail = readiness(versions, users, health, False)  # type: ignore[arg-type]
+    assert is_ready and detail == f"the view of users takes no changes: {users.last_error}"
+    users.waits_for_disk = False
+    assert readiness(versions, users, health, False) == (True, "")  # type: ignore[arg-type]

@@ -57,6 +57,9 @@ def test_a_damaged_delta_of_the_shards_own_is_an_error_and_no_watermark_includes
         d.deltas.write_raw(0, record)
     d.wait_error("delta_lost")
     assert d.engine.status().residents[0].watermark[0]["index-deltas"] == 3
+    assert "`aif index revise 1`" in d.follower.behind
+    d.publish(1, d.version, revision=1, positions=(5, 0))  # what the command brings about
+    wait_until(lambda: not d.follower.behind and not d.follower.last_error, WAIT_S, "the next revision")
 
 
 def test_a_server_that_starts_on_a_damaged_delta_serves_what_came_before_it_and_says_so(deployment: Deployment) -> None:

@@ -15,7 +15,7 @@ from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
 from streams.core.shard_state import TopicCounts
 from streams.shard.batch_result import BatchResult
-from streams.shard.outbox import OUTBOX, OutboxEntry
+from streams.shard.outbox import OUTBOX, OutboxEntry, decode_value_at, encode_outbox_key
 from streams.shard.shard import META, STATE_KEY, VERSION_PREFIX, Shard
 from streams.shard.start import LogRange, start_shard
 from streams.shard.task import ShardTask
@@ -238,12 +238,22 @@ def _spoil(family: str, first: bytes) -> Callable[[Shard], None]:
     return spoil
 
 
+def _lose_shared_value(shard: Shard) -> None:
+    """Removes the one of several dead letters of one record that holds the bytes of all."""
+    shard.apply([features_record(1, *({"op": "?"} for _ in range(3)))])
+    holder = next(at for _, raw in shard.database.scan(OUTBOX) if (at := decode_value_at(raw)) is not None)
+    batch = shard.database.new_batch()
+    batch.delete(OUTBOX, encode_outbox_key(holder))
+    shard.database.write(batch)
+
+
 @pytest.mark.parametrize(
     ("spoil", "use", "code"),
     [
         (_spoil(META, STATE_KEY), lambda _: None, "bad_shard_state"),
         (_spoil(META, VERSION_PREFIX), lambda _: None, "bad_shard_version"),
         (_spoil(OUTBOX, b""), lambda shard: shard.pending_outbox(10), "bad_outbox_entry"),
+        (_lose_shared_value, lambda shard: shard.pending_outbox(10), "outbox_value_missing"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

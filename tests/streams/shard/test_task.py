@@ -1,6 +1,7 @@
 """The serial task of a shard: admission, a full disk, its end, and the outbox on its way to a sender that stands in for the broker's."""
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -211,9 +212,16 @@ def test_damage_that_a_merge_of_tables_finds_is_kept_for_the_next_start_when_the
     assert (tmp_path / "s" / "damaged").exists()
 
 
-def _damage_a_table(shard: Shard) -> None:
-    shard.apply([features_record(0, *(upsert(key, 1) for key in ITEMS))])
+def _write_a_table(shard: Shard, seed: int) -> None:
+    batch, chance = shard.database.new_batch(), random.Random(seed)
+    for n in range(300):
+        batch.put(META, b"other/%05d" % n, chance.randbytes(20))
+    shard.database.write(batch)
     shard.database.flush()
+
+
+def _damage_a_table(shard: Shard) -> None:
+    _write_a_table(shard, 0)
     table = max(shard.database.path.glob("*.sst"), key=lambda p: p.stat().st_size)
     content = bytearray(table.read_bytes())
     content[len(content) // 3] ^= 8
@@ -221,9 +229,8 @@ def _damage_a_table(shard: Shard) -> None:
 
 
 def _merge_tables(shard: Shard) -> None:
-    for offset in range(1, 50):
-        shard.apply([features_record(offset, *(upsert(key, 1 + offset) for key in ITEMS))])
-        shard.database.flush()
+    for seed in range(1, 50):
+        _write_a_table(shard, seed)
 
 
 def _spoil(family: str, first: bytes) -> Callable[[Shard], None]:

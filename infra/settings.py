@@ -94,7 +94,7 @@ class IndexSettings(Section):
 
 
 class LogSettings(Section):
-    """What is written to standard error and how."""
+    """The log on standard error: its level and form."""
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged")
     format: Literal["auto", "json", "text"] = Field("auto", description="Form of log lines; auto: text on a terminal, JSON elsewhere")

@@ -66,8 +66,8 @@ def settings_page() -> str:
         "",
         _MADE,
         "",
-        "A setting comes from a command's option, else from `AIF_<SECTION>__<NAME>` in the environment, else from the TOML file that `AIF_CONFIG` names",
-        "(`[section]`, `name = value`), else from its default. `aif config show` prints each value and its origin.",
+        "A command's option comes first. Then `AIF_<SECTION>__<NAME>` in the environment counts, then the TOML file that `AIF_CONFIG` names",
+        "(`[section]`, `name = value`), then the default. `aif config show` prints each value and its origin.",
     ]
     for section in sorted(sections):
         about = inspect.getdoc(sections[section]) or ""

@@ -19,7 +19,8 @@ _BATCH_REQUESTS_MAX = 4_096
 _HALF_LIFE_DAYS_MIN = 0.01
 _FITS_MAX = 100
 _PASSES_MAX = 100
-_LOSSES = ("copr", "click", "softmax", "outcomes")
+_NEGATIVES_MAX = 100
+_LOSSES = ("copr", "click", "softmax", "outcomes", "shown")
 # what a checkpoint's card tells a training that goes on from it; not the rate, which may be a follower's
 WHAT_IS_LEARNT = (*_LOSSES, "soft_labels", "behaviours_max")
 
@@ -37,6 +38,8 @@ class TrainChoices:
     copr, click     order by the ranking teacher's eCPM (Eq. 10); cross-entropy of the click
     softmax         each positive against the negatives of its request; suits positives with sampled negatives
     outcomes        of each task beside the click
+    shown           of the task `shown`, where the model has one: shown items against `negatives` items for each, drawn uniformly from those of the
+                    catalogue that exist at the request's time. The other losses read shown items only
     soft_labels     the click's target is the teacher's probability, where there is a teacher
     """
 
@@ -54,6 +57,8 @@ class TrainChoices:
     click: float = 1.0
     softmax: float = 0.0
     outcomes: float = 1.0
+    shown: float = 0.5
+    negatives: int = 4
     soft_labels: bool = False
 
     def __post_init__(self) -> None:
@@ -64,6 +69,7 @@ class TrainChoices:
         )
         _require("steps", self.steps, self.steps >= 0, "from 0 (0: `passes` or `seconds` is the limit)")
         _require("passes", self.passes, 0 <= self.passes <= _PASSES_MAX, f"0 to {_PASSES_MAX} (0: `seconds` is the limit)")
+        _require("negatives", self.negatives, 1 <= self.negatives <= _NEGATIVES_MAX, f"1 to {_NEGATIVES_MAX}")
         _require("seconds", self.seconds, self.seconds > 0, "above 0")
         _require("fits", self.fits, 1 <= self.fits <= _FITS_MAX, f"1 to {_FITS_MAX}")
         half_life = self.half_life_days
@@ -133,3 +139,6 @@ def _require(name: str, value: object, fits: bool, expected: str) -> None:
 FOR_MAPPED_DATA = TrainChoices(
     passes=2, learning_rate=2e-3, batch_requests=16, behaviours_max=1_000, start="similarity", copr=0.0, click=0.0, softmax=1.0
 )
+
+# For impressions from files: what came of shown items as probabilities, and what is shown at all.
+FOR_SHOWN = TrainChoices(passes=3, learning_rate=2e-3, behaviours_max=1_000, start="similarity", copr=0.0, outcomes=0.5)

@@ -10,6 +10,7 @@ columns.py                cells decoded; inferred_schema.py: what a mapping leav
 interactions.py           who did what when; shown_impressions.py and sampled_impressions.py: requests
 item_rows.py              items; item_history.py, item_statistics.py, item_embeddings.py: what is known of them; item_states.py: as of any time;
                           item_changes.py: what comes after the evaluation time
+chosen_statistics.py      which rates and counts items get by default; shown_statistics.py: counting them
 expected_takers.py, taken_together.py, text.py      features that are learnt from the data
 doubts.py                 what looks wrong; leakage.py, context_leakage.py: columns that know the future
 """

@@ -32,7 +32,6 @@ _DATED = "a row counts as known from its time on; if it sums up a later period, 
 # Shares of the clicks: of users who take the same things every day a third is a day after itself; a minute after itself next to none is.
 _OWN_CLICKS = (("a day", DAY_MS, 0.5), ("a minute", 60_000, 0.1))
 _CLICKS_LEAST, _USERS_MOST = 50, 2_000
-_CONTRAST_LEAST = 0.05  # of the requests with a click; where two items are shown and half of what is shown is clicked it is two thirds
 _FIRST_YEAR_MS = 3_652 * DAY_MS  # 1980: no log of a shop is older
 _CLOCKS = ("time", "created")
 _NUMBERS_SHARE_LEAST = 0.8  # of the different cells of a column
@@ -49,7 +48,6 @@ def find_doubts(sources: MappedSources) -> list[str]:
         _find_far_times(sources),
         _find_no_order(sources),
         _find_own_clicks(sources),
-        _find_no_contrast(sources),
     ]
     made = find_made_of_the_log(sources)
     leaking = [_describe_made(place, *gammas) for place, gammas in made.items()]
@@ -184,23 +182,6 @@ def _find_own_clicks(sources: MappedSources) -> str | None:
                 "own request and reveal its click; leave [behaviours] out, or give both the same clock"
             )
     return None
-
-
-def _find_no_contrast(sources: MappedSources) -> str | None:
-    """Requests that hold clicks only or none: rows of a log that stand alone, or ids of requests that differ with the click."""
-    shown = sources.shown
-    if shown is None:
-        return None
-    clicked = shown.by_request(_USERS_MOST, lambda rows: shown.clicked(rows).tolist())
-    with_click = [flags for flags in clicked if any(flags)]
-    if len(with_click) < _CLICKS_LEAST or (share := sum(not all(flags) for flags in with_click) / len(with_click)) >= _CONTRAST_LEAST:
-        return None
-    alone = sum(len(flags) == 1 for flags in clicked) / len(clicked)
-    return (
-        f"only {share:.0%} of the requests of [impressions] with a click also hold an item without one ({alone:.0%} of all hold one row). A model "
-        "learns an order from both; name as request the rows that were shown together, for example an hour of the user's: "
-        "request = { column = \"time\", pattern = '^(.*T\\d\\d)' } of texts, '^(\\d{7})' of seconds"
-    )
 
 
 def _times_of(log: Interactions, users: set[Id]) -> dict[tuple[Id, int], list[int]]:

@@ -19,6 +19,7 @@ from infra.data.columns import decode_numbers
 from infra.data.item_history import HistoryFeature, HistoryRows
 from infra.data.item_rows import ItemRows
 from infra.data.item_statistics import ItemStatistic
+from infra.data.shown_statistics import ShownStatistic
 from infra.data.spool import BLOCK_ROWS
 from infra.data.tables import LoadedRows
 from schemas.features import Feature
@@ -34,7 +35,7 @@ class ItemStates:
         features: Sequence[Feature],
         now_ms: int,
         history: HistoryRows | None = None,
-        statistics: Mapping[str, ItemStatistic] = MappingProxyType({}),
+        statistics: Mapping[str, ItemStatistic | ShownStatistic] = MappingProxyType({}),
         clusters: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self.items, self.features = items, {f.name: f for f in features}
@@ -69,7 +70,8 @@ class ItemStates:
             if name in self._histories:
                 told = self._histories[name].values(state_I[places])
             else:
-                told = [_statistic_value(value) for value in state_I[places].tolist()]
+                signed = self._statistics[name].is_rate
+                told = [_statistic_value(value, signed) for value in state_I[places].tolist()]
             for features, value in zip(found, told, strict=True):
                 features |= {} if value is None else {name: value}
         return found
@@ -96,15 +98,16 @@ class ItemStates:
             numbers = np.where(np.isnan(told), numbers, told)
         if name in self._statistics:
             numbers = self._statistics[name].at(time_ms).astype(np.float64)
-            numbers[numbers < 0] = np.nan
+            if not self._statistics[name].is_rate:
+                numbers[numbers < 0] = np.nan
         return numbers
 
     def _parts(self) -> Iterator[slice]:
         return (slice(first, first + BLOCK_ROWS) for first in range(0, len(self.items.ids), BLOCK_ROWS))
 
 
-def _statistic_value(value: float | list[float]) -> float | list[float] | None:
-    """What an event tells of a statistic: nothing of a negative number and of a vector of zeros."""
+def _statistic_value(value: float | list[float], signed: bool) -> float | list[float] | None:
+    """What an event tells of a statistic: nothing of a vector of zeros and, except of a rate, of a negative number."""
     if isinstance(value, list):
         return value if any(value) else None
-    return float(value) if value >= 0 else None
+    return float(value) if signed or value >= 0 else None

@@ -23,6 +23,8 @@ _PAIRS_AT_ONCE = 4_000_000
 class ItemStatistic:
     """A feature of a mapping that is derived from behaviours. Vectors change only at the times `grid_ms`, which ascend."""
 
+    is_rate = False  # a negative number means that nothing is known
+
     def __init__(self, source: FeatureSource, positives: Interactions, items: int, grid_ms: Sequence[int]) -> None:
         self._source, self._positives, self._items = source, positives, items
         width = source.taken_together

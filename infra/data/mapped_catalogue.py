@@ -38,11 +38,13 @@ from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord, describe_errors
 from schemas.features import FeatureSchema, Scope
 from schemas.ids import Id
-from schemas.model.score import bid_exponent
-from schemas.train_choices import FOR_MAPPED_DATA, TrainChoices
+from schemas.limits import TASKS_MAX
+from schemas.model.score import BID, SHOWN, bid_exponent
+from schemas.train_choices import FOR_MAPPED_DATA, FOR_SHOWN, TrainChoices
 
 _CHUNK = 4_096
 _EVALUATION_SEED = 1
+_SHOWN_ROWS = 200  # of a batch, with four negatives for each
 _HASH_BITS = 256  # what is lost to the exact form is 57 / bits points of GAUC (docs/RESULTS.md)
 
 
@@ -69,19 +71,29 @@ class MappedCatalogue:
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """Choices that suit the data, and the mapping's own. A model has a task for each outcome that the impressions tell."""
-        outcomes = self.mapping.impressions.outcomes if self.mapping.impressions is not None else ()
-        default = {"rank_by": "ecpm" if self.sources.roles["bid"] else "click", "hash_bits": _HASH_BITS}
-        chosen = {**default, **({"tasks": ("click", *outcomes)} if outcomes else {}), **self.mapping.model}
-        if untold := set(chosen.get("tasks", ())[1:]) - set(outcomes):
+        """Choices that suit the data, and the mapping's own. A model has a task for each outcome that the impressions tell, and with impressions one that
+        distinguishes shown items from the rest of the catalogue, which is then ranked by both."""
+        impressions = self.mapping.impressions
+        outcomes = tuple(impressions.outcomes) if impressions is not None else ()
+        tasks = ("click", *outcomes, *((SHOWN,) if impressions is not None and len(outcomes) + 2 <= TASKS_MAX else ()))
+        tasks = tuple(self.mapping.model.get("tasks", tasks))
+        has_bid = bool(self.sources.roles["bid"])
+        rank_by = " * ".join(("click", SHOWN, BID)[: 2 + has_bid]) if SHOWN in tasks else "ecpm" if has_bid else "click"
+        chosen = {"rank_by": rank_by, "hash_bits": _HASH_BITS, **({"tasks": tasks} if len(tasks) > 1 else {}), **self.mapping.model}
+        if untold := set(chosen.get("tasks", ())[1:]) - {*outcomes, SHOWN}:
             raise self.sources.reject("[model] tasks", f"names {min(untold)!r}, which no column of [impressions.outcomes] tells")
         return chosen
 
     @property
     def train(self) -> TrainChoices:
         """Choices that suit the data, and the mapping's own. Where a bid is multiplied with them, what is learnt has to be probabilities."""
-        has_bid = bid_exponent(self.model["rank_by"]) > 0
-        return FOR_MAPPED_DATA.replaced({"click": 1.0} if has_bid else {}).replaced(self.mapping.train)
+        shown = self.mapping.impressions
+        if shown is None:
+            has_bid = bid_exponent(self.model["rank_by"]) > 0
+            return FOR_MAPPED_DATA.replaced({"click": 1.0} if has_bid else {}).replaced(self.mapping.train)
+        requests = max(1, round(_SHOWN_ROWS / self.sources.items_per_request))
+        with_teacher = {"copr": TrainChoices().copr} if shown.teacher_ecpm is not None else {}
+        return FOR_SHOWN.replaced({"batch_requests": requests, **with_teacher}).replaced(self.mapping.train)
 
     @property
     def item_count(self) -> int:
@@ -202,17 +214,27 @@ class MappedCatalogue:
     def impressions(self) -> Iterator[ImpressionRecord]:
         self._require_positives("learn from")
         if self.sources.shown is not None:
-            bids = self._bids_at(self.sources.now_ms)
-            bid_of = {item: bids[place] for place, item in enumerate(self.sources.item_rows.ids)}
-            yield from read_shown_requests(
-                self.sources.shown, self.sources.id_kind, self.sources.now_ms, bid_of, self.schema.of(Scope.CONTEXT), self.sources.bounds
-            )
+            yield from self._shown_in(0, self.sources.now_ms)
             return
         bids_at: dict[int, list[float]] = {}
         for number, request in enumerate(self._sampled_requests()):
             if request.time_ms not in bids_at:
                 bids_at = {request.time_ms: self._bids_at(request.time_ms)}
             yield self._impression(number, request, bids_at[request.time_ms])
+
+    def shown_later(self) -> Iterator[ImpressionRecord]:
+        """The requests of the period that is measured, where the mapping has impressions: no training may see them."""
+        if self.sources.shown is not None and self.mapping.holdout.hold_out:
+            yield from self._shown_in(self.sources.now_ms, self.sources.end_ms)
+
+    def _shown_in(self, first_ms: int, last_ms: int) -> Iterator[ImpressionRecord]:
+        """The requests of a period with the bids of the evaluation time."""
+        sources = self.sources
+        assert sources.shown is not None
+        bids = self._bids_at(sources.now_ms)
+        bid_of = {item: bids[place] for place, item in enumerate(sources.item_rows.ids)}
+        context = self.schema.of(Scope.CONTEXT)
+        yield from read_shown_requests(sources.shown, sources.id_kind, (first_ms, last_ms), bid_of, context, sources.bounds)
 
     def _sampled_requests(self) -> Iterator[SampledRequest]:
         sources, sampling = self.sources, self.mapping.sampling

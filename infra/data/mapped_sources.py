@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from infra.clock import DAY_MS
+from infra.data.chosen_statistics import choose_statistics, names_alone, open_statistic
 from infra.data.columns import decode_numbers
 from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers
 from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times, times_of_constant
@@ -27,16 +28,20 @@ from infra.data.mapping_part import reject
 from infra.data.mapping_source import FeatureSource, Source
 from infra.data.rejections import Rejections
 from infra.data.shown_impressions import ShownRows
+from infra.data.shown_statistics import ShownStatistic, read_shown_log
 from infra.data.spool import SpoolBounds
 from infra.data.tables import FILE, ROW, LoadedTable, Tell, load_table
 from infra.data.text import cluster_embeddings
 from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import Id, IdKind
+from schemas.statistics import HOUR_MS, rate_details
 
 _KINDS_MAX = 64
 _WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
 _HELD_OUT_SHARE = 0.15
+_SHOWN_TIMES = 48  # at which rates of shown items are told, in a log of some days
+_TOGETHER_TIMES_MAX = 6  # each costs a decomposition
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class MappedSources:
         self.bounds, self._tell = bounds, tell
         self.rejections = Rejections()
         self._tables: dict[str, LoadedTable] = {}
-        self._statistics: dict[str, ItemStatistic] = {}
+        self._statistics: dict[str, ItemStatistic | ShownStatistic] = {}
 
     def table(self, source: Source) -> LoadedTable:
         """The rows of a section."""
@@ -203,12 +208,33 @@ class MappedSources:
     # --- items ---
 
     @cached_property
+    def shown_log(self) -> Interactions:
+        """Every row of [impressions] that names a user, an item and a time, with its outcomes as bits."""
+        assert self.shown is not None
+        return read_shown_log(self.shown, self.id_kind, self.item_rows.ids, self.bounds)
+
+    @cached_property
+    def items_per_request(self) -> float:
+        """Shown items of a request, about: of the first block of the log."""
+        block = next(self.shown_log.blocks(), None)
+        if block is None:
+            return 1.0
+        return len(block) / len(np.unique(np.stack([block.user_X, block.time_X]), axis=1)[0])
+
+    @cached_property
+    def item_features(self) -> Mapping[str, FeatureSource]:
+        """The features of [items], with the statistics of chosen_statistics.py."""
+        return {**self.mapping.items.features, **choose_statistics(self)}
+
+    @cached_property
     def features(self) -> tuple[Feature, ...]:
         """All features of the schema, the embedding last."""
-        mapping, roles = self.mapping, self.roles
+        mapping, roles, alone = self.mapping, self.roles, names_alone(self)
         kinds = {roles["sim_category"]: Kind.CATEGORICAL, roles["bid"]: Kind.NUMERIC}
         item = {}
-        for source, table_source in [(f, mapping.items) for f in mapping.items.features.values()] + self._history_features():
+        for source, table_source in [
+            (f, mapping.items) for name, f in self.item_features.items() if name not in alone
+        ] + self._history_features():
             item[source.name] = self._item_feature(source, table_source, kinds.get(source.name))
         found = list(item.values())
         found.append(Feature(mapping.embedding_name, Scope.ITEM, Kind.EMBEDDING, width=self.embeddings.width))
@@ -235,8 +261,10 @@ class MappedSources:
             return Feature(source.name, Scope.ITEM, Kind.EMBEDDING, **{"width": source.taken_together, **source.details})
         if source.from_behaviours:
             numbers = self._statistic(source).at(self.now_ms).astype(np.float64)
+            if source.rate is not None:
+                return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **{**rate_details(numbers), **source.details})
             details = infer_numbers(numbers[numbers >= 0], {"transform": Transform.LOG1P})
-            details |= {"default": 0.0} if source.count_days is not None else {}
+            details |= {"default": 0.0} if source.count_days is not None or source.count is not None else {}
             return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **{**details, **source.details})
         if source.clusters is not None:
             return Feature(source.name, Scope.ITEM, Kind.CATEGORICAL, **{"buckets": buckets_for(source.clusters), **source.details})
@@ -311,7 +339,7 @@ class MappedSources:
             by_name = {f.name: f for f in features}
             table = self.table(mapping.item_history)
             history = read_item_history(table, self.id_kind, rows.ids, by_name, self.history_known_after_ms, self.bounds)
-        statistics = {source.name: self._statistic(source) for source in mapping.items.features.values() if source.from_behaviours}
+        statistics = {source.name: self._statistic(source) for source in self.item_features.values() if source.from_behaviours}
         clusters = {source.name: self._clusters(source) for source in mapping.items.features.values() if source.clusters is not None}
         states = ItemStates(rows, features, self.now_ms, history, statistics, clusters)
         if states.changes_with_time and rows.table.has("time"):
@@ -321,11 +349,18 @@ class MappedSources:
             )
         return states
 
-    def _statistic(self, source: FeatureSource) -> ItemStatistic:
+    def _statistic(self, source: FeatureSource) -> ItemStatistic | ShownStatistic:
         """One for each feature: what it learnt as of one time serves the next."""
         if source.name not in self._statistics:
-            self._statistics[source.name] = ItemStatistic(source, self.positives, len(self.item_rows.ids), self.sample_times)
+            self._statistics[source.name] = open_statistic(self, source) if source.of_shown else self._item_statistic(source)
         return self._statistics[source.name]
+
+    def _item_statistic(self, source: FeatureSource) -> ItemStatistic:
+        times, log = self.sample_times, self.positives
+        if source.taken_together is not None and self.shown is not None:
+            log, step = self.history, -(-len(times) // _TOGETHER_TIMES_MAX)
+            times = times[::-1][::step][::-1]
+        return ItemStatistic(source, log, len(self.item_rows.ids), times)
 
     @cached_property
     def sample_times(self) -> list[int]:
@@ -334,7 +369,7 @@ class MappedSources:
         often as the evaluation is long."""
         first = int(self.positives.time_X[0]) if len(self.positives) else self.now_ms
         span, days = self.now_ms - first, self.mapping.items.every_days
-        usual = self.cut_ms() if self.shown is None else min(self.window_ms(), 7 * DAY_MS)
+        usual = self.cut_ms() if self.shown is None else min(self.window_ms(), 7 * DAY_MS, max(HOUR_MS, span // _SHOWN_TIMES))
         every = max(usual, span // 52) if days is None else round(days * DAY_MS)
         every = max(every, span // 400 + 1)
         return list(range(self.now_ms, first - every, -every))[::-1]

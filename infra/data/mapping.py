@@ -22,6 +22,7 @@ from infra.data.mapping_part import SAMPLED, Count, Number, Part, Texts, reject,
 from infra.data.mapping_source import COLUMNS, Column, FeatureSource, Source
 from schemas.errors import Misconfigured
 from schemas.limits import NAME_CHARS_MAX, TASKS_MAX
+from schemas.model.score import SHOWN
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 
@@ -154,8 +155,10 @@ class Impressions(Source):
     @classmethod
     def _require_names(cls, raw: Any) -> Any:
         for name in raw if isinstance(raw, Mapping) else ():
-            if not re.fullmatch(_OUTCOME_NAME, name) or name == "click":
-                raise ValueError(f"{name} is no name of an outcome: expected letters, digits and _, like buy, and not click")
+            if not re.fullmatch(_OUTCOME_NAME, name) or name in ("click", SHOWN):
+                raise ValueError(
+                    f"{name} is no name of an outcome: expected letters, digits and _, like buy, and neither click nor {SHOWN}"
+                )
         if isinstance(raw, Mapping) and len(raw) >= TASKS_MAX:
             raise ValueError(f"has {len(raw)} outcomes, expected at most {TASKS_MAX - 1}")
         return raw
@@ -286,4 +289,5 @@ def read_mapping(path: Path) -> DataMapping:
     except (OSError, ValueError) as error:
         raise reject(path, "", f"cannot be read as TOML: {error}") from error
     told = mapping.behaviours is not None or mapping.impressions is not None
+    told = told and mapping.impressions is None  # whose statistics mapped_sources.py chooses
     return mapping.model_copy(update={"path": path, "items": mapping.items.with_popularity() if told else mapping.items})

@@ -15,8 +15,10 @@ from infra.data.file_format import FileFormat
 from infra.data.mapping_part import Number, Part, Text, Texts
 from infra.data.where import Conditions
 from schemas.features import Kind, Transform
+from schemas.statistics import DAY_MS, HOUR_MS
 
 COLUMNS = Field((), validation_alias=AliasChoices("columns", "column"))
+_Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}[hd]$")]
 _AtLeastTwo = Annotated[int, Field(ge=2)]
 
 
@@ -88,6 +90,9 @@ class FeatureSource(Column):
     days_since       days since the item's "first" or "last" behaviour
     expected_days    how often the item will be taken in that many days, in percent of the average item (expected_takers.py)
     taken_together   a vector of that many numbers; items that the same users took have vectors that are near (taken_together.py)
+    rate             how often what was shown was clicked, or had this outcome; or which share of the item's behaviours is of this kind (schemas/statistics.py).
+                     `by`: of all items with the same value of that feature; `window`: in a time like "6h" or "7d" before
+    count            how often the item was "shown", or "taken" in a behaviour, or how often an outcome came; `by` and `window` as above
     clusters         the group of the item's embedding, of that many groups
 
     From `kind` on: fields of schemas.features.Feature that the mapping fixes. What it leaves open is inferred from the data.
@@ -99,6 +104,10 @@ class FeatureSource(Column):
     days_since: Literal["first", "last"] | None = None
     expected_days: Number | None = None
     taken_together: _AtLeastTwo | None = None
+    rate: Text | None = None
+    count: Text | None = None
+    by: Text | None = None
+    window: _Window | None = None
     clusters: _AtLeastTwo | None = None
     kind: Annotated[Kind, Field(strict=False)] | None = None
     buckets: int | None = None
@@ -116,6 +125,8 @@ class FeatureSource(Column):
             raise ValueError(f"{', '.join(DERIVED)} derive features of [items], one of them a feature")
         if "of" in self.model_fields_set and self.count_days is None:
             raise ValueError("of says what count_days counts; nothing else has it")
+        if (self.by or self.window) and not (self.rate or self.count):
+            raise ValueError("by and window belong to rate and count; nothing else has them")
         return self
 
     @property
@@ -126,7 +137,17 @@ class FeatureSource(Column):
     @property
     def from_behaviours(self) -> bool:
         """Whether it is derived from behaviours before a time, so that it changes with time."""
-        return any(way is not None for way in (self.count_days, self.days_since, self.expected_days, self.taken_together))
+        return any(getattr(self, way) is not None for way in DERIVED if way != "clusters")
+
+    @property
+    def of_shown(self) -> bool:
+        """Whether it is a rate or a count of shown_statistics.py."""
+        return self.rate is not None or self.count is not None
+
+    @property
+    def window_ms(self) -> int | None:
+        """The window in milliseconds; None: all that came before."""
+        return None if self.window is None else int(self.window[:-1]) * (HOUR_MS if self.window[-1] == "h" else DAY_MS)
 
     @property
     def is_derived(self) -> bool:
@@ -134,7 +155,7 @@ class FeatureSource(Column):
         return self.from_behaviours or self.clusters is not None
 
 
-DERIVED = ("count_days", "days_since", "expected_days", "taken_together", "clusters")
+DERIVED = ("count_days", "days_since", "expected_days", "taken_together", "rate", "count", "clusters")
 DETAILS = ("buckets", "transform", "mean", "scale", "default", "width", "realtime")
 
 

@@ -45,8 +45,12 @@ class ShownRows:
 
     def outcomes_of(self, rows: LoadedRows) -> list[list[str]]:
         """The names of what came of each of some rows, beside the click."""
-        flag_NR = {name: self._flags(rows, OUTCOME + name).tolist() for name in self.outcomes}
+        flag_NR = {name: came_R.tolist() for name, came_R in self.flags_of(rows).items()}
         return [[name for name in self.outcomes if flag_NR[name][row]] for row in range(len(rows))]
+
+    def flags_of(self, rows: LoadedRows) -> dict[str, np.ndarray]:
+        """Whether each outcome beside the click came of each of some rows, [R] bool by name."""
+        return {name: self._flags(rows, OUTCOME + name) for name in self.outcomes}
 
     def by_request(self, users_max: int, tell: Callable[[LoadedRows], Iterable[T]]) -> list[list[T]]:
         """What `tell` says of each row, together by request, of the first users of the file: what doubts are judged by."""
@@ -87,25 +91,30 @@ class ShownRows:
 
 
 def read_shown_requests(
-    shown: ShownRows, kind: IdKind, now_ms: int, bids: Mapping[Id, float], context: Sequence[Feature], bounds: SpoolBounds
+    shown: ShownRows,
+    kind: IdKind,
+    period_ms: tuple[int, int],
+    bids: Mapping[Id, float],
+    context: Sequence[Feature],
+    bounds: SpoolBounds,
 ) -> Iterator[ImpressionRecord]:
-    """The requests before `now_ms` in order of time. `bids` serves rows that tell none; an item of neither has the bid 1."""
+    """The requests of a period, [first, last) in ms, in order of time. `bids` serves rows that tell none; an item of neither has the bid 1."""
     table = shown.table
     columns = table.spool.schema.names
     found = read_interactions(table, kind, (), bounds, columns)
     schema = pa.schema([(name, pa.float64() if name == _POSITION else pa.int64()) for name in _SORTED])
     for name in columns:
         schema = schema.append(table.spool.schema.field(name))
-    by_request = sort_rows(_requests_of(shown, found, now_ms, schema), schema, [_USER, _REQUEST], bounds)
+    by_request = sort_rows(_requests_of(shown, found, period_ms, schema), schema, [_USER, _REQUEST], bounds)
     in_order = sort_rows(_with_first(by_request), schema, [_FIRST, _POSITION], bounds)
     for rows in _whole_requests(in_order):
         yield from _records(shown, table.rows(rows), found, bids, context)
 
 
-def _requests_of(shown: ShownRows, found: Interactions, now_ms: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows before a time, oldest first, each with its request, its position and its own number."""
+def _requests_of(shown: ShownRows, found: Interactions, period_ms: tuple[int, int], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a period, oldest first, each with its request, its position and its own number."""
     assert found.rows is not None
-    for first, block in found.rows.blocks(0, found.before(now_ms)):
+    for first, block in found.rows.blocks(*map(found.before, period_ms)):
         rows = shown.table.rows(block)
         number_R = np.arange(first, first + len(rows))
         position_R = np.nan_to_num(decode_numbers(rows.array("position")), nan=np.inf) if rows.has("position") else number_R.astype(float)

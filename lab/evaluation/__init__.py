@@ -8,6 +8,6 @@ world_truth.py            the world's held-out users and their measures
 tables.py                 the figures made of cells; bits.py: how many bits a signature needs
 costs.py                  the cost of Table 3, of Algorithm 1, and of training rows that are not grouped
 program.py                one run of `aif eval tables`; cli.py: the commands; report.py, pictures.py, data_section.py: its report
-mapped_data.py            one run of `aif eval data`
+mapped_data.py            one run of `aif eval data`; plain_scores.py: scores without a network, which the model has to beat
 drift.py                  one run of `aif eval online`, a follower in a world that moves; live_bench.py: the same with processes
 """

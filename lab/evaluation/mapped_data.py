@@ -7,6 +7,7 @@ A history is as long here as SimTier reads it, because much of what frequent buy
 
     popularity   what the catalogue calls popularity: positives of the last days, or clicks times bid
     repeats      how often the user met the item before; among equals, popularity
+    others       plain_scores.py
 
 The figures are those of DATA, below. Each measure has `_low` and `_high`, the bounds of its 95% interval over users.
 
@@ -14,6 +15,7 @@ Arrays: U users, C candidates (padded), T tasks.
 """
 
 import datetime as dt
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import DataMapping, read_mapping
 from infra.figures import Figures
 from infra.progress import counted, open_progress, tell_parts
+from lab.evaluation.plain_scores import log_scores, shown_labels, shown_places, shown_scores
 from lab.figures.declared import read_bench
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
@@ -39,7 +42,7 @@ from streams.training.bootstrap import Bootstrap
 from streams.training.histories import fold_users
 from streams.training.impressions import TrainingSet, join_table
 from streams.training.item_table import build_item_table
-from streams.training.metrics import UserValues, expected_aucs, recalls_at_k
+from streams.training.metrics import UserValues, expected_aucs, recalls_at_k, user_aucs
 from streams.training.model_file import apply_choices, default_spec
 from streams.training.questions import ask, score_tasks
 from streams.training.similarity_start import new_network
@@ -50,7 +53,8 @@ DATA = read_bench("eval data")
 PAIRS_AT_ONCE = 2_000_000  # candidates whose measures are taken together
 CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each
 SEEN_OFTEN = 4  # how many times a request may be learnt without a warning; beyond, the network overfits and recall falls
-MODEL = "aif"
+MODEL, BEST = "aif", "best_plain"  # best_plain: the best plain score of each measure
+SHOWN_GAUC = "gauc_shown"
 _W_HASH_SEED = 0  # models of other seeds are compared under the same hashing
 _DRAWN: dict[str, Any] = {"outcomes": 1.0, "soft_labels": False}
 LOSSES: Mapping[str, Mapping[str, Any]] = {  # choices of [train]
@@ -124,7 +128,7 @@ def run_data(options: DataOptions) -> Figures:
         torch.manual_seed(chosen.seed)
         for doubt in find_doubts(catalogue.sources):
             say(f"warning: {doubt}")
-        network, data = _join(catalogue, options, chosen, progress)
+        network, data, later = _join(catalogue, options, chosen, progress)
         chosen = chosen.with_steps(len(data))
         if mapping.impressions is None and (times := chosen.steps * chosen.batch_requests / max(1, len(data))) > SEEN_OFTEN:
             say(f"warning: {len(data):,} sampled requests are few: each is learnt {times:.0f} times; a shorter window_days gives more")
@@ -132,10 +136,16 @@ def run_data(options: DataOptions) -> Figures:
         report = fit(network, data, chosen, lambda share: progress.update(task, completed=round(100 * share)))
         progress.update(task, completed=100)
         evaluation = catalogue.evaluation()
-        measured = _measure_all(network, data, evaluation, progress)
+        measured = _measure_all(network, catalogue, data, evaluation, progress)
+        shown = _measure_shown(network, data, later, progress) if len(later) else {}
     told = {"directory": options.directory.name, "mapping": options.mapping.name, "hash_bits": network.spec.hash_bits}
     figures = Figures(DATA, told | _period(catalogue) | chosen.to_dict())
-    add_data_figures(figures, catalogue.name, measured)
+    best: dict[str, str] = {}
+    for of_users in (shown, measured):  # where there are impressions, the order of what was shown comes first
+        if of_users:
+            best |= add_data_figures(figures, catalogue.name, of_users)
+    for warning in judge(figures, catalogue.name, best):
+        say(f"warning: {warning}")
     figures.add(f"{catalogue.name}.users", len(evaluation.users))
     figures.add(f"{catalogue.name}.requests", len(data))
     figures.add(f"{catalogue.name}.aif.fit_s", report.seconds)
@@ -146,8 +156,10 @@ def run_data(options: DataOptions) -> Figures:
     return figures
 
 
-def _join(catalogue: MappedCatalogue, options: DataOptions, chosen: TrainChoices, progress: Progress) -> tuple[AifNetwork, TrainingSet]:
-    """An untrained network of the catalogue's spec, and the training set."""
+def _join(
+    catalogue: MappedCatalogue, options: DataOptions, chosen: TrainChoices, progress: Progress
+) -> tuple[AifNetwork, TrainingSet, TrainingSet]:
+    """An untrained network of the catalogue's spec, the training set, and the impressions of the period that is measured, over the same items and users."""
     named = {} if options.hash_bits is None else {"hash_bits": options.hash_bits}
     spec = apply_choices(default_spec(catalogue.schema), {**catalogue.model, **named})
     network = new_network(spec, _W_HASH_SEED, chosen.start)
@@ -156,16 +168,42 @@ def _join(catalogue: MappedCatalogue, options: DataOptions, chosen: TrainChoices
         spec, network.w_hash_KM, counted(catalogue.items(), progress, "items"), counted(catalogue.new_items(), progress, "new items"), None
     )
     users = fold_users(counted(catalogue.users(), progress, "users"), counted(catalogue.behaviours(), progress, "behaviours"))
-    return network, join_table(spec, items, users, counted(catalogue.impressions(), progress, "impressions"))
+    impressions = itertools.chain(catalogue.impressions(), catalogue.shown_later())
+    whole = join_table(spec, items, users, counted(impressions, progress, "impressions"))
+    is_later_Q = whole.time_Q >= catalogue.sources.now_ms
+    return network, whole.take(np.flatnonzero(~is_later_Q)), whole.take(np.flatnonzero(is_later_Q))
 
 
-def _measure_all(network: AifNetwork, data: TrainingSet, evaluation: Evaluation, progress: Progress) -> dict[str, dict[str, UserValues]]:
+def _measure_all(
+    network: AifNetwork, catalogue: MappedCatalogue, data: TrainingSet, evaluation: Evaluation, progress: Progress
+) -> dict[str, dict[str, UserValues]]:
     """Every measure of every score, by the score's name; the bar shows the model's scores, which take nearly all of the time."""
     candidates = collect_candidates(evaluation)
     task = progress.add_task("percent of the candidates scored", total=100)
     scores = plain_scores(candidates)
+    scores |= log_scores(catalogue, evaluation, candidates.ids_UC, scores["repeats"] - candidates.met_UC)
     scores[MODEL] = model_scores(network, data, evaluation, candidates, lambda share: progress.update(task, completed=round(100 * share)))
     return {name: measure(candidates, scores_UC, evaluation.k) for name, scores_UC in scores.items()}
+
+
+def _measure_shown(network: AifNetwork, data: TrainingSet, later: TrainingSet, progress: Progress) -> dict[str, dict[str, UserValues]]:
+    """GAUC over the items that each user was shown in the measured period, by score and measure: of the click and of each outcome, of which the model has a
+    task. What is known of items and users is that of the evaluation time; the context and the time are those of each request."""
+    task = progress.add_task("percent of the shown items scored", total=100)
+    known_QC = shown_places(later)
+    user_X = np.broadcast_to(later.user_Q[:, None], known_QC.shape)[known_QC]
+    labels, tasks = shown_labels(later), list(data.spec.tasks)
+    by_task = shown_scores(data, later)
+    logits_QCT = score_tasks(
+        network, later, network.spec.simtier_behaviours, lambda share: progress.update(task, completed=round(100 * share))
+    )
+    found: dict[str, dict[str, UserValues]] = {}
+    for name, label_X in labels.items():
+        scores = by_task[name] | {MODEL: logits_QCT[..., tasks.index(name)][known_QC]}
+        measure_name = SHOWN_GAUC if name == tasks[0] else f"{SHOWN_GAUC}_{name}"
+        for score, score_X in scores.items():
+            found.setdefault(score, {})[measure_name] = user_aucs(user_X, score_X, label_X)
+    return found
 
 
 def _period(catalogue: MappedCatalogue) -> dict[str, str]:
@@ -233,8 +271,8 @@ def _measure_block(candidates: Candidates, scores_UC: np.ndarray, k: int) -> dic
     }
 
 
-def add_data_figures(figures: Figures, name: str, measured: Mapping[str, Mapping[str, UserValues]]) -> None:
-    """Adds every measure of every score with its interval, and the model's gain over the best plain score of each measure.
+def add_data_figures(figures: Figures, name: str, measured: Mapping[str, Mapping[str, UserValues]]) -> dict[str, str]:
+    """Adds every measure of every score with its interval, and the model's gain over the best plain score of each measure, whose name it returns by measure.
 
     The best plain score is chosen on the users that are measured, so a gain is never overstated by the choice.
     """
@@ -242,7 +280,22 @@ def add_data_figures(figures: Figures, name: str, measured: Mapping[str, Mapping
     for score, measures in measured.items():
         for measure_name, values in measures.items():
             figures.add_interval(f"{name}.{score}.{measure_name}", bootstrap.interval(values))
+    found: dict[str, str] = {}
     for measure_name, ours in measured[MODEL].items():
-        plain = [measures[measure_name] for score, measures in measured.items() if score != MODEL]
-        best = max(plain, key=lambda values: values.mean())
-        figures.add_interval(f"{name}.{MODEL}.{measure_name}_gain", bootstrap.difference(ours, best))
+        plain = {score: measures[measure_name] for score, measures in measured.items() if score != MODEL and measure_name in measures}
+        found[measure_name] = max(plain, key=lambda score: np.nan_to_num(plain[score].mean(), nan=-1.0))
+        figures.add_interval(f"{name}.{BEST}.{measure_name}", bootstrap.interval(plain[found[measure_name]]))
+        figures.add_interval(f"{name}.{MODEL}.{measure_name}_gain", bootstrap.difference(ours, plain[found[measure_name]]))
+    return found
+
+
+def judge(figures: Figures, name: str, best: Mapping[str, str]) -> list[str]:
+    """One sentence for each measure in which the model does not beat the best plain score: the first thing that a user should read."""
+    found = []
+    for measure_name, score in best.items():
+        ours, theirs = (figures.value(f"{name}.{of}.{measure_name}") for of in (MODEL, BEST))
+        gain, low, high = (figures.value(f"{name}.{MODEL}.{measure_name}_gain{end}") for end in ("", "_low", "_high"))
+        if low is None or not low > 0:
+            told = f"{ours:.4f} against {theirs:.4f}, a gain of {gain:+.4f} [{low:+.4f}, {high:+.4f}]"
+            found.append(f"THE MODEL DOES NOT BEAT {score} in {measure_name}: {told}")
+    return found

@@ -2,6 +2,7 @@
 
     ecpm                        click * bid
     click                       click
+    click * shown               the catalogue: how likely an item is shown at all, times how likely it is then clicked
     click * buy^0.5 * bid       any tasks of the model and `bid`, each at most once, each with an exponent above 0 if it is not 1
 
 Here: the formula as data, and its value on torch tensors or NumPy arrays. Not here: the probabilities (network.py).
@@ -17,6 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 BID = "bid"
+SHOWN = "shown"  # the task that distinguishes shown items from the rest of the catalogue
+# Its log-odds lie so far below those among a fit's few drawn negatives. There the likeliest items are nearly certain to be shown, and a product of
+# probabilities could not order them; this low a probability is proportional to the odds.
+SHOWN_OFFSET = 7.0
 _NAMED = {"ecpm": (("click", 1.0), (BID, 1.0)), "click": (("click", 1.0),)}
 _TERM = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\^([0-9]+(?:\.[0-9]+)?))?")
 EXPONENT_MAX = 8.0

@@ -25,7 +25,7 @@ from schemas.limits import (
     TIERS_MAX,
     WIDTH_MAX,
 )
-from schemas.model.score import BID, Terms, decode_rank_by
+from schemas.model.score import BID, SHOWN, Terms, decode_rank_by
 
 # Least and most of each size: what is outside makes no network, or one that no machine holds.
 _BOUNDS: Mapping[str, tuple[int, int]] = {
@@ -54,7 +54,8 @@ class ModelSpec:
     tier_edges          lower edges of the N - 1 upper tiers in LSH similarity (Eq. 9), ascending; tier 0 is below the first
     din                 "centred" = sum((2 sim - 1) V) / l; "raw" = the sum of Eq. 8 as printed
     rank_by             "ecpm" = y * bid; "click" = y; or a product of tasks and the bid, "click * buy^0.5 * bid" (score.py)
-    tasks               names of the head's outputs; the first is the click, the others are outcomes of an impression
+    tasks               names of the head's outputs; the first is the click, the others are outcomes of an impression, or `shown`: whether an item of the
+                        catalogue is shown at all
     recency             scales, in behaviours, at which Eq. 1 sees how many newer behaviours the user has (behaviour_codes.py); () = it does not
     """
 
@@ -117,6 +118,11 @@ class ModelSpec:
         """The factors of the score; `ecpm` and `click` mean the first task, whatever its name."""
         terms = decode_rank_by(self.rank_by)
         return tuple((self.tasks[0] if self.rank_by in ("ecpm", "click") and name != BID else name, e) for name, e in terms)
+
+    @property
+    def shown_task(self) -> int | None:
+        """The place of the task `shown` among the tasks beside the click; None without one."""
+        return self.tasks.index(SHOWN) - 1 if SHOWN in self.tasks[1:] else None
 
     @property
     def signature_bytes(self) -> int:

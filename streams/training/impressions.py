@@ -25,6 +25,7 @@ from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewI
 from schemas.features import Scope, encode_features
 from schemas.ids import Id
 from schemas.model.inputs import Behaviours, CandidateRows, FeatureTensors, UserInputs, map_tensors
+from schemas.model.score import SHOWN
 from schemas.model.spec import ModelSpec
 from schemas.users import UserHistory
 from streams.training.histories import Histories, build_histories, fold_users
@@ -85,6 +86,30 @@ class TrainingSet:
             clicked_BC=torch.from_numpy(self.clicked_QC[requests]),
             outcomes_BCT=torch.from_numpy(self.outcomes_QCT[requests]),
             mask_BC=rows_BC != NOT_AN_ITEM,
+            shown_BC=rows_BC != NOT_AN_ITEM,
+        )
+
+    def with_negatives(self, batch: Batch, requests: np.ndarray, chance: np.random.Generator, negatives: int) -> Batch:
+        """The batch of these requests with `negatives` places more for each place: items of the catalogue, drawn uniformly, as of the request's time. Places
+        beside padding, and of items that did not exist then, stay empty."""
+        places_BC = batch.mask_BC.numpy()
+        free_BN = np.repeat(places_BC, negatives, axis=1)
+        item_BN = np.where(free_BN, chance.integers(0, len(self.items.begin_I), free_BN.shape), NOT_AN_ITEM)
+        row_BN = torch.from_numpy(self.items.rows_as_of(item_BN, np.broadcast_to(self.time_Q[requests][:, None], item_BN.shape)))
+
+        def widen(tensor: Tensor, fill: float) -> Tensor:
+            return torch.cat([tensor, tensor.new_full((len(tensor), free_BN.shape[1], *tensor.shape[2:]), fill)], dim=1)
+
+        assert batch.outcomes_BCT is not None
+        return dataclasses.replace(
+            batch,
+            rows_BC=torch.cat([batch.rows_BC, row_BN], dim=1),
+            bid_BC=widen(batch.bid_BC, 1.0),
+            teacher_BC=widen(batch.teacher_BC, np.nan),
+            clicked_BC=widen(batch.clicked_BC, 0.0),
+            outcomes_BCT=widen(batch.outcomes_BCT, 0.0),
+            mask_BC=torch.cat([batch.mask_BC, row_BN != NOT_AN_ITEM], dim=1),
+            shown_BC=widen(batch.mask_BC, False),
         )
 
     def _users(self, requests: np.ndarray, behaviours_max: int) -> tuple[UserInputs, Tensor]:
@@ -237,5 +262,6 @@ class _Columns:
         """Whether each of `tasks` came of each shown item, float32 [Q, C, T]."""
         nothing_QC0 = np.zeros((*self._used_QC.shape, 0), np.float32)
         return np.concatenate(
-            [nothing_QC0, *(self.numbers(partial(lambda t, s: t in s.outcomes, task), 0.0)[..., None] for task in tasks)], axis=2
+            [nothing_QC0, *(self.numbers(partial(lambda t, s: t == SHOWN or t in s.outcomes, task), 0.0)[..., None] for task in tasks)],
+            axis=2,
         )

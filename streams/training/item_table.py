@@ -10,6 +10,7 @@ Arrays: R rows, I items, Q realtime features, M multimodal width, W signature by
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,17 @@ class ItemTable:
     signatures_RW: torch.Tensor
     has_signature_R: torch.Tensor
     multimodal_RM: np.ndarray
+
+    @cached_property
+    def distinct_inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows whose inputs of the item half differ from those of the row before, the place of each row among these): a version that changes statistics
+        alone has the same vector."""
+        differs_R = torch.zeros(len(self.version_R), dtype=torch.bool)
+        differs_R[:1] = True
+        for tensor in (self.inputs.categorical, self.inputs.numeric, self.inputs.bags, self.inputs.embeddings):
+            flat = tensor.reshape(len(tensor), -1)
+            differs_R[1:] |= (flat[1:] != flat[:-1]).any(dim=1)
+        return torch.nonzero(differs_R).flatten(), differs_R.cumsum(0) - 1
 
     def items_of(self, ids: Sequence[Id]) -> np.ndarray:
         """Item numbers, NOT_AN_ITEM for an unknown id: int64 [len(ids)]."""

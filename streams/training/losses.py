@@ -32,13 +32,19 @@ _SCORE_MAX = 1e30  # an eCPM over a tiny bid is cut here, so that the sum over a
 @dataclass(frozen=True, slots=True)
 class Labels:
     """The labels of B requests: bid, teacher's eCPM (NaN where there is none) and click, float32 [B, C] each; which places hold an item, bool; other
-    outcomes float32 [B, C, T], None if there are none."""
+    outcomes float32 [B, C, T], None if there are none; which places hold an item that was shown, bool, None if all do."""
 
     bid_BC: Tensor
     teacher_BC: Tensor
     clicked_BC: Tensor
     mask_BC: Tensor
     outcomes_BCT: Tensor | None = None
+    shown_BC: Tensor | None = None
+
+    @property
+    def shown_mask(self) -> Tensor:
+        """Places of items that were shown, bool [B, C]: all but those of drawn negatives."""
+        return self.mask_BC if self.shown_BC is None else self.mask_BC & self.shown_BC
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +58,34 @@ class LossValues:
 
 
 def batch_losses(
-    weights: TrainChoices, logits_BC: Tensor, labels: Labels, rank_by: str, outcome_logits_BCT: Tensor | None = None
+    weights: TrainChoices,
+    logits_BC: Tensor,
+    labels: Labels,
+    rank_by: str,
+    outcome_logits_BCT: Tensor | None = None,
+    shown_task: int | None = None,
 ) -> LossValues:
     """The losses of click logits and of those of the other tasks. The bid enters COPR as it enters `rank_by`: a model that ranks by click is taught
-    the order of the teacher's click probabilities, in which bids have no part."""
+    the order of the teacher's click probabilities, in which bids have no part. `shown_task` is the place of the task `shown` among the other tasks."""
     nothing = logits_BC.new_zeros(())
     copr = click = softmax = outcomes = nothing
+    shown_BC = labels.shown_mask
     if weights.copr:
         exponent = bid_exponent(rank_by)
         bid_BC = labels.bid_BC**exponent
-        copr = copr_loss(logits_BC, bid_BC, label_gains(teacher_scores(labels, exponent), labels.clicked_BC, bid_BC), labels.mask_BC)
+        copr = copr_loss(logits_BC, bid_BC, label_gains(teacher_scores(labels, exponent), labels.clicked_BC, bid_BC), shown_BC)
     if weights.click:
         target_BC = teacher_clicks(labels) if weights.soft_labels else labels.clicked_BC
-        click = click_loss(logits_BC, target_BC, labels.mask_BC)
+        click = click_loss(logits_BC, target_BC, shown_BC)
     if weights.softmax:
-        softmax = softmax_loss(logits_BC, labels.clicked_BC, labels.mask_BC)
+        softmax = softmax_loss(logits_BC, labels.clicked_BC, shown_BC)
     total = weights.copr * copr + weights.click * click + weights.softmax * softmax
-    if outcome_logits_BCT is not None and labels.outcomes_BCT is not None and outcome_logits_BCT.shape[-1] and weights.outcomes:
-        by_task = zip(outcome_logits_BCT.unbind(-1), labels.outcomes_BCT.unbind(-1), strict=True)
-        outcomes = torch.stack([click_loss(of_task_BC, came_BC, labels.mask_BC) for of_task_BC, came_BC in by_task]).sum()
-        total = total + weights.outcomes * outcomes
+    if outcome_logits_BCT is not None and labels.outcomes_BCT is not None:
+        for task, (of_task_BC, came_BC) in enumerate(zip(outcome_logits_BCT.unbind(-1), labels.outcomes_BCT.unbind(-1), strict=True)):
+            weight, counted_BC = (weights.shown, labels.mask_BC) if task == shown_task else (weights.outcomes, shown_BC)
+            if weight:
+                loss = click_loss(of_task_BC, came_BC, counted_BC)
+                outcomes, total = outcomes + loss, total + weight * loss
     return LossValues(total, copr, click, outcomes)
 
 

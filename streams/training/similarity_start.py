@@ -20,6 +20,7 @@ from schemas.features import Kind
 from schemas.model.item_half import ItemHalf
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
+from schemas.model.score import SHOWN_OFFSET
 from schemas.model.spec import ModelSpec
 
 _OTHERS = 0.3  # the random start of P_u for profile and Eq. 3 is scaled by this; at full size it would drown the mean similarity
@@ -28,9 +29,18 @@ _OTHERS = 0.3  # the random start of P_u for profile and Eq. 3 is scaled by this
 def new_network(spec: ModelSpec, w_hash_seed: int, start: str) -> AifNetwork:
     """A network with random weights; `start` is that of TrainChoices. Without a multimodal embedding there is no W_hash."""
     network = AifNetwork(spec, make_w_hash(w_hash_seed, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
+    if spec.shown_task is not None:
+        _start_shown(network)
     if start == "similarity":
         start_from_similarity(network)
     return network
+
+
+@torch.no_grad()
+def _start_shown(network: AifNetwork) -> None:
+    """The task `shown` starts where a fit expects it."""
+    last = [layer for layer in network.head.modules() if isinstance(layer, nn.Linear)][-1]
+    last.bias[1 + (network.spec.shown_task or 0)] -= SHOWN_OFFSET
 
 
 @torch.no_grad()

@@ -39,6 +39,8 @@ from infra.clock import DAY_MS
 from schemas.errors import Misconfigured
 from schemas.model.inputs import UserInputs, map_tensors
 from schemas.model.network import AifNetwork
+from schemas.model.score import SHOWN_OFFSET
+from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.training.adam import Adam
 from streams.training.impressions import Batch, TrainingSet
@@ -98,10 +100,16 @@ def task_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_RD
     return torch.cat(parts)[torch.cat(groups).argsort()]
 
 
+def _offsets(spec: ModelSpec) -> Tensor:
+    """What the loss adds to the logits of the tasks beside the click, [T - 1]."""
+    return torch.tensor([SHOWN_OFFSET if place == spec.shown_task else 0.0 for place in range(len(spec.tasks) - 1)])
+
+
 @torch.no_grad()
 def item_vectors(network: AifNetwork, data: TrainingSet) -> Tensor:
     """Async vectors of every item row [R, D], without gradient."""
-    return network.item_rows(data.items.inputs)[0]
+    distinct_R, place_R = data.items.distinct_inputs
+    return network.item_rows(map_tensors(data.items.inputs, lambda t: t[distinct_R]))[0][place_R]
 
 
 @dataclass(frozen=True)
@@ -132,8 +140,12 @@ class Learner:
     def take_step(self, data: TrainingSet, requests: np.ndarray, vectors_RD: Tensor, rate: float) -> Learnt:
         """One step from the requests with these numbers, [B], at `rate` times the learning rate."""
         batch = data.batch(requests, self.chosen.behaviours_max)
+        shown_task = self.network.spec.shown_task
+        if shown_task is not None:
+            batch = data.with_negatives(batch, requests, self._chance, self.chosen.negatives)
         logits_BCT = self._logits(self.network, data, batch, vectors_RD)
-        losses = batch_losses(self.chosen, logits_BCT[..., 0], batch, self.network.spec.rank_by, logits_BCT[..., 1:])
+        others_BCT = logits_BCT[..., 1:] + _offsets(self.network.spec)
+        losses = batch_losses(self.chosen, logits_BCT[..., 0], batch, self.network.spec.rank_by, others_BCT, shown_task)
         self._optimiser.zero_grad()
         losses.total.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), GRADIENT_NORM_MAX)
@@ -142,7 +154,7 @@ class Learner:
             self._optimiser.learning_rate = self.chosen.learning_rate * rate
             self._optimiser.step()
         total, copr, click = (float(loss.detach()) for loss in (losses.total, losses.copr, losses.click))
-        return Learnt(logits_BCT[..., 0].detach().numpy(), batch.clicked_BC.numpy(), batch.mask_BC.numpy(), total, copr, click, applied)
+        return Learnt(logits_BCT[..., 0].detach().numpy(), batch.clicked_BC.numpy(), batch.shown_mask.numpy(), total, copr, click, applied)
 
     def state(self, step: int, about: Mapping[str, Any]) -> TrainerState:
         """What `restore` goes on from."""

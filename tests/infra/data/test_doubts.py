@@ -81,29 +81,6 @@ def test_behaviours_that_are_the_clicks_with_an_earlier_clock_are_named(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("request_cell", "grouped", "words"),
-    [
-        ("r{n}", 'request = "request"', ""),
-        (
-            "r{n}-{click}",
-            'request = "request"',
-            "only 0% of the requests of [impressions] with a click also hold an item without one (50% of",
-        ),
-        ("", "", "with a click also hold an item without one (100% of all hold one row)"),
-        ("", "request = { column = \"at\", pattern = '^(\\d{7})' }", ""),
-    ],
-)
-def test_requests_that_hold_clicks_alone_are_named(tmp_path: Path, request_cell: str, grouped: str, words: str) -> None:
-    """Three items of a request, one of them clicked: with an id for all, with one that tells the click, and with none and a time each."""
-    rows = []
-    for n in range(200):
-        for k in range(3):
-            click = int(k == n % 3)
-            rows.append(f"{request_cell.format(n=n, click=click)},u{n % 9},i{(n + k) % 7},{1_700_000_000 + 40_000 * n + k},{click}\n")
-    check_doubts(tmp_path, words, SHOWN + grouped, shown="request,user,item,at,clicked\n" + "".join(rows))
-
-
-@pytest.mark.parametrize(
     ("cells", "column", "words"),
     [
         (lambda n: f'"{n},{n % 90 + 10}"', '"price"', """its cells are numbers like '0,10'; write { column = "price", decimal = "," }"""),

@@ -15,7 +15,7 @@ from infra.kafka.reader import read_topic
 from schemas.errors import AifError
 from schemas.events import RECORDS, decode_record
 from schemas.features import decode_feature_schema
-from schemas.train_choices import FOR_MAPPED_DATA
+from schemas.train_choices import FOR_SHOWN
 from streams.training.model_file import read_train_choices
 from tests.infra.aif_command import run_aif
 from tests.infra.data.shops import write_items, write_number_shop, write_text_shop
@@ -57,9 +57,9 @@ def test_the_model_file_holds_the_schema_and_the_choices(tmp_path: Path) -> None
     report = _run(str(tmp_path), "--mapping", str(mapping), "--dry-run", "--model-out", str(tmp_path / "new" / "model.json"))
     written = json.loads((tmp_path / "new" / "model.json").read_text())
     assert decode_feature_schema(written["schema"]).fingerprint == report["schema"]["fingerprint"]
-    assert written["model"] == {"rank_by": "ecpm", "hash_bits": 256}
-    with_bids = dataclasses.replace(FOR_MAPPED_DATA, click=1.0)  # what is multiplied with a bid has to be a probability
-    assert read_train_choices(tmp_path / "new" / "model.json") == with_bids
+    assert written["model"] == {"rank_by": "click * shown * bid", "hash_bits": 256, "tasks": ["click", "shown"]}
+    of_shown = dataclasses.replace(FOR_SHOWN, batch_requests=25)  # of eight items each
+    assert read_train_choices(tmp_path / "new" / "model.json") == of_shown
 
 
 @pytest.mark.usefixtures("prefix")

@@ -276,8 +276,10 @@ def test_changes_are_such_that_a_score_can_tell(tmp_path: Path) -> None:
 def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: MappedCatalogue) -> None:
     schema = number_shop.schema
     assert schema.id_kind is IdKind.INT64 and schema.mm_width == NUMBER_WIDTH
-    assert [f.kind for f in schema.of(Scope.ITEM)] == [Kind.CATEGORICAL, Kind.NUMERIC, Kind.BAG, Kind.NUMERIC, Kind.EMBEDDING]
-    assert schema.item("bid").default == pytest.approx(0.1 * 31, abs=0.11) and number_shop.model["rank_by"] == "ecpm"
+    told = [f for f in schema.of(Scope.ITEM) if f.name not in ("rate_click", "shown", "shown_1d", "shown_7d")]
+    assert [f.kind for f in told] == [Kind.CATEGORICAL, Kind.NUMERIC, Kind.BAG, Kind.EMBEDDING]
+    assert len(told) + 4 == len(schema.of(Scope.ITEM)), "rates and counts of what was shown are there by default"
+    assert schema.item("bid").default == pytest.approx(0.1 * 31, abs=0.11) and number_shop.model["rank_by"] == "click * shown * bid"
     assert len(list(number_shop.new_items())) == NUMBER_ITEMS - 1
     records = list(number_shop.impressions())
     assert 200 < len(records) < 300
@@ -380,7 +382,7 @@ time = { column = "at", time_unit = "s" }\nclicked = "click"\nposition = { colum
     catalogue = _open(tmp_path / "shop.toml")
     told = [(r.time_ms, [(s.item_id, s.clicked, s.outcomes) for s in r.items]) for r in catalogue.impressions()]
     assert told[0] == (100_000, [("a", True, ["buy"]), ("b", False, ["buy"])])
-    assert told[1] == (200_000, [("c", True, []), ("b", False, [])]) and catalogue.model["tasks"] == ("click", "buy")
+    assert told[1] == (200_000, [("c", True, []), ("b", False, [])]) and catalogue.model["tasks"] == ("click", "buy", "shown")
     assert [r.reason for r in catalogue.rejections.named] == ["no usable flag, taken as false: column 'bought' is empty"]
     (tmp_path / "shop.toml").write_text(text + '[model]\ntasks = ["click", "pay"]\n')
     with pytest.raises(Misconfigured, match=r"\[model\] tasks names 'pay', which no column of \[impressions\.outcomes\] tells"):

@@ -111,7 +111,10 @@ def test_how_to_train_is_checked_when_the_mapping_is_read(tmp_path: Path, line: 
         (ITEMS, []),  # nobody did anything
         (ITEMS + LOG, ["taken_28"]),
         (ITEMS + '[items.features]\nprice = "price"\n' + LOG, ["price", "taken_28"]),
-        (ITEMS + '[impressions]\nfile = "log.csv"\nuser = "user"\nitem = "item"\nrequest = "page"\nclicked = "clicked"\n', ["taken_28"]),
+        (
+            ITEMS + '[impressions]\nfile = "log.csv"\nuser = "user"\nitem = "item"\nrequest = "page"\nclicked = "clicked"\n',
+            [],
+        ),  # chosen later
         (ITEMS + '[items.features]\nlast = { days_since = "last" }\n' + LOG, ["last"]),
         (ITEMS + '[items.features]\ntaken_28 = "sales"\n' + LOG, ["taken_28"]),
         (ITEMS + "popularity = false\n" + LOG, []),

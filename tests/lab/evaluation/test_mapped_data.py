@@ -15,6 +15,7 @@ from lab.evaluation.mapped_data import (
     DataOptions,
     add_data_figures,
     collect_candidates,
+    judge,
     measure,
     model_scores,
     plain_scores,
@@ -28,7 +29,7 @@ from schemas.train_choices import TrainChoices
 from streams.training.impressions import join_events
 from streams.training.metrics import UserValues
 from streams.training.questions import ask, score_tasks
-from tests.infra.data.shops import write_text_shop
+from tests.infra.data.shops import write_number_shop, write_text_shop
 from tests.streams.training.shop import shop
 
 
@@ -100,6 +101,29 @@ def test_the_gain_is_over_the_best_plain_score_of_each_measure() -> None:
     assert figures.value("shop.aif.gauc_gain") == pytest.approx(0.05) and figures.value("shop.aif.gauc_low") == pytest.approx(0.75)
 
 
+def test_a_model_that_is_not_better_than_a_plain_score_is_named_with_the_score() -> None:
+    def users(value: float) -> dict[str, UserValues]:
+        return {name: UserValues(np.linspace(value - 0.1, value + 0.1, 9), np.ones(9)) for name in ("gauc", "recall_at_100")}
+
+    figures = Figures(DATA)
+    better, worse = users(0.8), users(0.5)
+    best = add_data_figures(figures, "shop", {"popularity": worse, "item_knn": {**worse, "gauc": better["gauc"]}, "aif": users(0.7)})
+    assert figures.value("shop.best_plain.gauc") == pytest.approx(0.8) and best["gauc"] == "item_knn"
+    (line,) = judge(figures, "shop", best)
+    assert "DOES NOT BEAT item_knn in gauc: 0.7000 against 0.8000, a gain of -0.1000 [-0.1000, -0.1000]" in line
+
+
+def test_with_impressions_the_first_figure_is_the_order_of_the_items_shown_later(tmp_path: Path) -> None:
+    mapping = write_number_shop(tmp_path)
+    figures = run_data(DataOptions(tmp_path, mapping, steps=3, batch_requests=8, hash_bits=64))
+    named = list(figures.as_dict()["figures"])
+    assert named[0].endswith("gauc_shown")
+    prefix = named[0].partition(".")[0]
+    for score in ("aif", "best_plain", "item_rate", "popularity", "trees"):
+        assert 0 <= figures.value(f"{prefix}.{score}.gauc_shown") <= 1  # type: ignore[operator]
+    assert f"{prefix}.aif.gauc_shown_gain_low" in named and f"{prefix}.item_rate.recall_at_100" in named
+
+
 def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
@@ -109,7 +133,7 @@ def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_p
     assert (figures.config["from"], figures.config["until"]) == ("2024-04-01T00:00:00+00:00", "2024-04-08T00:00:00+00:00")
     named = figures.as_dict()["figures"]
     prefix = next(name for name in named if name.endswith(".aif.gauc")).removesuffix(".aif.gauc")
-    for score in ("aif", "popularity", "repeats"):
+    for score in ("aif", "popularity", "popularity_decayed", "repeats", "item_knn", "last_item", "best_plain"):
         for name in ("gauc", "gauc_new", "recall_at_100"):
             assert {f"{prefix}.{score}.{name}{end}" for end in ("", "_low", "_high")} <= named.keys()
     card = read_checkpoint(out).info.card

@@ -122,6 +122,23 @@ def test_outcomes_stand_by_the_models_tasks_and_padded_places_have_none() -> Non
     assert one.outcomes_QCT.shape[-1] == 0
 
 
+def test_negatives_are_items_of_the_time_beside_shown_places_and_only_the_task_shown_counts_them() -> None:
+    spec, events = shop()
+    spec = dataclasses.replace(spec, tasks=("click", "shown"))
+    late = ItemFeaturesUpdate(item_id=77, version=200, features={})
+    data = join_events(spec, make_w_hash(1, spec.hash_bits, 16), dataclasses.replace(events, items=[*events.items, late]), every_item=True)
+    requests = np.arange(len(data))
+    plain = data.batch(requests, 8)
+    batch = data.with_negatives(plain, requests, np.random.default_rng(0), 5)
+    shown = plain.rows_BC.shape[1]
+    assert batch.rows_BC.shape[1] == 6 * shown and (batch.rows_BC[:, :shown] == plain.rows_BC).all()
+    assert (batch.shown_mask[:, :shown] == plain.mask_BC).all() and not batch.shown_mask[:, shown:].any()
+    assert (batch.outcomes_BCT[..., 0][batch.mask_BC] == batch.shown_mask[batch.mask_BC].float()).all()  # type: ignore[index]
+    assert not batch.mask_BC[:, shown:][~plain.mask_BC.repeat_interleave(5, dim=1)].any(), "none beside padding"
+    drawn, time = batch.rows_BC[:, shown:][batch.mask_BC[:, shown:]], torch.from_numpy(data.time_Q)[:, None].expand_as(batch.rows_BC)
+    assert len(drawn) > 5 and (torch.from_numpy(data.items.version_R)[drawn] <= time[:, shown:][batch.mask_BC[:, shown:]]).all()
+
+
 def test_the_largest_accepted_numbers_reach_no_batch_as_a_warning_or_an_infinity() -> None:
     """A decoder that took an embedding of 1e300 gave training infinities that the index never had."""
     far, late = 1e300, (1 << 63) - 1

@@ -139,3 +139,15 @@ def test_the_bid_enters_copr_as_it_enters_the_formula() -> None:
     rooted = dataclasses.replace(labels, bid_BC=labels.bid_BC**0.5, teacher_BC=labels.teacher_BC / labels.bid_BC**0.5)
     by_root = batch_losses(TrainChoices(copr=1.0, click=0.0), logits, labels, "click * buy * bid^0.5").total
     assert by_root.item() == pytest.approx(batch_losses(TrainChoices(copr=1.0, click=0.0), logits, rooted, "ecpm").total.item())
+
+
+def test_only_the_task_shown_reads_items_that_were_not_shown() -> None:
+    logits, labels = sample()
+    shown = torch.zeros(3, 6, dtype=torch.bool)
+    shown[:, :3] = True
+    outcomes = torch.stack([labels.clicked_BC, shown.double()], dim=-1)
+    labels = dataclasses.replace(labels, shown_BC=shown, outcomes_BCT=outcomes)
+    others = torch.stack([logits, -logits], dim=-1)
+    found = batch_losses(TrainChoices(copr=0.0, outcomes=0.5, shown=0.25), logits, labels, "click", others, shown_task=1)
+    click = click_loss(logits[:, :3], labels.clicked_BC[:, :3], labels.mask_BC[:, :3])
+    assert found.total.item() == pytest.approx((1.5 * click + 0.25 * click_loss(-logits, shown.double(), labels.mask_BC)).item())

@@ -1,0 +1,46 @@
+"""Plain scores of candidates on a log of a few clicks, and of shown items."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.evaluation.mapped_data import collect_candidates, plain_scores
+from lab.evaluation.plain_scores import log_scores
+from tests.infra.data.shops import START_MS, open_shop
+
+MAPPING = """
+[items]
+file = "items.csv"
+id = "item"
+[behaviours]
+file = "log.csv"
+user = "user"
+item = "item"
+time = "at"
+[evaluation]
+from = "2024-03-21"
+"""
+HOUR_MS = 3_600_000
+# user 1 takes 0, 1, 2; user 2 takes 0, 1; user 3 takes 2, 3; each later one thing
+BEFORE = [(1, 0, 0), (2, 0, 100), (1, 1, 200), (2, 1, 210), (3, 2, 220), (3, 3, 230), (1, 2, 470)]
+AFTER = [(1, 3, 490), (2, 2, 500), (3, 0, 510)]
+
+
+def test_scores_read_the_log_before_the_evaluation_alone(tmp_path: Path) -> None:
+    log = "user,item,at\n" + "".join(f"{u},{i},{START_MS + h * HOUR_MS}\n" for u, i, h in BEFORE + AFTER)
+    catalogue = open_shop(tmp_path, MAPPING, items="item\n0\n1\n2\n3\n", log=log)
+    evaluation = catalogue.evaluation()
+    candidates = collect_candidates(evaluation)
+    assert [user.user_id for user in evaluation.users] == [1, 2, 3] and candidates.ids_UC[0].tolist() == [0, 1, 2, 3]
+    share = plain_scores(candidates)["repeats"] - candidates.met_UC
+    found = log_scores(catalogue, evaluation, candidates.ids_UC, share)
+    assert "item_rate" not in found, "nothing says what was shown"
+    # Item 2 has users 1 and 3, items 0 and 1 users 1 and 2: cosines of 2 with 0, 1 and 3.
+    cosine = {(0, 1): 1.0, (0, 2): 0.5, (1, 2): 0.5, (2, 3): 1 / 2**0.5}
+    pairs = cosine | {(b, a): value for (a, b), value in cosine.items()}
+    for user, history in enumerate(([0, 1, 2], [0, 1], [2, 3])):
+        expected = [sum(pairs.get((item, met), 0.0) for met in history if met != item) for item in range(4)]
+        assert found["item_knn"][user].tolist() == pytest.approx(expected)
+    assert (found["last_item"] - share)[:2].tolist() == [pytest.approx([0, 0, 0, 1]), pytest.approx([0, 0, 1, 0])]
+    assert np.argsort(-found["popularity_decayed"][0], kind="stable")[0] == 2, "taken last"

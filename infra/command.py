@@ -49,16 +49,6 @@ def read_settings() -> "InfraSettings":
     return load_settings(InfraSettings)
 
 
-def command_group(app: typer.Typer, name: str, about: str) -> typer.Typer:
-    """The group `name` of the application, made when the first part asks for it."""
-    for registered in app.registered_groups:
-        if registered.name == name and registered.typer_instance is not None:
-            return registered.typer_instance
-    group = typer.Typer(help=about, no_args_is_help=True)
-    app.add_typer(group, name=name)
-    return group
-
-
 def print_data(data: Mapping[str, Any], as_json: bool) -> None:
     """Print `data` on standard output: as one JSON object, or as lines `name  value`, in which lists and mappings are JSON."""
     if as_json:

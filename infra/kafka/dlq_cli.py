@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from infra.command import AsJson, command_group, print_data, print_table, read_settings, say
+from infra.command import AsJson, print_data, print_table, read_settings, say
 
 if TYPE_CHECKING:
     from infra.kafka.redrive import DeadLetter, Filter
@@ -36,7 +36,8 @@ Contains = Annotated[str | None, typer.Option(help="Only with this text in the r
 
 def register(app: typer.Typer) -> None:
     """Register the group `aif dlq`."""
-    group = command_group(app, "dlq", "Show rejected records and their reasons; send them again.")
+    group = typer.Typer(help="Show rejected records and their reasons; send them again.", no_args_is_help=True)
+    app.add_typer(group, name="dlq")
     group.command("list", short_help="Counts by topic and reason, or the newest letters.")(list_letters)
     group.command("show")(show_letter)
     group.command("redrive", short_help="Send rejected updates again, with an audit.")(redrive)

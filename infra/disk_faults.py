@@ -15,7 +15,7 @@ _log = logging.getLogger("aif.disk")
 
 
 class DiskFaults:
-    """Logs the faults of one database. `owner` names it ("shard 3"); `monotonic` gives seconds. `last`: the fault that lasts, None if there is none.
+    """Logs the faults of one database. `owner` names it ("shard 3"); `monotonic` gives seconds. `last`: the fault that lasts, None if absent.
     For one thread at a time."""
 
     def __init__(self, owner: str, monotonic: Callable[[], float]) -> None:

@@ -3,7 +3,7 @@
 Here: durable writes, exclusive creates, a copy by link, checksums. Not here: which files the index store has (infra/index/store.py).
 Invariants (I5): a visible file never changes; a writer makes a temporary file in the same folder, fsyncs it, puts it in place by rename or
 link, and fsyncs the folder. An exclusive create is a link, never O_EXCL followed by a write: a writer that dies between the two would leave
-a visible, incomplete file for ever (protocol B1).
+a visible, incomplete file permanently (protocol B1).
 Source: LevelDB db/filename.cc (SetCurrentFile) for the order of the steps.
 """
 

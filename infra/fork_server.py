@@ -7,7 +7,7 @@ them. Not here: what is imported and run (streams/builders/template.py, lab/demo
     fork_template     this process forks its template before it has opened anything, so what it has imported is imported once
     launch_template   another process imports the modules; for parents that have threads already, such as the demo
 
-Forking a running process is not safe: a lock that another thread holds at the fork stays locked in the copy for ever, and libraries with threads
+Forking a running process is not safe: a lock that another thread holds at the fork stays locked in the copy permanently, and libraries with threads
 (librdkafka, RocksDB, the pools of torch and BLAS) lose them. It is safe here, because the process that forks has exactly one thread, which is checked
 before every fork (`/proc/self/task`), and has only imported: it never made a client, a database, an event loop, an engine or a random choice.
 BLAS would start its threads at import, so OPENBLAS_NUM_THREADS=1 is set before the imports for a template (`import_single_threaded`).

@@ -2,7 +2,7 @@
 
 Here: touching the file, and watching it. Not here: what is done about a silent process (infra/supervisor.py).
 Invariant: only changes of the file count, by the watcher's own monotonic clock. So neither a wall clock that jumps nor the file of an earlier process
-makes a process look dead, and a watcher that was itself stopped for a while begins to wait anew.
+makes a process look dead, and a watcher that was itself stopped for a while begins to wait again.
 """
 
 import asyncio

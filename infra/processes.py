@@ -88,7 +88,7 @@ class Child:
         return self.process.pid
 
     def alive(self) -> bool:
-        """Whether it still runs. Does not reap it, so that its group id cannot be given to somebody else before `kill`."""
+        """Whether it still runs. Does not reap it, so that its group id cannot be given to another process before `kill`."""
         return self.process.returncode is None and not self.process.has_ended()
 
     def log_tail(self) -> str:
@@ -221,7 +221,7 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def log_tail(path: Path) -> str:
-    """The last 4 KiB of a log as text; empty when there is none."""
+    """The last 4 KiB of a log as text; empty if absent."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
@@ -231,7 +231,7 @@ def log_tail(path: Path) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different loopback TCP ports that nobody listens on now."""
+    """`count` different loopback TCP ports that no process listens on now."""
     chosen: list[int] = []
     with contextlib.ExitStack() as open_sockets:
         for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):

@@ -12,7 +12,7 @@ Invariants, each from a measured trap of rocksdict:
   mark (infra/rocks_marks.py), written before every flush, at every open and close. RocksDB never flushes by itself: `write` does so by size.
 - RocksDB moves table files whose keys do not overlap down unmerged, also those with nothing but deletions. Every table file ends with a mark, so all
   overlap and are merged: their number is bounded.
-- A read-only open writes into the directory (its `rocksdict-config.json`) and is no consistent view of a directory that somebody writes:
+- A read-only open writes into the directory (its `rocksdict-config.json`) and is no consistent view of a directory that another process writes:
   open a checkpoint or a private copy (protocol B14).
 Source: RocksDB 9.8 through rocksdict 0.3.29.
 """
@@ -154,7 +154,7 @@ class Database(Closeable):
         return tuple(self._families)
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        """The value of `key`, None if there is none."""
+        """The value of `key`, None if absent."""
         with MappedErrors(self.path, f"get from {family}"):
             value: bytes | None = self._families[family].get(key)
         return value
@@ -181,7 +181,7 @@ class Database(Closeable):
         return scan
 
     def find_before(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """The row of the default family with the greatest key that is not after `key`; None if there is none."""
+        """The row of the default family with the greatest key that is not after `key`; None if absent."""
         with MappedErrors(self.path, f"search in {DEFAULT_FAMILY}"):
             iterator = self._families[DEFAULT_FAMILY].iter()
             iterator.seek_for_prev(key)
@@ -275,7 +275,7 @@ class Database(Closeable):
 
     def reopen(self) -> None:
         """Close and open again: the way out of a full disk, after which every write fails otherwise. What a write said it did is there."""
-        with contextlib.suppress(AifError):  # the old handle may fail once more while it closes
+        with contextlib.suppress(AifError):  # the old handle may fail again while it closes
             self.close()
         try:
             self._open()
@@ -314,7 +314,7 @@ def open_database(path: Path, column_families: Sequence[str] = ()) -> Database:
 
 
 def open_read_only(path: Path) -> Database:
-    """Open a directory that nobody writes: a checkpoint or a private copy. It must be writable (rocksdict rewrites its own small file)."""
+    """Open a directory that no process writes: a checkpoint or a private copy. It must be writable (rocksdict rewrites its own small file)."""
     if not (path / "CURRENT").exists():
         raise Corrupted("database_corrupted", f"{path} has no file CURRENT: it is no RocksDB directory; {REBUILD}")
     _check_raw_mode(path)
@@ -324,7 +324,7 @@ def open_read_only(path: Path) -> Database:
 def _check_raw_mode(path: Path) -> None:
     """A directory of another mode holds pickles: refuse before anything is read from it.
 
-    The file is rewritten at every open, so a disk that is full just then leaves half of it. It says nothing of the rows, and is written anew.
+    The file is rewritten at every open, so a disk that is full just then leaves half of it. It says nothing of the rows, and is written again.
     """
     try:
         raw_mode = json.loads((path / _CONFIG_NAME).read_bytes())["raw_mode"]

@@ -1,6 +1,6 @@
 """Rows of a RocksDB database in key order.
 
-Here: `Scan`, and `FrozenScan` for a directory that nobody writes. Not here: who begins a scan, and ends it when the database closes (infra/rocks.py).
+Here: `Scan`, and `FrozenScan` for a directory that no process writes. Not here: who begins a scan, and ends it when the database closes (infra/rocks.py).
 Invariant: a scan never ends early in silence. rocksdict's `items()` does so at a corrupt block; the `status()` of an iterator after the last row does not.
 Source: RocksDB 9.8 through rocksdict 0.3.29.
 """
@@ -43,7 +43,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
         return item
 
     def take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
-        """The next rows, at most `rows_max`; fewer only at the end. Half the cost of asking for one after the other."""
+        """The next rows, at most `rows_max`; fewer only at the end. Half the cost of asking for sequentially."""
         rows = self._take(rows_max)
         if len(rows) < rows_max and self._iterator is not None:
             self._end()
@@ -80,7 +80,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
 
 
 class FrozenScan(Scan):
-    """The same over a directory that nobody writes, at two thirds of the cost: one call a row. rocksdict's `items()` ends early in silence at a
+    """The same over a directory that no process writes, at two thirds of the cost: one call a row. rocksdict's `items()` ends early in silence at a
     corrupt block, so where it ended a plain iterator must end too."""
 
     def __init__(self, path: Path, family: str, column_family: Rdict, start: bytes, end: bytes) -> None:

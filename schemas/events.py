@@ -278,7 +278,7 @@ def decode_record(record_type: type[R], value: bytes | None) -> R:
 def decode_user_features(key: bytes | None, value: bytes | None, kind: IdKind, partition: int, partitions: int) -> UserFeaturesRecord:
     """A record of user-features, its user id in the catalogue's kind; without a value it forgets the profile, so it is one without features.
 
-    Raises RejectedInput: as `decode_record`, and `bad_id`, `wrong_partition`, `wrong_key` (compaction would drop or keep it in place of another user's).
+    Raises RejectedInput: as `decode_record`, and `bad_id`, `wrong_partition`, `wrong_key` (compaction would drop or keep it instead of another user's).
     """
     try:
         record = UserFeaturesRecord(user_id=(key or b"").decode()) if value is None else decode_record(UserFeaturesRecord, value)

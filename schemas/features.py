@@ -224,7 +224,7 @@ class FeatureSchema:
 
     @property
     def mm_width(self) -> int:
-        """Width of the multimodal embedding; 0 if there is none."""
+        """Width of the multimodal embedding; 0 if absent."""
         return self.item(self.multimodal).width if self.multimodal else 0
 
     def bid_of(self, raw: Mapping[str, Any]) -> float:

@@ -2,7 +2,7 @@
 
 Names here are without the deployment's prefix. N = shards of the index, M = user partitions; both fixed per index by its init entry.
 Only user-features is compacted: with offsets that have no gaps, a gap is a hole and counts of updates are exact (A6, A8).
-Retention is in hours; -1 keeps for ever.
+Retention is in hours; -1 keeps permanently.
 """
 
 from collections.abc import Mapping

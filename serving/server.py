@@ -158,7 +158,7 @@ class RankingServer:
         self.engine.start()
 
     async def _live(self) -> None:
-        """Opens what depends on the index, then keeps metrics, pool and readiness up to date for ever."""
+        """Opens what depends on the index, then keeps metrics, pool and readiness up to date permanently."""
         self._engine_start = asyncio.create_task(asyncio.to_thread(self._start_engine))
         await asyncio.to_thread(self.versions.prepare)
         await self._open_index(await self._wait_for_identity())

@@ -31,7 +31,7 @@ class Encoder(Protocol):
         embeddings: Sequence[bytes | None],
         signature_stale: np.ndarray,
     ) -> np.ndarray:
-        """Rows [R] with the old vector and bridge weights, the rest computed anew. Signatures, and so embeddings, only where `signature_stale` (bool [R])."""
+        """Rows [R] with the old vector and bridge weights, the rest computed again. Signatures, and so embeddings, only where `signature_stale` (bool [R])."""
         ...
 
 

@@ -32,7 +32,7 @@ settings.load_profile("aif")
 # Two threads of small operations spin while they wait for each other, and for long on a machine that others use too; the processes of tests inherit this.
 os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
-# Images set this; then each of the suite's workers and of the processes it starts would compile all that it imports anew.
+# Images set this; then each of the suite's workers and of the processes it starts would compile all that it imports again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -61,7 +61,7 @@ def test_every_locked_distribution_has_a_hash_and_the_lock_names_no_host() -> No
 
 
 def test_every_dependency_of_a_clone_is_pinned_exactly() -> None:
-    """Those of the base install have ranges, because it stands beside other libraries; a clone pins them as constraints."""
+    """Those of the base install have ranges, because it is next to other libraries; a clone pins them as constraints."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pinned = [Requirement(text) for text in project["tool"]["uv"]["constraint-dependencies"]]
     groups = [*project["project"]["optional-dependencies"].values(), *project["dependency-groups"].values()]

@@ -2,7 +2,7 @@
 
 Here: paths inside the data directory, the record, who holds it. Not here: starting and stopping (server.py). Standard library only.
 Invariant: the broker's process itself holds a lock on `broker.lock` for as long as it lives (it inherits the open file), so "held" is never
-a guess from a process id that the system may have given to somebody else.
+a guess from a process id that the system may have given to another process.
 """
 
 import fcntl

@@ -92,7 +92,7 @@ class IdPlaces:
         self.places: dict[Id, int] = {item: place for place, item in enumerate(known)}
 
     def encode(self, array: Array, form: IdForm | None = None) -> np.ndarray:
-        """The place of the id in each cell, int64, -1 where there is none. `form` = of the whole column, where this is a part of it."""
+        """The place of the id in each cell, int64, -1 if absent. `form` = of the whole column, where this is a part of it."""
         cells, places = distinct(array)
         ids = decode_ids(cells, self._kind, form.fractions if form is not None else None)
         return np.array([-1 if i is None else self.places.setdefault(i, len(self.places)) for i in ids], np.int64)[places]

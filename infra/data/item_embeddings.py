@@ -63,7 +63,7 @@ class ItemEmbeddings:
         return width
 
     def vectors(self, places: np.ndarray) -> list[list[float] | None]:
-        """The embeddings of some places as they are published: with the items' marks where the mapping wants these. None where there is none."""
+        """The embeddings of some places as they are published: with the items' marks where the mapping wants these. None if absent."""
         plain = self._plain_vectors(places)
         if not self._embedding.apart:
             return plain

@@ -247,7 +247,7 @@ def _shown(shown: ShownRows, sources: MappedSources) -> Iterator[tuple[np.ndarra
 
 
 def _codes(cells: np.ndarray) -> np.ndarray:
-    """Which items have the same cell, [I]; -1 where there is none."""
+    """Which items have the same cell, [I]; -1 if absent."""
     codes: dict[Any, int] = {None: -1}
     return np.array([codes.setdefault(cell, len(codes) - 1) for cell in cells], np.int64)
 
@@ -284,7 +284,7 @@ def _order_of_classes(code_G: np.ndarray, rate_G: np.ndarray) -> np.ndarray:
 
 
 def gamma(one_G: np.ndarray, other_G: np.ndarray) -> float:
-    """Of the pairs that differ in both: those in the same order minus those in the other, as a share of all. -1 to 1, 0 where there is none."""
+    """Of the pairs that differ in both: those in the same order minus those in the other, as a share of all. -1 to 1, 0 if absent."""
     sign_GG = (np.sign(values_G[:, None] - values_G).astype(np.int8) for values_G in (one_G, other_G))
     agrees_GG = np.multiply(*sign_GG)
     return float(agrees_GG.sum(dtype=np.int64) / max(1, np.count_nonzero(agrees_GG)))

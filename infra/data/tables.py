@@ -80,7 +80,7 @@ class LoadedRows:
         ]
 
     def feature(self, feature: Feature) -> Sequence[Any]:
-        """The raw values of one feature of the section, None where there is none."""
+        """The raw values of one feature of the section, None if absent."""
         column = self.source.feature_columns()[feature.name]
         if column.value is not None:
             return [float(column.value) if feature.kind is Kind.NUMERIC else column.value] * len(self)

@@ -31,7 +31,7 @@ DRIFT_SIGNALS = SIGNALS | {"quality": 1.6, "style": 0.6}
 BEHAVIOURS_PER_PERIOD = 10
 _PRICE_SHIFT = 0.8  # of the logarithm
 _DRIFT = 31  # stream of random numbers of what the world moves to
-_OF_A_PERIOD = frozenset({_HISTORIES, _SHOWN, _TIMES})  # drawn anew in each
+_OF_A_PERIOD = frozenset({_HISTORIES, _SHOWN, _TIMES})  # drawn again in each
 
 
 @dataclass(frozen=True)

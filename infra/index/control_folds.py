@@ -61,7 +61,7 @@ def put_fold(store: IndexStore, state: ControlState, last: bytes) -> bool:
 
 
 def find_fold(store: IndexStore, beyond: int, index_id: str = "") -> tuple[ControlState, bytes] | None:
-    """The newest fold that holds and has more than `beyond` entries, and the last entry in it. None if there is none. `index_id`: of this index only.
+    """The newest fold that holds and has more than `beyond` entries, and the last entry in it. None if absent. `index_id`: of this index only.
 
     Raises what the store raises.
     """

@@ -24,7 +24,7 @@ from schemas.index.control_invariants import find_broken_step
 from schemas.index.lifecycle import EntryKind
 from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 
-_CONFLICTS_MAX = 10_000  # each means that somebody else made progress
+_CONFLICTS_MAX = 10_000  # each means that another process made progress
 _LOOK_BACK_EVERY = 25  # refreshes: a worker's five seconds
 _BATCH, _READS_AT_ONCE = 256, 16  # entries after the newest fold; an object store answers one read in 10 to 50 ms
 

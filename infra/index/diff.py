@@ -171,7 +171,7 @@ class _View:
 
 
 class _Comparison:
-    """Compares the shards one after another, and counts."""
+    """Compares the shards sequentially, and counts."""
 
     def __init__(self, a: tuple[Column, ...], b: tuple[Column, ...], id_kind: IdKind) -> None:
         shape_a, shape_b = ({c.name: (c.dtype, c.width) for c in columns} for columns in (a, b))

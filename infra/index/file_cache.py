@@ -39,7 +39,7 @@ class FileCache:
     def take(self, file: PartFile, into: Path, fetch: Fetch, *, verify: bool, link: bool, rest: Callable[[], None] = lambda: None) -> None:
         """Make `into` a file with these bytes: a link to the one here, or (`link` false) a copy that the taker may write.
 
-        `verify`: the bytes here are hashed once more, with a `rest` after each piece. Raises what `fetch` raises, Corrupted (`bad_part_file`) when it brings
+        `verify`: the bytes here are hashed again, with a `rest` after each piece. Raises what `fetch` raises, Corrupted (`bad_part_file`) when it brings
         other bytes.
         """
         if file.size_bytes > self.bytes_max:

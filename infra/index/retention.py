@@ -2,7 +2,7 @@
 
 Here: reading which file names which, telling people, and removing. Not here: the plans (schemas/index/retention.py), who removes when
 (streams/versions/store_keeper.py).
-Invariants: a manifest or snapshot that cannot be read stops the removal, because nobody knows which files it names. A file is looked at once more before
+Invariants: a manifest or snapshot that cannot be read stops the removal, because nobody knows which files it names. A file is looked at again before
 it is removed, because somebody may have put the same bytes again since the plan was made.
 """
 

@@ -12,7 +12,7 @@ Invariants, beyond those of an index store:
   is asked whose file it has: each decision about a version is such a create, and would otherwise wait for the PUT's time limit.
 - An object is visible only when its upload is complete; one above `PUT_BYTES_MAX` is uploaded in parts. What a killed upload leaves is invisible, and costs
   storage until the bucket's lifecycle rule for incomplete multipart uploads removes it.
-- A request is tried again for some seconds, then it is Unavailable: nobody waits for ever for a store that is away. One whose data is small, as all of
+- A request is tried again for some seconds, then it is Unavailable: nobody waits permanently for a store that is away. One whose data is small, as all of
   the control log is, has `_ANSWER_S_MAX` seconds; a transfer of what may be large has `_TRANSFER_S_MAX`.
 Source: S3 API, conditional writes and multipart upload.
 """
@@ -177,7 +177,7 @@ class S3Store:
         return self._create(path, data, len(data))
 
     def put_bytes(self, path: str, data: bytes) -> None:
-        """See IndexStore. Bytes that are put again are written once more, so they count as put now."""
+        """See IndexStore. Bytes that are put again are written again, so they count as put now."""
         if self._create(path, data, len(data)):
             return
         if self.stat(path).size_bytes != len(data) or self.get(path, len(data)) != data:
@@ -186,7 +186,7 @@ class S3Store:
             obstore.put(self._client(len(data)), path, data)
 
     def put_file(self, path: str, local_path: Path) -> None:
-        """See IndexStore. Above PUT_BYTES_MAX the check comes before the upload and not with it; that is enough for a name that nobody else writes."""
+        """See IndexStore. Above PUT_BYTES_MAX the check comes before the upload and not with it; that is enough for a name that no other process writes."""
         with disk_errors(path):
             size = local_path.stat().st_size
         if size > PUT_BYTES_MAX:

@@ -44,11 +44,11 @@ class IndexStore(Protocol):
         ...
 
     def put_bytes(self, path: str, data: bytes) -> None:
-        """Create a file with a name that nobody else writes. The same bytes may be put again; other bytes are Corrupted (`file_exists`)."""
+        """Create a file with a name that no other process writes. The same bytes may be put again; other bytes are Corrupted (`file_exists`)."""
         ...
 
     def put_file(self, path: str, local_path: Path) -> None:
-        """Create a file from a local one that nobody writes any more (a link where possible)."""
+        """Create a file from a local one that no process writes any more (a link where possible)."""
         ...
 
     def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
@@ -247,7 +247,7 @@ class FolderStore:
         return at
 
     def _plain_file(self, path: str) -> Path:
-        """Where a file is that can be read to its end. Raises Corrupted (`not_a_file`): a pipe would block its reader for ever."""
+        """Where a file is that can be read to its end. Raises Corrupted (`not_a_file`): a pipe would block its reader permanently."""
         at = self.local_path(path)
         if not stat.S_ISREG(at.stat().st_mode):
             message = f"{path} in {self.root} is a folder, pipe or device, expected a file; remove it, and restore the file from a copy of the store"

@@ -1,7 +1,7 @@
 """The clock of an index store, for what is compared with the times of its files: grace periods, ages of revisions and of snapshots (protocol B10, B12).
 
 A worker whose own clock is a day ahead would remove files that somebody has put just now, and want a new revision at every step.
-Invariant: the store is asked once, and time goes on from there by the monotonic clock, so a clock that jumps moves nothing.
+Invariant: the store is asked once, and time continues from there by the monotonic clock, so a clock that jumps moves nothing.
 """
 
 import secrets

@@ -200,7 +200,7 @@ def check_clock(settings: InfraSettings) -> Finding:
 
 
 def check_disk(settings: InfraSettings) -> Finding:
-    """Room where the index store or the copies of its files are; a worker's data directory usually lies beside it."""
+    """Room where the index store or the copies of its files are; a worker's data directory usually is next to it."""
     path = open_index_store(settings.index.store).local_root
     usage = shutil.disk_usage(path)
     state = OK if usage.free > _FREE_BYTES_WARN else WARN if usage.free > _FREE_BYTES_FAIL else FAIL

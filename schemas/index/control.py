@@ -36,7 +36,7 @@ class VersionStatus:
 
     reason, by        why it is in its state, and who said so
     cause             why its newest revision was wanted
-    wanted_revision   the revision that is wanted and not yet published; None if there is none
+    wanted_revision   the revision that is wanted and not yet published; None if absent
     revision          the last published revision, -1 before the first
     ended_at_ms       when it became removed, rejected or aborted
     last_wanted       the highest revision that was ever wanted. A number is never used again: the seals of a revision that was given up are of another time,
@@ -78,7 +78,7 @@ class VersionStatus:
 
     @property
     def is_reviving(self) -> bool:
-        """Whether a frozen version is on its way back: its shards write rows again, nobody serves it yet (B11)."""
+        """Whether a frozen version is on its way back: its shards write rows again, no server serves it yet (B11)."""
         return self.state is State.FROZEN and self.wanted_revision is not None
 
     @property
@@ -94,7 +94,7 @@ class ControlState:
     index_id   which index this is: a digest of its first entry, which says when and by whom it was begun
     versions   versions by number: all that are not final, and the newest of the final ones (at least `FINAL_KEPT` of them, or all)
     held       nothing is promoted by itself; `held_why` says who holds and why, and is empty while nobody does
-    unknown_entry   number and kind of an entry that this code does not know, empty if there is none
+    unknown_entry   number and kind of an entry that this code does not know, empty if absent
     refused    number and reason of the newest entries that were refused, at most `REFUSED_KEPT`
     """
 
@@ -128,7 +128,7 @@ class ControlState:
 
     @property
     def building(self) -> VersionStatus | None:
-        """The one new version that is built: the oldest of those that are wanted (B4). None if there is none."""
+        """The one new version that is built: the oldest of those that are wanted (B4). None if absent."""
         return min((s for s in self.versions.values() if s.state is State.WANTED), key=lambda s: s.version, default=None)
 
     @property
@@ -162,7 +162,7 @@ def fold_entry(state: ControlState, number: int, raw: bytes) -> ControlState:
 def plan_entry(state: ControlState, entry: Entry) -> bytes:
     """The bytes of an entry after the same checks as the fold. Raises Incompatible with what is possible instead.
 
-    An entry that no reader would take (`entry_too_large`) is refused here too: once it has its number, it blocks the log for ever.
+    An entry that no reader would take (`entry_too_large`) is refused here too: once it has its number, it blocks the log permanently.
     """
     if state.unknown_entry:
         raise Incompatible(

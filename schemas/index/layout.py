@@ -68,13 +68,13 @@ def component_hash(component: bytes) -> int:
 
 
 def combine_hashes(features: int, embedding: int) -> int:
-    """The `input_hash` of an order (uint64) from the hashes of both components; `embedding` is 0 if there is none. As the factor is odd, a change of one
+    """The `input_hash` of an order (uint64) from the hashes of both components; `embedding` is 0 if absent. As the factor is odd, a change of one
     component's hash alone always changes it."""
     return (features + HASH_FACTOR * embedding) & 0xFFFFFFFFFFFFFFFF
 
 
 def input_hash(features: bytes, embedding: bytes) -> int:
-    """The `input_hash` of an order from the stored bytes of both components; `embedding` is empty if there is none."""
+    """The `input_hash` of an order from the stored bytes of both components; `embedding` is empty if absent."""
     return combine_hashes(component_hash(features), component_hash(embedding) if embedding else 0)
 
 

@@ -43,7 +43,7 @@ def describe_repair(path: str = "") -> str:
     if path and not path.startswith("versions/"):
         return "restore it from a copy of the store"
     version = found[1] if (found := _OF_VERSION.match(path)) else "VERSION"
-    return f"publish the version anew from its shards: `aif index revise {version}`"
+    return f"publish the version again from its shards: `aif index revise {version}`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Seal:
     delta_position   the offset in the shard's partition of index-deltas from which a reader of these parts goes on
     source_offsets   the next offset of each topic of the shard: what is before it is in the parts
     rows, digest, data_digest   of the merged view of both parts
-    source_ms        record time of the newest source record in the parts, 0 if there is none: how fresh a reader of these parts alone is
+    source_ms        record time of the newest source record in the parts, 0 if absent: how fresh a reader of these parts alone is
     work             by cause: rows that were computed, and rows and updates that needed no network, since the version began in this shard
     """
 
@@ -229,7 +229,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(raw: bytes, expected_sha256: str | None = None) -> Manifest:
-    """The manifest in these bytes; `expected_sha256` is that of its `publish` entry, None where there is none.
+    """The manifest in these bytes; `expected_sha256` is that of its `publish` entry, None if absent.
 
     Raises Corrupted (`bad_manifest`: other bytes than were published, or no manifest), Incompatible (`manifest_format`, `unknown_column`).
     """

@@ -148,7 +148,7 @@ def _arrange_layers(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
 @functools.cache
 def encoder_fingerprint() -> str:
     """What the bits of a row depend on besides its inputs and the checkpoint: the arithmetic of this file, and a digest of rows of a fixed model, so that
-    one that visibly differs is told apart even where the number agrees."""
+    one that visibly differs is distinguished even where the number agrees."""
     features = (
         Feature("a", Scope.ITEM, Kind.CATEGORICAL, buckets=61),
         Feature("b", Scope.ITEM, Kind.BAG, buckets=31),

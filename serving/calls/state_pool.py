@@ -86,7 +86,7 @@ class StatePool:
         return key in self._kept
 
     def put(self, key: StateKey, state: UserState, offsets: HistoryOffsets | None = None) -> None:
-        """Keeps a state in place of the one under its key, if evicting states that no request holds makes enough room; else everything stays."""
+        """Keeps a state instead of the one under its key, if evicting states that no request holds makes enough room; else everything stays."""
         evicted = self._plan_room(key, state.size_bytes)
         if evicted is None:
             self.events["no_room"] += 1

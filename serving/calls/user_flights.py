@@ -57,7 +57,7 @@ class Flights:
     def join_or_start(
         self, key: FlightKey, start: Callable[[], "Future[UserResult]"], expected_ms: float, landed: Callable[[UserState], None]
     ) -> Flight:
-        """The flight under `key`, started if there is none. `landed` is called with the state of a flight that was started here."""
+        """The flight under `key`, started if absent. `landed` is called with the state of a flight that was started here."""
         flight = self._flights.get(key)
         if flight is not None and not flight.shared.cancelled():  # a cancelled one is still listed until the event loop's next turn
             self.joined += 1
@@ -69,7 +69,7 @@ class Flights:
         return flight
 
     def _end(self, key: FlightKey, done: "asyncio.Future[UserResult]", landed: Callable[[UserState], None]) -> None:
-        if self._flights[key].shared is done:  # else the next one has begun in place of a cancelled one
+        if self._flights[key].shared is done:  # else the next one has begun instead of a cancelled one
             del self._flights[key]
         if not done.cancelled() and done.exception() is None:
             landed(done.result().state)

@@ -148,7 +148,7 @@ class TopicRange:
 
 
 def find_misfit(state: ViewState, log: Mapping[str, TopicRange], now_ms: int) -> str:
-    """Why a view cannot go on from its offsets and must be built again, as "code: reason"; empty if it can go on."""
+    """Why a view cannot continue from its offsets and must be built again, as "code: reason"; empty if it can go on."""
     for topic, found in log.items():
         if state.topic_ids.get(topic, found.topic_id) != found.topic_id:
             return f"other_topic: {topic} has another id than the topic that the view was made from"

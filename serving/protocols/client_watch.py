@@ -32,7 +32,7 @@ class ClientWatch:
         self._timer.cancel()
         if self._disconnect is not None:
             self._disconnect.cancel()
-        # Python's collector does not see into Granian's future: through it this would hold itself for ever, 1 KB a request.
+        # Python's collector does not see into Granian's future: through it this would hold itself permanently, 1 KB a request.
         self._disconnect = self._task = None
         if self._gone and isinstance(error, asyncio.CancelledError):
             raise RejectedInput("client_gone", "the client went away before its answer") from error

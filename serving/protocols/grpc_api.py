@@ -5,7 +5,7 @@ Here: the service `inference.GRPCInferenceService` and its messages; no exceptio
 - Messages are parsed here, not by the library: it would answer INTERNAL to a malformed message, which is the sender's fault.
 - Only unary calls: in Python a stream is slower. They are registered as calls with a stream of messages, of which the first is read. On the wire both
   are the same. But this way a call that is one too many is refused before its message is read, and a call whose message never comes can be ended; the
-  library's unary form would wait for the message for ever.
+  library's unary form would wait for the message permanently.
 - Answers carry their tensors as raw bytes (`raw_output_contents`), in whichever form the inputs came.
 An error is a status, and a message that begins with our code:
 

@@ -3,10 +3,10 @@
 Here: address, TLS, token, bounds and life of the server. Not here: the methods (grpc_api.py), the library's server (grpc_server.py).
 A refused token ends a call before its message is read. Bounds (I8): a message is dropped by the library beyond BODY_BYTES_MAX, also when it arrives
 packed; headers beyond its own 16 KiB. A connection that does not speak HTTP/2, has no call, or does not read is closed after `idle_s`: silent ones would
-take the files that the process may open, and with them the HTTP port. A client's library connects anew by itself. A client that closes its sending side
+take the files that the process may open, and with them the HTTP port. A client's library connects again by itself. A client that closes its sending side
 gets no answer, as over HTTP: the library ends the connection.
 The port is open before a version is live (protocol C4). A client that spreads its calls over servers by itself should have its library ask the health
-service (`healthCheckConfig` in the service config): then restarts one after another cost it no call.
+service (`healthCheckConfig` in the service config): then restarts sequentially cost it no call.
 """
 
 import asyncio

@@ -92,7 +92,7 @@ class UserDeadLetters:
 
     def settle(self) -> None:
         """Sends everything that waits. Raises Unavailable (`dead_letters_waiting`) at the first portion that the broker does not take completely."""
-        after = b""  # goes on from the last key: a scan from the start would pass all deleted keys under the view's lock
+        after = b""  # continues from the last key: a scan from the start would pass all deleted keys under the view's lock
         while not self._stopping.is_set() and (portion := self._store.read_refused(_PORTION_BYTES, after)):
             taken, after = self._send(portion), portion[-1][0]
             self._store.forget_refused(taken)

@@ -9,7 +9,7 @@ A topic with more partitions than the index has user partitions is followed in a
 dead letter, and nothing of it vanishes. Partitions that are added later are found within seconds.
 Surplus partitions of item topics are looked for in the same turns, and named: the workers stop there.
 Gaps: user-features is compacted, so gaps are normal there. In user-behaviours transactions may have taken the offsets, which is normal too. Any other gap is
-read once more; if it is still there, the records are lost for every reader, and the view continues after the gap and counts it.
+read again; if it is still there, the records are lost for every reader, and the view continues after the gap and counts it.
 """
 
 import contextlib
@@ -264,7 +264,7 @@ class UserFollower:
         return bool(records)
 
     def _before_gap(self, follower: TopicFollower, expected: dict[int, int], records: Sequence[SourceRecord]) -> Sequence[SourceRecord]:
-        """The records up to the first gap of each partition of user-behaviours. A gap is read once more; if it is still there, it is passed."""
+        """The records up to the first gap of each partition of user-behaviours. A gap is read again; if it is still there, it is passed."""
         if follower.topic != USER_BEHAVIOURS:
             return records
         kept: list[SourceRecord] = []

@@ -3,7 +3,7 @@
 Here: folding records, snapshots of one user, the decoded users in memory. Not here: following the topics (user_follower.py), opening the directory
 (user_store_start.py), decoding records and what a batch changes (user_batch.py), the byte formats (core/user_view.py).
 Invariants:
-- One WriteBatch holds the changed users, the refused records and the next offsets. So no record is ever half folded, and a restart goes on from the
+- One WriteBatch holds the changed users, the refused records and the next offsets. So no record is ever half folded, and a restart continues from the
   offsets. Folding a record twice changes nothing.
 - A record that cannot be read, or is in the wrong partition for its user, is skipped and counted, never fatal (protocol A10). It is stored until its dead
   letters are in their topic (user_dead_letters.py). A new user for whom the view has no room is not wrong, only counted.

@@ -1,4 +1,4 @@
-"""Where a server's view of users lies on disk, and opening it. A view from an earlier run goes on from its offsets, so a restart takes seconds.
+"""Where a server's view of users lies on disk, and opening it. A view from an earlier run continues from its offsets, so a restart takes seconds.
 
     <data_dir>/<hash of the view's identity>/<number>
 

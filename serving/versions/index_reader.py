@@ -118,7 +118,7 @@ class IndexReader:
         self.share = share
 
     def open(self, request: dict[str, Any], fd: int | None) -> dict[str, Any]:
-        """Maps a slot in place of the former one of this number, and touches its pages. Raises Unavailable: `slot_not_received` (a process without a free
+        """Maps a slot instead of the former one of this number, and touches its pages. Raises Unavailable: `slot_not_received` (a process without a free
         descriptor gets the message and loses what came with it), `no_slot_memory`."""
         if fd is None:
             raise Unavailable(

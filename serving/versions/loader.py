@@ -190,7 +190,7 @@ class Loader:
         return line
 
     def _stop(self) -> int | None:
-        """Ends the process; its exit code, None where there is none."""
+        """Ends the process; its exit code, None if absent."""
         child = self._child
         if self._connection is not None:
             self._connection.close()

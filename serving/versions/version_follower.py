@@ -11,7 +11,7 @@ Invariants:
 - A new revision of the served version changes nothing (C1). The former version stays resident and follows its deltas, so a flip back needs no load until
   another version needs its slot (C2).
 - A version whose slot is nearly full is loaded again into a larger one. Meanwhile the copy in the full slot answers and takes changes.
-- A version that was frozen never goes on from its slot, because it missed changes (B11).
+- A version that was frozen never continues from its slot, because it missed changes (B11).
 """
 
 import threading

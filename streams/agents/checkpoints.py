@@ -45,7 +45,7 @@ class Decision(StrEnum):
 
     WANTED = "wanted"
     REJECTED = "rejected"
-    KNOWN = "known"  # decided before, or by somebody else
+    KNOWN = "known"  # decided before, or by another process
     INTERRUPTED = "interrupted"  # the worker stops; the next owner decides
 
 
@@ -76,7 +76,7 @@ class CheckpointGate:
 
 
 async def handle_checkpoints(gate: CheckpointGate, records: Sequence[SourceRecord]) -> None:
-    """Decides the records of a batch one after another, outside the event loop. While something is unavailable, it tries again until the worker stops."""
+    """Decides the records of a batch sequentially, outside the event loop. While something is unavailable, it tries again until the worker stops."""
     for record in [one for one in records if not one.skipped]:
         while (decision := await asyncio.to_thread(_try_checkpoint, record, gate)) is None:
             pass

@@ -5,7 +5,7 @@ Here: the merge of items in key order with rows in key order. Not here: which pa
 Invariant: a row is taken over only for an item with the same input hash, and from parts of the same version: same checkpoint, same LSH, same encoder
 fingerprint. So it has the bits that encoding would give, whatever happened to the shard in between. Its order is the item's own, not the base's.
 
-A revive, the first full part of a new owner, a full part written anew and the adoption of a replay are all builds with a base. The base may be of
+A revive, the first full part of a new owner, a full part written again and the adoption of a replay are all builds with a base. The base may be of
 any age: rows that it lacks are computed, and rows that are too many are left.
 """
 

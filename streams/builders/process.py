@@ -1,4 +1,4 @@
-"""A builder process: it takes jobs from its parent over a private socket, one after another, until the parent is gone.
+"""A builder process: it takes jobs from its parent over a private socket, sequentially, until the parent is gone.
 
 Here: the loop, and which function does which job. Not here: the work (full_part.py, sealer.py, streams/shard/snapshot.py, canary.py), the parent's
 side (pool.py).

@@ -13,7 +13,7 @@ Invariants:
 - Nothing is planned from a log that has an entry this code does not know (B2).
 - A frozen version that is revived goes the way of a new one: start, build, seal. Its build takes over every row that still holds from the last
   sealed parts (streams/builders/base_rows.py), so only what changed since is computed (B11).
-- Before a revision is sealed, the full part is written anew if the last sealed incremental part had grown past a share of it.
+- Before a revision is sealed, the full part is written again if the last sealed incremental part had grown past a share of it.
 
 A version that is behind in a shard starts again there if it is built or revived, and not sealed there (streams/versions/shard_versions.py looks); one that
 servers follow stays behind until it is frozen and revived.
@@ -58,7 +58,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Write the full part anew from itself and its increments, which are then forgotten."""
+    """Write the full part again from itself and its increments, which are then forgotten."""
 
     shard: int
     version: int

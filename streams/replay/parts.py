@@ -51,7 +51,7 @@ def decode_replayed(raw: bytes) -> ReplayedParts:
 
 
 def find_replayed(store: IndexStore, label: str, checkpoint_sha256: str) -> ReplayedParts | None:
-    """The replay that a version of this label and checkpoint adopts; None if there is none that can be used."""
+    """The replay that a version of this label and checkpoint adopts; None if absent that can be used."""
     if not _LABEL.fullmatch(label):
         return None
     try:

@@ -103,7 +103,7 @@ class ReplayPlan:
 
     @property
     def seal(self) -> str:
-        """The manifest's name as V.R, "" if there is none."""
+        """The manifest's name as V.R, "" if absent."""
         return "" if self.manifest is None else f"{self.manifest.version}.{self.manifest.revision}"
 
     @property

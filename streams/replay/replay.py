@@ -4,7 +4,7 @@ Here: one shard from its base through its records to rows and digests; going on 
 what becomes of the rows (rows.py), applying (streams/shard/shard.py), rows (streams/encoder.py, streams/builders/full_part.py), the command (cli.py).
 
 Of the running system a replay uses only topics, control log, a manifest, a checkpoint, and a snapshot if one was asked for as base: no shard
-directory, no part, no delta, no consumer group. It has other batches than the worker, reads one topic after the other, and encodes every row anew. So
+directory, no part, no delta, no consumer group. It has other batches than the worker, reads one topic after the other, and encodes every row again. So
 an equal digest says that the index is a function of the log. Equal data digests with different row digests mean other arithmetic (compare the encoder
 fingerprints), not other data.
 

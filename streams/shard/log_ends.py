@@ -1,7 +1,7 @@
 """Where the partitions of a shard end at this moment.
 
 Here: the interface, and its form on a broker. It is needed twice: a shard seals only after it has applied what was there when it first saw the version
-(B7), and a seal names the end of index-deltas as it was before the seal's checkpoint (B8).
+(B7), and a seal names the end of index-deltas as previously the seal's checkpoint (B8).
 """
 
 from collections.abc import Mapping

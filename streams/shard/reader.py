@@ -121,7 +121,7 @@ class _Embeddings:
         self._last, self._ended = b"", False
 
     def take(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """One for each key, None where there is none. The next call's keys come after these."""
+        """One for each key, None if absent. The next call's keys come after these."""
         while not self._ended and self._last < keys[-1]:
             wanted = self._page_rows if self._held else len(keys)
             page = self._scan.take(wanted)

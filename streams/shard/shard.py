@@ -296,7 +296,7 @@ class Shard:
 
     def forget_increments(self, version: int, before: Mapping[str, int], after_key: bytes, rows_max: int) -> bytes | None:
         """Removes rows of a version whose last change lies before the offsets `before`, because its full part has them. Tombstones stay, because readers
-        need their order. Looks at up to `rows_max` entries from `after_key` on. Returns the key to go on from, None at the end. A kill in between
+        need their order. Looks at up to `rows_max` entries from `after_key` on. Returns the key to continue from, None at the end. A kill in between
         leaves more rows than needed, never fewer."""
         prefix, batch, last = increment_prefix(version), self.database.new_batch(), None
         scan = self.database.scan(INCREMENTS, prefix + after_key, increment_prefix(version + 1))

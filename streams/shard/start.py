@@ -116,7 +116,7 @@ def _open_directory(directory: Path, number: int, init: Init, clock: Clock, log:
 
 
 def _restore(directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore) -> Shard | None:
-    """The shard from the newest snapshot that restores and opens. None if there is none and the log still starts at 0."""
+    """The shard from the newest snapshot that restores and opens. None if absent and the log still starts at 0."""
     usable, refused = _usable_snapshots(number, init, log, store)
     spoilt = {p.read_text(): p.parent for p in directory.parent.glob(f"{directory.name}.damaged-*/{ORIGIN_NAME}")}
     for found in usable:

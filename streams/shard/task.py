@@ -1,4 +1,4 @@
-"""The serial task of a shard: every batch and every other step of the shard runs on one thread, one after another.
+"""The serial task of a shard: every batch and every other step of the shard runs on one thread, sequentially.
 
 Here: `ShardTask`: queueing, retry of what is transient, the outbox on its way to the broker. Not here: what a batch does (shard.py), who hands
 batches in (owned_shards.py), who starts versions (streams/versions/shard_versions.py).
@@ -102,7 +102,7 @@ class ShardTask:
         return done
 
     def _recover(self) -> None:
-        """A step of any kind may be the one that finds the damage, and a tick would keep it to itself: batches were tried again for ever."""
+        """A step of any kind may be the one that finds the damage, and a tick would keep it to itself: batches were tried again permanently."""
         try:
             self._shard.recover()
         except Corrupted as error:

@@ -73,7 +73,7 @@ def user_aucs(user_X: np.ndarray, scores_X: np.ndarray, clicked_X: np.ndarray) -
     _, group_X = np.unique(user_X, return_inverse=True)
     _, dense_X = np.unique(scores_X, return_inverse=True)
     _, place_X, ties_R = np.unique(group_X * len(scores_X) + dense_X, return_inverse=True, return_counts=True)
-    rank_X = (np.cumsum(ties_R) - (ties_R - 1) / 2)[place_X]  # ranks over all, users one after another, ties averaged
+    rank_X = (np.cumsum(ties_R) - (ties_R - 1) / 2)[place_X]  # ranks over all, users sequentially, ties averaged
     if np.isnan(scores_X).any():
         rank_X[:] = np.nan  # sorted they would all be the best
     size_G = np.bincount(group_X)

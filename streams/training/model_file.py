@@ -56,7 +56,7 @@ def apply_choices(spec: ModelSpec, choices: Mapping[str, Any]) -> ModelSpec:
 
 
 def require_model(spec: ModelSpec, model_id: str, path: Path) -> None:
-    """Raises Incompatible (`other_model`), naming what differs, unless a checkpoint is of the model that the file describes: who goes on from it changes
+    """Raises Incompatible (`other_model`), naming what differs, unless a checkpoint is of the model that the file describes: who continues from it changes
     weights, never sizes or features."""
     wanted = read_model_file(path)
     if spec.fingerprint == wanted.fingerprint:
@@ -75,7 +75,7 @@ def require_model(spec: ModelSpec, model_id: str, path: Path) -> None:
 
 
 def read_train_choices(path: Path | None, card: Mapping[str, Any] = _NO_CARD) -> TrainChoices:
-    """How the file says to train; without one, `WHAT_IS_LEARNT` of the card of the checkpoint to go on from. Defaults for the rest. Raises Misconfigured
+    """How the file says to train; without one, `WHAT_IS_LEARNT` of the card of the checkpoint to continue from. Defaults for the rest. Raises Misconfigured
     (`bad_model_file`)."""
     if path is None:
         return TrainChoices().replaced(_of_card(card))

@@ -70,7 +70,7 @@ class TrainPlan:
 
     @cached_property
     def base(self) -> Checkpoint | None:
-        """The checkpoint to go on from."""
+        """The checkpoint to continue from."""
         return None if self.warm_start is None else read_checkpoint(self.warm_start)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Settings of `aif train` as a follower, which runs for ever. What changes weights is an option, or in the model's file.
+"""Settings of `aif train` as a follower, which runs permanently. What changes weights is an option, or in the model's file.
 
 Here: section `train`. Not here: sections that several processes share (infra/settings.py).
 """

@@ -44,7 +44,7 @@ class DataRange:
     until_ms: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """For a card: a follower goes on from `offsets`."""
+        """For a card: a follower continues from `offsets`."""
         return {"offsets": {topic: dict(of) for topic, of in self.offsets.items()}, "from_ms": self.from_ms, "until_ms": self.until_ms}
 
 

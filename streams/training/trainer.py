@@ -50,7 +50,7 @@ from streams.training.trainer_state import StateFile, TrainerState
 
 VECTORS_EVERY = 20
 GRADIENT_NORM_MAX = 10.0
-WARM_RATE = 0.25  # of a fit's learning rate: of what goes on from weights that are good already
+WARM_RATE = 0.25  # of a fit's learning rate: of what continues from weights that are good already
 _WARM_UP = 0.03  # share of the run in which the learning rate rises
 _HALVINGS_MAX = 40.0  # so that the oldest request can still be drawn where the newest are fewer than a batch
 LOSSES = ("loss", "copr", "click")  # what is kept of each step
@@ -157,7 +157,7 @@ class Learner:
         return Learnt(logits_BCT[..., 0].detach().numpy(), batch.clicked_BC.numpy(), batch.shown_mask.numpy(), total, copr, click, applied)
 
     def state(self, step: int, about: Mapping[str, Any]) -> TrainerState:
-        """What `restore` goes on from."""
+        """What `restore` continues from."""
         return TrainerState(step, self.network.state_dict(), self._optimiser.moments, self._chance.bit_generator.state, about)
 
     def restore(self, state: TrainerState) -> None:
@@ -189,7 +189,7 @@ class _Run(Learner):
         self.losses.append((learnt.loss, learnt.copr, learnt.click))
 
     def keep(self, states: StateFile, soup: Soup) -> None:
-        """Writes what to go on from. Only where `VECTORS_EVERY` divides the step: there the vectors are renewed anyway."""
+        """Writes what to continue from. Only where `VECTORS_EVERY` divides the step: there the vectors are renewed anyway."""
         losses = np.array(self.losses, np.float64).reshape(-1, len(LOSSES))
         kept = soup.state() if self.chosen.fits > 1 else {}
         states.write(dataclasses.replace(self.state(self.step, states.about), losses=losses, soup=kept))
@@ -208,7 +208,7 @@ def fit(
     states: StateFile | None = None,
     team: Team = ALONE,
 ) -> TrainReport:
-    """Trains in place. `progress` gets the share of the run done, 0 to 1. With `states` it goes on from the state there, and keeps it.
+    """Trains in place. `progress` gets the share of the run done, 0 to 1. With `states` it continues from the state there, and keeps it.
 
     Raises Misconfigured (`nothing_to_learn`, `diverged`).
     """

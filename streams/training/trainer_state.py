@@ -90,7 +90,7 @@ class StateFile:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self) -> TrainerState | None:
-        """The state, None if there is none yet. Raises Corrupted."""
+        """The state, None if absent yet. Raises Corrupted."""
         return decode_state(self.path.read_bytes(), str(self.path)) if self.path.exists() else None
 
     def write(self, state: TrainerState) -> None:

@@ -21,7 +21,7 @@ class StepReport:
     """What a step did, counted by kind, and what it could not do.
 
     errors         what failed in this step
-    news           those of them that were not told lately: a store that is away fails every attempt anew, a few seconds apart
+    news           those of them that were not told lately: a store that is away fails every attempt again, a few seconds apart
     build_seconds  for each full part taken in: the time from its checkpoint to the part
     """
 

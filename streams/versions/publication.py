@@ -41,7 +41,7 @@ class Publication:
     def read_seals(
         self, status: VersionStatus, wanted: Revision, complain: Callable[[str, str], None] = lambda *_: None
     ) -> dict[int, Seal]:
-        """The best seal of each shard that has one: the one whose readers go on from the latest position in index-deltas. `complain` gets the paths of
+        """The best seal of each shard that has one: the one whose readers continue from the latest position in index-deltas. `complain` gets the paths of
         damaged ones, which are passed over, and what is wrong with them."""
         best: dict[int, Seal] = {}
         for seal in self._list_seals(wanted, complain):

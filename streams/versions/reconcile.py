@@ -129,7 +129,7 @@ class Reconciler:
         return report
 
     def _publish(self, state: ControlState, wanted: Revision) -> None:
-        """Makes the manifest from a complete set of seals if there is none yet, then writes its `publish` entry."""
+        """Makes the manifest from a complete set of seals if absent yet, then writes its `publish` entry."""
         status = state.versions[wanted.version]
         manifest = read_if_there(self._publication.store, manifest_path(wanted.version, wanted.revision))
         if manifest is None:

@@ -138,7 +138,7 @@ class ShardVersions:
 
     def _admit(self, state: ControlState, task: OwnedShard) -> None:
         """Lets batches in, unless a version could not be started. Not even one that is only being built may start later: the former owner's seal may be
-        published, and servers would go on from it without what is applied until then."""
+        published, and servers would continue from it without what is applied until then."""
         facts, unready = _read_facts(task), {v.version for v in on_shard(task, Shard.needs_encoders)}
         missing = [s.version for s in state.receiving if s.version not in facts.versions or s.version in unready]
         if missing:

@@ -49,7 +49,7 @@ def test_what_is_done_is_not_waited_for_until_a_source_changes(
         assert "kernels 'kernels' are compiled" in caplog.text  # a silent minute would look like a process that hangs
     lock = hold_lock(folder)
     caplog.clear()
-    with compiled_once("kernels", SOURCES):  # would wait for ever otherwise
+    with compiled_once("kernels", SOURCES):  # would wait permanently otherwise
         assert not caplog.text
     monkeypatch.setattr(module, "_stamp", lambda _: "other sources")
     monkeypatch.setattr(module, "WAIT_S_MAX", 0.0)

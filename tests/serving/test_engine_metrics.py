@@ -54,7 +54,7 @@ def test_what_is_shown_is_counted_once() -> None:
         dataclasses.replace(REPORT, token=VersionToken(5, 0, "b"), changes_applied=3),
     )
     shown.show()
-    assert value("aif_delta_rows_total") == 7 + 2 + 3  # the version was loaded anew and counts from 0
+    assert value("aif_delta_rows_total") == 7 + 2 + 3  # the version was loaded again and counts from 0
     engine.residents = ()
     shown.show()
     assert value("aif_version_live") == -1

@@ -69,7 +69,7 @@ def test_a_rolling_restart_and_a_kill_between_the_calls_lose_nothing(tmp_path: P
 
 
 async def restart_under_load(fleet: Fleet, ids: Sequence[Id]) -> list[Merged]:
-    """Every request's answer while all servers are restarted, one after another; an error of any request is raised."""
+    """Every request's answer while all servers are restarted, sequentially; an error of any request is raised."""
 
     async def retrieve(_: Id) -> Sequence[Id]:
         await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Many histories: one after the other, or side by side on all cores.
+"""Many histories: sequentially, or side by side on all cores.
 
 Here: the search for the first seed that breaks an invariant. Not here: one history (history.py), the command (__main__.py).
 """
@@ -42,7 +42,7 @@ def _seldom_collected() -> Iterator[Callable[[], object]]:
 
 
 def find_violation_on_all_cores(seeds: range) -> Outcome | None:
-    """The same, a process a core. Processes are started anew: a copy of one with threads would not be the same one everywhere."""
+    """The same, a process a core. Processes are started again: a copy of one with threads would not be the same one everywhere."""
     shares = [seeds[at : at + _SHARE] for at in range(0, len(seeds), _SHARE)]
     start_anew = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), start_anew, logging.disable, (logging.CRITICAL,)) as processes:

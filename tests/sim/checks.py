@@ -197,7 +197,7 @@ def check_view(oracle: ShardOracle, encoder: SimEncoder, offsets: Mapping[str, i
 
 
 def check_manifests(world: World) -> None:
-    """Every manifest, also of versions that nobody serves any more."""
+    """Every manifest, also of versions that no server serves any more."""
     for path in world.store.list("versions/"):
         if path.endswith("/manifest.json"):
             manifest = decode_manifest(world.store.get(path))
@@ -280,7 +280,7 @@ def _check_entries(entries: list[Entry]) -> None:
 
 
 def check_progress(world: World, state: ControlState, behind: frozenset[int]) -> None:
-    """Nothing is left to be done. A version that is behind in a shard may wait for ever; it is told who has to act (B5)."""
+    """Nothing is left to be done. A version that is behind in a shard may wait permanently; it is told who has to act (B5)."""
     open_ones = [f"{s.version}.{s.wanted_revision}" for v, s in state.versions.items() if s.wanted_revision is not None and v not in behind]
     require(not open_ones, "progress", "still wanted at rest: %s", open_ones)
     require(plan_promotion(state) is None, "progress", "version %s waits for its promotion", plan_promotion(state))

@@ -23,7 +23,7 @@ revision, roll-back or freeze and, a second, a third of the restored snapshots. 
 grown old found most a second, 1.6 +- 0.2 times the mean, and other beginnings 0.6 to 1.0, although old worlds cost most.
 
 Nor do histories share a beginning, which is a fifth of one's time. A copy of the process (os.fork, everything frozen before) costs as much before it
-does anything, and as much again for the 2,400 pages that it writes to. Three histories one after the other in a world, each with its chaos, calm and
+does anything, and as much again for the 2,400 pages that it writes to. Three histories sequentially in a world, each with its chaos, calm and
 checks, were held against three worlds: 4,100 histories each over 15 bugs, a second of processor time, on a busy machine:
 
     each in a world of its own                        55 histories    2.7 +- 0.2 finds

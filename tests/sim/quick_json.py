@@ -1,4 +1,4 @@
-"""JSON as the shell reads and writes it, without what json makes anew at every call: half of the cost of small documents.
+"""JSON as the shell reads and writes it, without what json makes again at every call: half of the cost of small documents.
 
 Here: `QuickJson`, in the place of the module json in the modules that write one small document after another, and `QuickEncoder`, in the place of one
 json.JSONEncoder. Same bytes, same values, same errors (test_fakes.py compares them).

@@ -1,6 +1,6 @@
 """A shard in the hands of a simulated worker: what streams/shard/task.py is without threads. Not here: the worker (worker.py).
 
-Steps come one after the other; batches of one topic may hold what came before; the sender puts outbox entries into their topics in order, any prefix may
+Steps come sequentially; batches of one topic may hold what came before; the sender puts outbox entries into their topics in order, any prefix may
 be there when the process dies, and only what was acknowledged is removed.
 """
 
@@ -38,7 +38,7 @@ class Done(Generic[T]):
 
 
 class Task:
-    """A shard in the hands of a worker: steps one after the other, the way of its records in and of its messages out."""
+    """A shard in the hands of a worker: steps sequentially, the way of its records in and of its messages out."""
 
     def __init__(self, worker: "Worker", shard: Shard, positions: Mapping[str, int]) -> None:
         self.worker, self.shard, self.number = worker, shard, shard.number

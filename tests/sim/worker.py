@@ -126,12 +126,12 @@ class Worker:
             world.point("an assignment is tried again")
 
     def _check_index(self, shard: Shard) -> None:
-        """Whatever died since, the shard knows its index: one that was begun anew in the same store has versions of the same numbers."""
+        """Whatever died since, the shard knows its index: one that was begun again in the same store has versions of the same numbers."""
         try:
-            shard.hold_index("begun anew")
+            shard.hold_index("begun again")
         except Incompatible:
             return
-        raise Violation("one index", f"{self.name} would go on with shard {shard.number} in an index that was begun anew")
+        raise Violation("one index", f"{self.name} would go on with shard {shard.number} in an index that was begun again")
 
     def close(self, number: int) -> None:
         """The shard is given away."""

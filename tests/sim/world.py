@@ -185,7 +185,7 @@ class World:
         self._rare_point(what, self.data_steps)
 
     def store_point(self, path: str) -> None:
-        """Around a change of the index store. It is likely that somebody else writes the same control entry."""
+        """Around a change of the index store. It is likely that another process writes the same control entry."""
         if path.startswith("control/"):
             self._rare_point(path, self.log_steps)
         else:
@@ -216,7 +216,7 @@ class World:
         return fault
 
     def unique(self) -> str:
-        """A name that nobody else uses; its order says nothing."""
+        """A name that no other process uses; its order says nothing."""
         return f"{self.random.getrandbits(48):012x}"
 
     # --- topics -------------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ KILLED = {"AIF_WORKER__SESSION_TIMEOUT_S": "6"}  # the shortest that is allowed:
 
 @functools.cache
 def open_template() -> Template:
-    """What every worker of these tests imports, imported once: each is a process of its own that goes on from there."""
+    """What every worker of these tests imports, imported once: each is a process of its own that continues from there."""
     folder = Path(tempfile.mkdtemp(prefix="aif-template-"))
     template = launch_template(["streams.worker", "streams.kernels:load_compiled_kernels"], folder / "log")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

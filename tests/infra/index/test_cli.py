@@ -70,7 +70,7 @@ def test_decisions_change_what_is_served(store: IndexStore) -> None:
     back = run_aif("index", "rollback", "--reason", "worse clicks")
     assert (back["live"], back["backup"], back["held"]) == (0, 1, True)
     with pytest.raises(AifError, match="rolled back from: worse clicks"):
-        run_aif("index", "rollback")  # once more by mistake would bring back what was left
+        run_aif("index", "rollback")  # again by mistake would bring back what was left
     assert run_aif("index", "promote", "1")["live"] == 1
 
 

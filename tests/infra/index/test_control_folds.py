@@ -256,7 +256,7 @@ def from_fold(store: IndexStore) -> ControlState:
 
 @pytest.mark.parametrize("read", [1, 2, 15])
 def test_a_writer_that_slept_between_reading_and_putting_decides_again(folder: IndexStore, read: int) -> None:
-    """Its number is free once more, because its entry was removed: what is put there, no reader sees."""
+    """Its number is free again, because its entry was removed: what is put there, no reader sees."""
     fill(folder, read)
 
     class Slow(CountingStore):

@@ -89,7 +89,7 @@ def test_no_path_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory,
         return
 
 
-@pytest.mark.timeout(20)  # who reads a pipe would wait for ever
+@pytest.mark.timeout(20)  # who reads a pipe would wait permanently
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: Path(path).symlink_to("/dev/zero")])
 def test_what_is_no_file_is_named_and_blocks_nobody(store: IndexStore, make: Callable[[Path], None]) -> None:
     assert isinstance(store, FolderStore)

@@ -22,7 +22,7 @@ def act(kind: EntryKind, version: int = -1, at_ms: int = 3) -> Entry:
 
 
 def lived(*versions: int) -> list[Entry]:
-    """Each of them wanted, published and promoted, one after the other."""
+    """Each of them wanted, published and promoted, sequentially."""
     return [entry for v in versions for entry in (want(v), publish(v), act(EntryKind.PROMOTE, v))]
 
 

@@ -126,7 +126,7 @@ async def call_two_on_a_version_that_goes(server: Server) -> Any:
 
 
 async def call_two_waiting_for_call_one(server: Server) -> Any:
-    """Call 1 is somebody else's, who goes on waiting for it."""
+    """Call 1 is another process's, who goes on waiting for it."""
     asked = Asked(1, "other")
     deadline = Deadline(time.monotonic(), 60_000)
     flight = server.users.fly(server.paced, asked, await server.users.find(asked), 7, deadline)

@@ -83,7 +83,7 @@ def test_off_by_default_and_then_said_so(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "token",
     [VersionToken(99, 0, "0" * 8), VersionToken(1, 0, "2" * 8)],
-    ids=["a version that is gone", "a version of the same number of an index that was made anew"],
+    ids=["a version that is gone", "a version of the same number of an index that was made again"],
 )
 def test_a_state_of_another_version_is_a_lost_state(version: Version, engine: Engine, state: UserState, token: VersionToken) -> None:
     text = CarriedStates(KEY, "index", 600).seal(7, token, dataclasses.replace(state, version=token.version))  # type: ignore[type-var]

@@ -179,7 +179,7 @@ def test_a_refusal_holds_until_a_piece_of_work_ends_or_a_place_may_be_free() -> 
     assert first is not None and told() == first, "found once, told to everybody"
     assert paced.load() == pytest.approx(10 * math.exp(-7 / 30) + 2 * 10 / 30), "and everybody is counted"
     now_s[0] = 0.008
-    assert told() not in (first, None), "after some time it is judged anew"
+    assert told() not in (first, None), "after some time it is judged again"
     work.cancel()
     assert told() is None, "and when work has ended at once"
 

@@ -138,7 +138,7 @@ def test_call_one_is_not_refused_for_behaviours_that_its_kept_state_has() -> Non
         assert client.user(1).behaviours == 3, "taken from the pool"
         front.engine.let_go = True
         front.tell(1, 3)
-        assert client.user(1).behaviours == 4, "gone on from"
+        assert client.user(1).behaviours == 4, "continued from"
         with pytest.raises(Unavailable, match="overloaded"):
             client.user(1, behaviours=[InlineBehaviour(item_id=1)] * 3)
         assert not other.done()

@@ -36,7 +36,7 @@ Open = Callable[..., UserStore]
 
 @pytest.fixture
 def open_store(tmp_path: Path) -> Iterator[Open]:
-    """Opens the view of this test; opened again, it is closed and goes on from the same directory."""
+    """Opens the view of this test; opened again, it is closed and continues from the same directory."""
     opened: list[UserStore] = []
 
     def open_again(kind: IdKind = IdKind.INT64, partitions: int = M, bounds: StoreBounds | None = None) -> UserStore:

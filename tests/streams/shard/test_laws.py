@@ -64,7 +64,7 @@ class Step:
 
     features: int
     new_items: int
-    again: int  # so many records before them are delivered once more
+    again: int  # so many records before them are delivered again
     event: str  # "", "crash before", "crash after", "save", "rewind"
 
 

@@ -1,4 +1,4 @@
-"""`aif train` as a process on the real broker: checkpoints that may be served, published, and gone on from; text ids too."""
+"""`aif train` as a process on the real broker: checkpoints that may be served, published, and continued from; text ids too."""
 
 import dataclasses
 import json

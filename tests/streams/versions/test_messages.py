@@ -11,7 +11,7 @@ from streams.versions.messages import VersionMessages
 
 
 def test_the_largest_record_that_the_topic_takes_gets_a_dead_letter(bootstrap_servers: str) -> None:
-    """A letter that cannot be sent is tried for ever, and no later checkpoint is decided meanwhile (I6)."""
+    """A letter that cannot be sent is tried permanently, and no later checkpoint is decided meanwhile (I6)."""
     prefix = f"letters-{uuid.uuid4().hex[:12]}."
     apply_topics(bootstrap_servers, prefix, 1, 1)
     record = SourceRecord(MODEL_CHECKPOINTS, 0, 0, b"", b"x" * RECORD_BYTES_MAX)

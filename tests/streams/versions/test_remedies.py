@@ -72,7 +72,7 @@ DAMAGE: dict[str, tuple[Callable[[World], str], Callable[[Path], None]]] = {
 @pytest.mark.parametrize("grown", [False, True], ids=["", "grown"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_live_version_is_published_anew_as_its_error_says(world: World, worker: Worker, damage: str, grown: bool) -> None:
-    """`grown`: so much changed since that the full part is written anew before the next seal, from the one that may be damaged."""
+    """`grown`: so much changed since that the full part is written again before the next seal, from the one that may be damaged."""
     if grown:
         change(world, worker, ITEMS * 3 // 4)
     path_of, spoil = DAMAGE[damage]

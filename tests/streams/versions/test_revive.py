@@ -1,4 +1,4 @@
-"""A frozen version comes back with what is newer, computed anew and nothing else; a full part is written anew; a killed build goes on."""
+"""A frozen version comes back with what is newer, computed again and nothing else; a full part is written again; a killed build goes on."""
 
 import dataclasses
 import shutil
@@ -152,7 +152,7 @@ def test_a_promotion_of_a_frozen_version_happens_when_it_is_revived_unless_someb
     assert state.versions[1].state is (State.PUBLISHED if newer is EntryKind.HOLD else State.LIVE)
 
 
-# --- a full part written anew ----------------------------------------------------------------------------------------
+# --- a full part written again ----------------------------------------------------------------------------------------
 
 
 def test_a_revision_works_a_grown_incremental_part_into_the_full_one_without_computing_a_row(world: World, encoded: list[int]) -> None:

@@ -27,6 +27,7 @@ def commands(app: typer.Typer) -> None:
     group.command("report", short_help="Write docs/BENCHMARKS.md from the runs that are kept.")(report)
     group.command("freshness", short_help="From publish to visible in an answer.")(freshness)
     group.command("crash", short_help="Kills under traffic; then every event is counted.")(crash)
+    group.command("soak", short_help="Mixed load for long: does anything grow?")(soak)
     group.command("scale", short_help="Build, disk and memory by number of items.")(scale)
     register_serving(group)
     group.command("nearline", short_help="Builds and increments beside their floors.")(bench_nearline)
@@ -58,6 +59,20 @@ def crash(
     from lab.system.crash import measure_crash
 
     print_figures(measure_crash(kills, seed, items, rate).as_dict(), as_json)
+
+
+def soak(
+    seconds: Annotated[float, typer.Option(min=10.0, help="Seconds of mixed load.")] = 7_200.0,
+    settle_s: Annotated[float, typer.Option(min=0.0, help="Seconds of load before the slopes begin.")] = 1_800.0,
+    items: Annotated[int, typer.Option(min=1_000, help="Items of the synthetic catalogue.")] = 5_000,
+    rate: Annotated[float, typer.Option(min=1.0, help="Item updates per second.")] = 200.0,
+    version_every_s: Annotated[float, typer.Option(min=10.0, help="Seconds between two new versions.")] = 180.0,
+    as_json: AsJson = False,
+) -> None:
+    """Growth an hour of memory, open files, table files and store files: worker_rss_mib_per_h, shards_table_files_per_h, store_files_per_h, ..."""
+    from lab.system.soak import measure_soak
+
+    print_figures(measure_soak(seconds, settle_s, items, rate, version_every_s).as_dict(), as_json)
 
 
 def scale(sizes: Annotated[str, typer.Option(help="Numbers of items, with commas.")] = "100000,1000000", as_json: AsJson = False) -> None:

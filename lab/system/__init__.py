@@ -8,4 +8,5 @@ crash.py          kills under traffic, then a count of every update
 crash_traffic.py  the updates of that traffic; bad_records.py: those of broken senders
 crash_fold.py     the independent count, which shares no code with the shards
 faulty_disk.py    single calls to the disk that fail
+soak.py           mixed load for long, and what grows with time
 """

@@ -31,6 +31,7 @@ from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 # The sizes that the goals are given for: 32-wide fp16 vector, 10 bridge weights, 64-bit signature.
 MODEL_SIZES: Mapping[str, Any] = {"width": 32, "bridges": 10, "hash_bits": 64}
 _W_HASH_SEED = 7
+_INDEX_S_MAX = 120.0
 _LIVE_S_MAX = 1_800.0
 _APPLIED_S_MAX = 600.0
 _STOP_S_MAX = 30.0
@@ -73,7 +74,8 @@ class BenchStage(Stage):
             return publisher.publish_items(catalogue.items()) + publisher.publish_new_items(catalogue.new_items())
 
     def publish_model(self, catalogue: Catalogue, seed: int = 0) -> int:
-        """A checkpoint of random weights; its version."""
+        """A checkpoint of random weights; its version. The index must have been begun, which a starting worker does: waits for that."""
+        wait_until(lambda: self.control_state().init is not None, _INDEX_S_MAX, "a worker to begin the index", poll_s=0.01)
         path = self.directory / "checkpoints" / f"random-{seed}.safetensors"
         write_random_checkpoint(path, catalogue, seed)
         with self.publisher() as publisher:

@@ -1,9 +1,9 @@
 """Open-loop load: requests leave at a constant rate, whether or not the earlier ones were answered; over HTTP, or any call.
 
 Here: sending, latencies as sketches by kind of answer, bodies of inferences. Not here: the requests of a bench, the meaning of figures.
-A latency counts from the moment at which the request was meant to leave, so a server that stands still is charged for everybody who would have come
-meanwhile ("coordinated omission" is what a closed loop would measure). Connections are kept alive and taken one request at a time; where all are
-busy a new one is opened, up to a bound, beyond which a request waits on the sender's side and its clock runs.
+A latency counts from the intended departure of its request. A server that stalls is therefore charged for every request that was due meanwhile; a closed
+loop would leave them out ("coordinated omission"). Connections are kept alive and carry one request at a time. Where all are busy a new one is opened, up
+to a bound; beyond it a request waits at the sender while its clock runs.
 Source: Gil Tene, "How NOT to measure latency"; DDSketch (arXiv 1908.10693), relative error 1%.
 """
 
@@ -38,7 +38,7 @@ class Latencies:
     """Latencies in milliseconds by outcome; `seconds` is the time from the first intended send to the last answer.
 
     `late` has the sender's own lag: milliseconds from the moment at which a request was meant to leave until it left. It is part of every latency, so
-    where it is not small against them, the sender is what was measured.
+    where it is not small against them, the bench has measured the sender.
     """
 
     sketches: dict[str, DDSketch] = field(default_factory=lambda: {name: DDSketch(0.01) for name in (OK, REFUSED, FAILED)})
@@ -140,7 +140,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Connections:
-    """Kept alive, newest first: those that are not needed grow old and nobody minds."""
+    """Kept alive, newest first, so that spare connections stay unused."""
 
     def __init__(self, url: str, count_max: int) -> None:
         parts = urlsplit(url)
@@ -224,8 +224,8 @@ async def sleep_until(moment_s: float) -> None:
 
 
 async def call_at_rate(call: Callable[[int, float], Coroutine[None, None, None]], rate_per_s: float, seconds: float) -> float:
-    """`call(number, intended_s)` at a constant rate for so long, whatever became of the earlier ones; returns the seconds until the last is done. What a
-    call raises ends them all: nobody would count it."""
+    """`call(number, intended_s)` at a constant rate for so long, whatever became of the earlier ones; returns the seconds until the last is done. An
+    error that a call raises ends the whole load."""
     start_s = time.perf_counter()
     async with asyncio.TaskGroup() as calls:
         for number in range(max(1, round(rate_per_s * seconds))):

@@ -1,8 +1,8 @@
 """Declarations of everything that measures, read from lab/benches.toml: figures (name, unit, meaning) and the goals they are held to.
 
 Here: the form of a declaration. Not here: the values (infra/figures.py), the kept runs (kept.py), docs/BENCHMARKS.md made of both (document.py).
-A name may have holes: `engine_p50_ms_{candidates}` is one figure for each number of candidates. What stands in a hole has no dot, but for that of
-a number.
+A name may have holes: `engine_p50_ms_{candidates}` is one figure for each number of candidates. The text of a hole has no dot, except in a
+number.
 """
 
 import operator
@@ -28,7 +28,7 @@ _BOUNDS = ("_low", "_high")
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure, or one for everything that its holes may stand for. An interval's bounds, NAME_low and NAME_high, are not declared beside it."""
+    """One figure, or one for everything that its holes may stand for. An interval's bounds, NAME_low and NAME_high, are not declared themselves."""
 
     name: str
     unit: str
@@ -113,7 +113,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class SummaryLine:
-    """A line of the summary: a figure of a command in the runs that were `asked` so, and figures beside it by title."""
+    """A line of the summary: a figure of a command in the runs that were `asked` so, and figures to compare, by title."""
 
     question: str
     measure: str
@@ -151,5 +151,5 @@ def read_benches() -> Mapping[str, Bench]:
 
 
 def read_bench(command: str) -> Bench:
-    """The declared bench of a command ("bench rank"). KeyError where there is none."""
+    """The declared bench of a command ("bench rank"). Raises KeyError for an undeclared command."""
     return read_benches()[command]

@@ -1,4 +1,4 @@
-"""docs/BENCHMARKS.md: what each bench declares, and beside it the runs that are kept. All of it is written here, nothing by hand.
+"""docs/BENCHMARKS.md: the declarations of all benches with their kept runs. All of it is written here, nothing by hand.
 
 Here: the text. Not here: the declarations (lab/benches.toml), the files of the runs (lab/figures/kept.py).
 """
@@ -37,7 +37,7 @@ def render_benchmarks(benches: Sequence[Bench], kept: Path) -> str:
 
 
 def _summary(measured: Mapping[str, tuple[Bench, Sequence[Sequence[Run]]]]) -> Iterator[str]:
-    """The figures that a reader asks for first, with what stands beside each in the same runs."""
+    """Yield the figures that a reader asks for first, each with figures of the same runs to compare."""
     rows = []
     for line in read_summary():
         if line.command not in measured:

@@ -85,7 +85,7 @@ def _fold_histories(world: RankWorld, store: UserStore, users: int, behaviours: 
 
 def main() -> None:
     """See the module."""
-    open_logs("overload", "warning", "text")  # nothing but the address may go into the pipe: nobody reads on
+    open_logs("overload", "warning", "text")  # only the address may go into the pipe: its reader stops after it
     items, users, behaviours, candidates = map(int, sys.argv[1:5])
     with open_rank_world(items) as world, tempfile.TemporaryDirectory() as folder:
         # Of this thread and those it starts from here on; the engine's runs already.

@@ -6,8 +6,8 @@
     --mixed N   small versions, loaded in a fraction of a second; inferences from a few senders in a closed loop, of which N answers are judged, not timed
 
 Not here: versions in the store (versions.py), the load (lab/load.py).
-Windows at rest and with switching alternate, because other processes may use the machine. Each score is computed from the model and one row of a version,
-and versions have disjoint ranges of scores: a single row of another version, and with --mixed the model of another, is detected.
+Windows at rest and with switching alternate, because other processes may use the machine. Each score depends on one row and the
+model of a version, and versions have disjoint ranges of scores. So a single row of another version is detected, and with --mixed another model, too.
 """
 
 import contextlib

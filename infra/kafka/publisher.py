@@ -327,7 +327,8 @@ def count_partitions(bootstrap: Bootstrap, prefix: str) -> tuple[int, int]:
     if ITEM_FEATURES not in found or USER_FEATURES not in found:
         raise Unavailable(
             "unknown_topic",
-            f"{prefix}{ITEM_FEATURES} is not on {bootstrap}; run `aif topics apply`, or start a worker and wait for its `ready`",
+            f"{prefix}{ITEM_FEATURES} is not on {bootstrap}; see that broker and prefix are those of the index. A topic that was deleted is another one when "
+            "it is made again: `aif doctor` says whether `aif topics apply` may make it",
         )
     return found[ITEM_FEATURES].partitions, found[USER_FEATURES].partitions
 

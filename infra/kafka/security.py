@@ -22,7 +22,6 @@ from infra.kafka.oauth import TokenSource
 from schemas.errors import AifError, Misconfigured, Unavailable
 
 _REPEAT_S = 30.0  # between two log lines about the same refusal
-_ACL_GUIDE = "docs/how-to/kafka-security.md lists the rights of each role"
 _log = logging.getLogger("aif.kafka.security")
 
 
@@ -209,7 +208,10 @@ def refusal(bootstrap: Bootstrap, error: Any, what: str) -> AifError | None:
 def not_authorized(bootstrap: Bootstrap, what: str) -> Unavailable:
     """The error for a principal that lacks a right."""
     principal = as_connection(bootstrap).security.principal
-    return Unavailable("kafka_not_authorized", f"broker {bootstrap} refused {principal}, {what}; grant it the right, {_ACL_GUIDE}")
+    return Unavailable(
+        "kafka_not_authorized",
+        f"broker {bootstrap} refused {principal}, {what}; grant it the right: docs/how-to/kafka-security.md lists those of each role",
+    )
 
 
 class _Refusals:

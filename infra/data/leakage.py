@@ -95,10 +95,10 @@ def undated_columns(sources: MappedSources) -> list[str]:
 
 
 def _columns(sources: MappedSources, source: Source | None) -> list[str]:
-    """Names of the features of items that a section has columns of, and that can be asked."""
+    """Names of the features of items that a section has columns of, and that can be asked. A column of which the model reads rates alone is no feature."""
     kinds = {f.name: f.kind for f in sources.features if f.scope is Scope.ITEM}
     columns = source.feature_columns() if source is not None else {}
-    return [name for name, column in columns.items() if column.value is None and kinds[name] in _TOLD]
+    return [name for name, column in columns.items() if column.value is None and kinds.get(name) in _TOLD]
 
 
 def _busiest_time(sources: MappedSources, history: Source, until_ms: int) -> int | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
 from schemas.errors import Misconfigured
 from schemas.statistics import DAY_MS, HOUR_MS, PRIOR, RATE_STEP, coarse_counts, fit_windows, smoothed_rates
@@ -64,6 +65,7 @@ def test_a_mapping_with_impressions_gets_rates_of_items_and_of_large_groups_and_
     names = [f.name for f in found.schema.realtime_features]
     assert names == ["rate_click", "rate_liked", "rate_click_of_maker", "rate_liked_of_maker", "shown", "shown_6h", "shown_1d"]
     assert "maker" not in {f.name for f in found.schema.features}, "17 makers of 20 items would be learnt by heart"
+    assert not any("maker" in doubt for doubt in find_doubts(found.sources)), "a column that is no feature disturbs no check"
     assert found.model["tasks"] == ("click", "liked", "shown") and found.model["rank_by"] == "click * shown"
     assert not open_log(tmp_path, items="popularity = false").schema.realtime_features
 

@@ -151,6 +151,17 @@ class Impressions(Source):
             raise ValueError("needs request, or a time that rows of one request share: it says which rows were shown together")
         return self
 
+    @model_validator(mode="after")
+    def _require_features_known_before(self) -> Self:
+        outcomes = {column.columns: name for name, column in (("clicked", self.clicked), *self.outcomes.items()) if column.columns}
+        for feature in self.features.values():
+            if feature.columns in outcomes:
+                raise ValueError(
+                    f"context.{feature.name} reads {feature.columns[0]!r}, the column of {outcomes[feature.columns]}: an outcome is not known when the "
+                    "request is ranked; leave it out of [impressions.context]"
+                )
+        return self
+
     @field_validator("outcomes", mode="before")
     @classmethod
     def _require_names(cls, raw: Any) -> Any:

@@ -8,6 +8,7 @@ import pytest
 
 from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
+from infra.data.mapping import read_mapping
 from schemas.errors import Misconfigured
 from schemas.statistics import DAY_MS, HOUR_MS, PRIOR, RATE_STEP, coarse_counts, fit_windows, smoothed_rates
 from tests.infra.data.shops import START_MS, open_shop
@@ -88,3 +89,11 @@ def test_windows_fit_the_log_and_numbers_are_coarse() -> None:
     assert coarse_counts(np.array([0, 9, 10, 99, 101, 12_345])).tolist() == [0, 9, 10, 99, 100, 12_000]
     rates = smoothed_rates(np.array([0, 10, 0, 1]), np.array([0, 20, 100, 1]))
     assert rates[0] == 0.0 and rates[1] > rates[3] > 0 > rates[2] and np.isfinite(rates).all()
+
+
+def test_an_outcome_is_refused_as_a_feature_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "shop.toml").write_text(MAPPING.format(features="", items="") + '[impressions.context]\nlove = "liked"\n')
+    with pytest.raises(
+        Misconfigured, match=r"context\.love reads 'liked', the column of liked: an outcome is not known when the request is ranked"
+    ):
+        read_mapping(tmp_path / "shop.toml")

@@ -18,7 +18,9 @@ from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.kafka.publisher import Publisher
+from infra.kafka.security import KafkaConnection
 from infra.processes import Child, free_ports, start_child, stop_all, wait_until
+from infra.settings import InfraSettings, load_settings
 from infra.supervisor import Supervised
 from schemas.errors import Unavailable
 from schemas.ids import IdKind
@@ -82,6 +84,11 @@ class Stage:
         return self.broker.bootstrap_servers
 
     @property
+    def connection(self) -> KafkaConnection:
+        """The same, with the login that the environment names for it."""
+        return KafkaConnection(self.bootstrap_servers, load_settings(InfraSettings).kafka_security)
+
+    @property
     def topic_prefix(self) -> str:
         """A prefix of its own, so that a demo on a shared broker touches nobody's topics."""
         return f"demo-{self.directory.name}." if self.external_bootstrap else "aif."
@@ -106,7 +113,7 @@ class Stage:
         """The broker (or the one named by AIF_KAFKA__BOOTSTRAP_SERVERS) and its topics."""
         if not self.external_bootstrap:
             self.broker = start_broker(self.directory / "broker")
-        apply_topics(self.bootstrap_servers, self.topic_prefix, SHARDS, USER_PARTITIONS)
+        apply_topics(self.connection, self.topic_prefix, SHARDS, USER_PARTITIONS)
 
     def warm_up(self) -> None:
         """From now on commands are forked from a template instead of loading everything themselves: half of the demo's starts was that."""
@@ -164,7 +171,7 @@ class Stage:
 
     def publisher(self) -> Publisher:
         """A publisher to this stage's topics."""
-        return Publisher(self.bootstrap_servers, self.topic_prefix, "aif-demo", SHARDS, USER_PARTITIONS, self.id_kind)
+        return Publisher(self.connection, self.topic_prefix, "aif-demo", SHARDS, USER_PARTITIONS, self.id_kind)
 
     def stop(self) -> None:
         """Stops every child at once, kills what is left after 1.5 s, and removes the directory unless it is kept. Takes at most 3 s."""

@@ -133,6 +133,8 @@ class RankingServer:
 
     def stop(self) -> None:
         """Begins to drain; then `run` returns."""
+        if not self._stopping.is_set():
+            logger.info("stopping ...")
         self.front.draining = True
         self._stopping.set()
 

@@ -29,7 +29,7 @@ from infra.guarded_thread import GuardedThread, count_faults, watch_threads
 from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index.control_log import ControlLog, check_identity, check_index_settings, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import apply_topics, describe_index, end_offsets, fetch_topics, plan_topics, topic_gone
+from infra.kafka.admin import apply_topics, describe_index, end_offsets, fetch_topics, find_coordinator, plan_topics, topic_gone
 from infra.kafka.dead_letters import dead_letter_topic
 from infra.kafka.rights import check_rights
 from infra.metrics import Metrics, open_metrics_page
@@ -56,8 +56,8 @@ _LAG_EVERY_S = 2.0
 _TOPICS_EVERY_S = 5.0
 _START_S_MAX, _ANSWER_S_MAX = 30.0, 1.0  # for the broker's answer
 _END_S_MAX = 25.0  # what watches over processes often kills after 30
-_FAUST_END_S_MAX = 5.0  # without a broker its client waits permanently for the answer to a last commit, which nothing here needs
-_THREAD_END_S_MAX = 5.0
+_FAUST_END_S_MAX = 1.5  # without a broker its client waits permanently for the answer to a last commit, which nothing here needs
+_THREAD_END_S_MAX = 0.5  # they were asked before Faust was; one that waits for a broker ends with the process
 _Held = dict[int, tuple[Mapping[str, int], DiskFacts]]  # by shard: next offsets, size of its directory
 _log = logging.getLogger("aif.streams.worker")
 
@@ -80,6 +80,7 @@ class Worker:
         count_faults(self._registry)
         self.metrics = WorkerMetrics(self._registry)
         self.bootstrap, self.prefix = settings.connection(), settings.kafka.topic_prefix
+        self.group = f"{self.prefix}shards"
         self.folder: Path = settings.worker.data_dir.resolve()
         self.store = open_index_store(settings.index.store)
         self.control_log = ControlLog(self.store)
@@ -104,7 +105,8 @@ class Worker:
         else:
             for change in plan_topics(fetch_topics(self.bootstrap, self.prefix, settings=True), index.shards, index.user_partitions):
                 _log.warning("topic differs from the table: %s", change)
-        check_rights(self.bootstrap, *_rights(self.prefix), f"{self.prefix}shards")
+        check_rights(self.bootstrap, *_rights(self.prefix), self.group)
+        find_coordinator(self.bootstrap, self.group)  # Faust would log an error for each time that it is not there yet
         if self.control_log.refresh().init is None:
             check_holds_no_shard(self.folder, self.store.url)
         self.store.scratch.remove_dead()
@@ -173,9 +175,8 @@ class Worker:
             leave_process(0)
 
     def _make_app(self) -> ShellApp:
-        worker = self.settings.worker
-        group, faust_folder = f"{self.prefix}shards", self.folder / "faust"
-        app = make_app(group, self.bootstrap, self.prefix, faust_folder, self.owned, worker.session_timeout_s, self._check_topics)
+        worker, faust_folder = self.settings.worker, self.folder / "faust"
+        app = make_app(self.group, self.bootstrap, self.prefix, faust_folder, self.owned, worker.session_timeout_s, self._check_topics)
         self.versions = VersionSide(
             self.settings,
             self.control_log,
@@ -201,6 +202,8 @@ class Worker:
         if not asked.done():
             stop_process(app.crash_reason or RuntimeError("Faust stopped by itself"), "consuming")
         self.owned.begin_close()
+        self._stopping.set()
+        self._wake.set()
         stopping = asyncio.ensure_future(app.stop())
         await asyncio.wait({stopping}, timeout=_FAUST_END_S_MAX)
         if stopping.done():
@@ -228,6 +231,7 @@ class Worker:
 
     def _ask_to_stop(self, stop: asyncio.Event) -> None:
         if not stop.is_set():
+            _log.info("stopping ...")
             stop.set()
             self._last_resort.start()
 

@@ -180,6 +180,14 @@ def other_topic(topic: str, known: str, found: str) -> Incompatible:
     )
 
 
+def find_coordinator(bootstrap: Bootstrap, group: str, *, deadline_s: float = _DEADLINE_S) -> None:
+    """Return when the broker has a coordinator for a consumer group. A new cluster makes the topic of the groups' offsets when it is first asked for one.
+
+    Raises Unavailable (`kafka_unreachable`).
+    """
+    _Broker(bootstrap, deadline_s).find_coordinator(group)
+
+
 def describe_index(
     bootstrap: Bootstrap, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str, *, deadline_s: float = _DEADLINE_S
 ) -> "Init":
@@ -292,6 +300,10 @@ class _Broker:
         """Kafka's id of a topic."""
         found = self._ask(lambda: self._admin.describe_topics(TopicCollection([topic]), request_timeout=self._request_s), f"topic {topic}")
         return str(found[topic].topic_id)
+
+    def find_coordinator(self, group: str) -> None:
+        """Asks for a group, which needs its coordinator."""
+        self._ask(lambda: self._admin.describe_consumer_groups([group], request_timeout=self._request_s), f"describe group {group}")
 
     def times(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
         """Time of the record that `spec` names in each partition of a topic, -1 where there is none."""

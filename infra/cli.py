@@ -85,6 +85,9 @@ def build_app() -> typer.Typer:
     app.callback()(_options)
     for entry_point in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda found: found.name):
         entry_point.load()(app)
+    from infra.examples import add_examples
+
+    add_examples(app)
     return app
 
 
@@ -129,7 +132,7 @@ def show_config(
 
     The choices of a model's file stand with them; no variable sets those, but `aif train --set`.
     """
-    from infra.settings import explain_object_store, explain_settings
+    from infra.settings import explain_object_store, explain_settings, unit_of
 
     rows: dict[str, dict[str, object]] = {}
     for path in SETTINGS_CLASSES:
@@ -137,7 +140,14 @@ def show_config(
     rows |= {setting.name: asdict(setting) for setting in explain_object_store(str(rows["index.store"]["value"]))}
     for section, path in CHOICES.items():
         for choice in resolve_name(path)(model):
-            rows[f"{section}.{choice['name']}"] = {**choice, "name": f"{section}.{choice['name']}"}
+            name = f"{section}.{choice['name']}"
+            rows[name] = {
+                "name": name,
+                "value": choice["value"],
+                "origin": choice["origin"],
+                "unit": unit_of(name),
+                "meaning": choice.get("meaning", ""),
+            }
     print_table("settings", [rows[name] for name in sorted(rows)], as_json)
 
 

@@ -5,8 +5,11 @@ drive), errors as one message (infra/cli.py).
 Exit codes: 0 done, 1 an error of ours (its code is printed), 2 wrong usage, 130 Ctrl-C.
 """
 
+import itertools
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,16 +22,13 @@ if TYPE_CHECKING:
 # The type of the flag that every command has which prints data: `def show(as_json: AsJson = False)`.
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
+_CELL_MIN = 16  # characters of a cell that are never folded
+
 # What the parts register, each its own in its `commands(app)`, read when all have. Nothing is imported before it is shown.
 # "module:Class" of every process's settings, for `aif config show`.
 SETTINGS_CLASSES: list[str] = ["infra.settings:InfraSettings"]
 # "module:function" that explains a section of a model's file, for `aif config show --model FILE`: it gives rows with name, value and origin.
 CHOICES: dict[str, str] = {}
-
-
-def example(*commands: str) -> str:
-    """The last lines of a command's help: commands that work as they are written. For `epilog` of a command."""
-    return "\b\nExample:\n" + "\n".join(f"  {command}" for command in commands)
 
 
 def register_choices(section: str, path: str) -> None:
@@ -56,7 +56,10 @@ def print_data(data: Mapping[str, Any], as_json: bool) -> None:
         return
     width = max((len(_title(name)) for name in data), default=0)
     for name, value in data.items():
-        typer.echo(f"{_title(name):<{width}}  {_shown(name, value)}".rstrip())
+        first, *more = _fold(str(_shown(name, value)), max(_CELL_MIN, _columns_max() - width - 2))
+        typer.echo(f"{_title(name):<{width}}  {first}".rstrip())
+        for line in more:
+            typer.echo(f"{'':<{width}}  {line}")
 
 
 def _title(name: str) -> str:
@@ -88,9 +91,29 @@ def print_table(name: str, rows: Sequence[Mapping[str, Any]], as_json: bool) -> 
         return
     columns = list(rows[0])
     cells = [[_title(column) for column in columns], *([str(_shown(column, row[column])) for column in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    widths = _fit([max(len(line[i]) for line in cells) for i in range(len(columns))], _columns_max())
     for line in cells:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        folded = [_fold(cell, width) for cell, width in zip(line, widths, strict=True)]
+        for part in itertools.zip_longest(*folded, fillvalue=""):
+            typer.echo("  ".join(cell.ljust(width) for cell, width in zip(part, widths, strict=True)).rstrip())
+
+
+def _columns_max() -> int:
+    """Columns of the terminal; where the output goes elsewhere lines are never folded."""
+    return shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else sys.maxsize
+
+
+def _fit(widths: list[int], columns_max: int) -> list[int]:
+    """The widths of a table's columns, the widest made narrower until two spaces between them leave room for all. The first, a name, stays as it is."""
+    first, rest = widths[0], widths[1:]
+    while first + sum(rest) + 2 * len(rest) > columns_max and rest and max(rest) > _CELL_MIN:
+        rest[rest.index(max(rest))] -= 1
+    return [first, *rest]
+
+
+def _fold(text: str, width: int) -> list[str]:
+    """The lines of a cell."""
+    return textwrap.wrap(text, max(1, width)) if len(text) > width else [text]
 
 
 def print_parts(data: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]], as_json: bool) -> None:

@@ -12,7 +12,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -144,11 +144,13 @@ class InfraSettings(ProcessSettings):
 
 @dataclass(frozen=True)
 class SettingValue:
-    """One setting as `aif config show` prints it. `origin` is "default", "environment NAME", "file PATH" or "flag"."""
+    """One setting as `aif config show` prints it. `origin` is "default", "environment NAME", "file PATH" or "flag"; `unit` is empty for what is no amount."""
 
     name: str
     value: Any
     origin: str
+    unit: str = field(default="", compare=False)
+    meaning: str = field(default="", compare=False)
 
 
 def load_settings(
@@ -166,10 +168,26 @@ def explain_settings(kind: type[ProcessSettings], environment: Mapping[str, str]
     settings, origins = _load(kind, None, environment)
     values = settings.model_dump(mode="json")
     return [
-        SettingValue(f"{section}.{name}", value, origins.get((section, name), "default"))
+        SettingValue(
+            f"{section}.{name}",
+            value,
+            origins.get((section, name), "default"),
+            unit_of(name),
+            _field_of(kind, section, name).description or "",
+        )
         for section in sorted(values)
         for name, value in values[section].items()
     ]
+
+
+def unit_of(name: str) -> str:
+    """The unit that the name of a setting ends with: `poll_s`, `drain_s_max`."""
+    words = name.removesuffix("_max").removesuffix("_min").split("_")
+    return {"s": "seconds", "ms": "milliseconds", "bytes": "bytes", "share": "0 to 1"}.get(words[-1], "")
+
+
+def _field_of(kind: type[ProcessSettings], section: str, name: str) -> FieldInfo:
+    return cast(type[Section], kind.model_fields[section].annotation).model_fields[name]
 
 
 def explain_object_store(store_url: str) -> list[SettingValue]:

@@ -69,7 +69,7 @@ def serve(
 
 
 def query(
-    user: Annotated[str, typer.Argument(help="The user's id.")],
+    user: Annotated[str | None, typer.Argument(help="The user's id (default: the first user on the topic of behaviours).")] = None,
     items: Annotated[Path | None, typer.Option(help="Candidates: a file with one id a line.")] = None,
     random: Annotated[
         int | None, typer.Option(min=1, help="Candidates: this many items of the live version, drawn at random (default: 1000).")
@@ -105,6 +105,11 @@ def query(
     if trace and record is not None:
         raise typer.BadParameter("--trace and --record are two kinds of request; give one of them")
     settings = load_settings(ServerSettings, {"index": {"store": store}})
+    if user is None:
+        from serving.audit.topic_history import find_users
+
+        (user,) = find_users(settings, 1)
+        say(f"user {user}, the first on the topic of behaviours")
     candidates = read_items(items) if items is not None else draw_items(settings.index.store, random or 1_000, seed)
     if trace:
         from serving.merger.trace import trace_request
@@ -134,15 +139,17 @@ def query(
 
 def verify_answers(
     file: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             exists=True,
             dir_okay=False,
             help="What `aif query --record` or a server with AIF_SERVE__RECORD_FILE wrote: JSON lines "
-            "{request: body of /v1/prerank, answer: its answer, history: {features, behaviours} unless the request has them}.",
+            "{request: body of /v1/prerank, answer: its answer, history: {features, behaviours} unless the request has them}. "
+            "Default: three rankings that the running server is asked for now.",
         ),
-    ],
+    ] = None,
     sample: Annotated[int | None, typer.Option(min=1, help="Recompute only this many, drawn evenly.")] = None,
+    url: Url = None,
     store: Store = None,
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
@@ -157,7 +164,12 @@ def verify_answers(
     from serving.settings import ServerSettings
 
     settings = load_settings(ServerSettings, {"index": {"store": store}, "kafka": {"bootstrap_servers": bootstrap}})
-    answers = read_answers(file)
+    if file is None:
+        from serving.audit.fresh_answers import ask_answers
+
+        answers = ask_answers(settings, url)
+    else:
+        answers = read_answers(file)
     say(f"recomputing {len(answers) if sample is None else min(sample, len(answers))} of {len(answers)} answers ...")
     with open_progress() as progress:
         tell = tell_parts(progress)
@@ -170,7 +182,7 @@ def verify_answers(
             lambda done, of: tell("answers recomputed", done, of),
         )
     if as_json:
-        report.figures(file.name, sample).print_json()
+        report.figures(file.name if file else "asked now", sample).print_json()
     else:
         typer.echo(report.describe())
     if report.mismatched:

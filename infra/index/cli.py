@@ -97,16 +97,23 @@ def verify(version: OptionalVersion = None, as_json: AsJson = False) -> None:
 @index_app.command(short_help="Show which items differ between two versions, and how.")
 def diff(
     a: Annotated[
-        str, typer.Argument(help="live, a version (4, 4.1 or a token), a folder of `aif replay --directory`, or another index store.")
-    ],
-    b: Annotated[str, typer.Argument(help="The same.")],
+        str | None,
+        typer.Argument(
+            help="live, a version (4, 4.1 or a token), a folder of `aif replay --directory`, or another index store (default: the newest version but one)."
+        ),
+    ] = None,
+    b: Annotated[str | None, typer.Argument(help="The same (default: the newest version).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Which items differ between two versions, in which columns, and whether data or only floats differ. Exit code 1 if rows or models differ."""
-    from infra.index.diff import diff_versions, open_side
+    from infra.index.diff import diff_versions, open_side, readable_versions
+    from schemas.errors import Incompatible
 
     log = _open_log()
-    sides = open_side(a, log), open_side(b, log)
+    newest = [str(status.version) for status in readable_versions(log)[-2:]] if a is None or b is None else []
+    if a is None and len(newest) < 2:
+        raise Incompatible("no_two_versions", "the index has no two versions to compare; publish another checkpoint, or name both sides")
+    sides = open_side(a or newest[0], log), open_side(b or newest[-1], log)
     found = diff_versions(*sides)
     digests: list[dict[str, Any]] = [
         {
@@ -305,12 +312,21 @@ def _decide(kind: str, version: int, reason: str, as_json: bool, **fields: Any) 
 
 @model_app.command("show", short_help="Show the contents of a checkpoint and the size of its rows.")
 def show_model(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A checkpoint file.")], as_json: AsJson = False
+    file: Annotated[
+        Path | None, typer.Argument(exists=True, dir_okay=False, help="A checkpoint file (default: the checkpoint of the served version).")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Sizes of a checkpoint, bytes of a row, and the compression from raw features to async vectors."""
+    from infra.index.parts import read_checkpoint_copy
     from schemas.model.checkpoint import describe_checkpoint
 
-    data = describe_checkpoint(file)
+    if file is None:
+        log = _open_log()
+        source: Path | bytes = read_checkpoint_copy(log.store, _chosen(log.refresh(), None).checkpoint_sha256)
+    else:
+        source = file
+    data = describe_checkpoint(source)
     if as_json:
         print_data(data, True)
         return

@@ -20,6 +20,7 @@ from infra.index.parts import read_full_part, read_incremental_part, read_manife
 from infra.index.store import IndexStore, open_index_store
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.ids import Id, IdKind, decode_index_key
+from schemas.index.control import VersionStatus
 from schemas.index.digest import merge_parts
 from schemas.index.layout import Column, RowBlock
 from schemas.index.manifest import Manifest, Seal, decode_manifest, manifest_path
@@ -103,6 +104,12 @@ def open_side(text: str, log: ControlLog) -> Side:
             f"the index store {other.store.url} serves no version; name another store, or a version of this one: see `aif index list`",
         )
     return Side(text, other.store, read_manifest(other.store, current))
+
+
+def readable_versions(log: ControlLog) -> list[VersionStatus]:
+    """The versions whose rows can be read, oldest first."""
+    found = sorted(log.refresh().versions.items())
+    return [status for _, status in found if status.revision >= 0 and log.store.exists(manifest_path(status.version, status.revision))]
 
 
 def _is_folder(path: Path) -> bool:

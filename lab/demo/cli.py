@@ -5,12 +5,11 @@ from typing import Annotated
 
 import typer
 
-from infra.command import AsJson, example, print_data
+from infra.command import AsJson, print_data
 
 demo_app = typer.Typer(
     help="From nothing to ranked answers: broker, catalogue, training, index version, server, one ranking, and what they measure.",
     invoke_without_command=True,
-    epilog=example("aif demo --keep", "aif demo stop"),
 )
 
 
@@ -45,7 +44,7 @@ def demo(
     run_demo(DemoOptions(items, seed, data, mapping, train_seconds), keeper, as_json)
 
 
-@demo_app.command(epilog=example("aif demo stop"))
+@demo_app.command()
 def stop(as_json: AsJson = False) -> None:
     """End the demo that `aif demo --keep` left running, and remove its files."""
     from lab.demo.keeper import end_kept_demo

@@ -108,13 +108,13 @@ def _find_failed_call(network: AifNetwork) -> str | None:
     return None
 
 
-def describe_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+def describe_checkpoint(source: str | os.PathLike[str] | bytes) -> dict[str, Any]:
     """For people: sizes, parameters by part, bytes of a row, and the compression from raw features to async vectors (paper: > 10 and > 3).
 
     Widths of raw features are those of the concatenated embeddings that each half reads, in numbers; the user's count every attended
     behaviour.
     """
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(source)
     spec, network, info = checkpoint.spec, checkpoint.network, checkpoint.info
     by_part = {name: sum(p.numel() for p in part.parameters()) for name, part in network.named_children()}
     item_raw = network.item_half.features.width

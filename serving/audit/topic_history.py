@@ -11,21 +11,48 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import start_offsets
 from infra.kafka.reader import read_topic
 from infra.settings import ProcessSettings
-from schemas.errors import Incompatible, RejectedInput
+from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.events import Behaviour, BehavioursRecord, decode_updates, decode_user_features
 from schemas.ids import decode_id, encode_wire_id, partition_of
+from schemas.index.control import Init
 from schemas.limits import BEHAVIOURS_PER_REQUEST_MAX
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
+
+
+def find_users(settings: ProcessSettings, count: int) -> list[str]:
+    """The first users with a behaviour on the topic, at most `count`, by id. Raises Unavailable (`no_users`) if there is none."""
+    init = _read_init(settings)
+    bootstrap, prefix, partitions = settings.connection(), settings.kafka.topic_prefix, init.user_partitions
+    found: dict[str, None] = {}
+    for partition, begin in start_offsets(bootstrap, prefix + USER_BEHAVIOURS).items():
+        for record in read_topic(bootstrap, USER_BEHAVIOURS, start={partition: begin}, prefix=prefix):
+            decoded = decode_updates(
+                BehavioursRecord, Behaviour, record.value, init.id_kind, partition, partitions, lambda one: one.user_id
+            )
+            found |= {str(behaviour.user_id): None for _, behaviour in decoded.accepted}
+            if len(found) >= count:
+                return list(found)[:count]
+    if not found:
+        raise Unavailable(
+            "no_users",
+            f"{prefix}{USER_BEHAVIOURS} holds no behaviour; publish some (`aif import`, `aif publish behaviours`), or name a user",
+        )
+    return list(found)
+
+
+def _read_init(settings: ProcessSettings) -> Init:
+    init = ControlLog(open_index_store(settings.index.store)).refresh().init
+    if init is None:
+        raise Incompatible("no_index", f"{settings.index.store} holds no index; set AIF_INDEX__STORE as it is for the server")
+    return init
 
 
 def read_history(settings: ProcessSettings, user_id: str) -> dict[str, Any]:
     """Return `features` and `behaviours` of a user as fields of a request body; of the behaviours the newest that a request may bring.
 
     Both topics are read from their beginning, in the user's partition alone. Raises Incompatible (`no_index`), RejectedInput (`bad_id`), Unavailable."""
-    init = ControlLog(open_index_store(settings.index.store)).refresh().init
-    if init is None:
-        raise Incompatible("no_index", f"{settings.index.store} holds no index; set AIF_INDEX__STORE as it is for the server")
+    init = _read_init(settings)
     bootstrap, prefix, partitions = settings.connection(), settings.kafka.topic_prefix, init.user_partitions
     user = decode_id(user_id, init.id_kind)
     partition = partition_of(user, partitions)

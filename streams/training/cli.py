@@ -1,5 +1,6 @@
 """`aif train` and `aif export`. Only typer and the standard library at module level."""
 
+import datetime as dt
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -152,7 +153,7 @@ def _print_plan(path: Path | None, warm_start: Path | None, given: Mapping[str, 
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(help="A folder that does not exist yet.")],
+    directory: Annotated[Path | None, typer.Argument(help="A folder that does not exist yet (default: aif-export-DATE-TIME here).")] = None,
     like: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Take the offsets of this snapshot: the same bytes again.")
     ] = None,
@@ -162,6 +163,7 @@ def export(
     from streams.training.snapshot import SnapshotEvents, write_snapshot
     from streams.training.topic_events import TopicEvents
 
+    directory = directory or Path(f"aif-export-{dt.datetime.now(dt.UTC):%Y%m%d-%H%M%S}")
     log = TopicEvents.of(read_settings())
     wanted = log.range_now() if like is None else SnapshotEvents(like).range
     counts: dict[str, int] = {}

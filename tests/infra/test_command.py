@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from infra.command import print_figures, print_parts
+from infra.command import print_figures, print_parts, print_table
 
 
 def figure(value: float | None) -> dict[str, Any]:
@@ -46,3 +46,20 @@ def test_what_an_id_holds_neither_ends_a_line_nor_speaks_to_the_terminal(capsys:
     assert shown == ["label  x\\ty", "", "id             kind", "a\\nb           ü", "\\x1b[2J\\u202e  7"]
     print_parts({}, {"items": rows}, as_json=True)
     assert json.loads(capsys.readouterr().out)["items"] == rows
+
+
+def test_a_table_is_folded_to_the_terminal_and_never_in_its_first_column(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "a_name_that_is_long_enough_to_be_folded"
+    print_table("rows", [{"name": name, "digest": "0" * 64, "reason": "why " * 20}], False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and lines[1].startswith(name)
+    assert sum(line.count("why") for line in lines) == 20
+
+
+def test_a_table_that_goes_elsewhere_has_a_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("rows", [{"name": "a", "digest": "0" * 300}], False)
+    assert len(capsys.readouterr().out.splitlines()) == 2

@@ -59,6 +59,16 @@ def test_verify_names_what_is_wrong_and_fails(store: IndexStore) -> None:
     assert any(path in fault for fault in faults)
 
 
+def test_diff_compares_the_two_newest_versions_unless_others_are_named(store: IndexStore) -> None:
+    publish_version(store)
+    with pytest.raises(AifError, match="no_two_versions"):
+        run_aif("index", "diff")
+    publish_version(store)
+    publish_version(store)
+    sides = run_aif("index", "diff")["sides"]
+    assert [side["side"] for side in sides] == ["1", "2"]
+
+
 def test_decisions_change_what_is_served(store: IndexStore) -> None:
     publish_version(store)
     publish_version(store)

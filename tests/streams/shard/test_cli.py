@@ -1,22 +1,21 @@
-"""`aif shards`: what a worker left, without touching it."""
+"""`aif shards` without arguments reads the directory of this machine's worker."""
 
-import json
 from pathlib import Path
 
-from typer.testing import CliRunner
+import pytest
 
-from infra.cli import build_app
-from tests.streams.shard_world import ITEMS, features_record, open_test_shard, upsert
+from schemas.errors import Unavailable
+from streams.shard import cli
 
 
-def test_counters_and_offsets_of_a_closed_shard_are_shown_and_its_directory_stays_as_it_was(tmp_path: Path) -> None:
-    directory = tmp_path / "shards" / "00000"
-    shard = open_test_shard(directory)
-    shard.apply([features_record(0, upsert(ITEMS[0], 1), upsert(ITEMS[0], 0))])
-    shard.close()
-    before = {p.name: p.read_bytes() for p in directory.iterdir()}
-    done = CliRunner().invoke(build_app(), ["shards", str(tmp_path), "--json"])
-    (row,) = json.loads(done.stdout)["shards"]
-    assert row["shard"] == 0 and row["next_offsets"] == {"item-features": 1, "new-items": 0} and row["versions"] == {}
-    assert row["counts"]["item-features"] == {"consumed": 2, "applied": 1, "superseded": 1, "dead_lettered": 0}
-    assert {p.name: p.read_bytes() for p in directory.iterdir()} == before
+def test_the_data_directory_is_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("AIF_WORKER__DATA_DIR", str(tmp_path))
+    with pytest.raises(Unavailable, match="no_shards"):
+        cli.show_shards()
+    (tmp_path / "shards" / "00001").mkdir(parents=True)
+    counts = {"item-features": {"consumed": 3, "applied": 2, "superseded": 1, "dead_lettered": 0}}
+    row = {"shard": 1, "next_offsets": {"item-features": 7}, "counts": counts, "versions": {4: "writes"}}
+    monkeypatch.setattr(cli, "describe_shard", lambda _: row)
+    cli.show_shards()
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split("  ")[0] == "shard" and line.split() == ["1", "7", "3", "2", "1", "0", "4", "writes"]

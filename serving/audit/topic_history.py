@@ -21,7 +21,7 @@ from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_pro
 
 
 def find_users(settings: ProcessSettings, count: int) -> list[str]:
-    """The first users with a behaviour on the topic, at most `count`, by id. Raises Unavailable (`no_users`) if there is none."""
+    """The first users with a behaviour on the topic, at most `count`, by id. Raises Unavailable (`no_behaviours`) if there is none."""
     init = _read_init(settings)
     bootstrap, prefix, partitions = settings.connection(), settings.kafka.topic_prefix, init.user_partitions
     found: dict[str, None] = {}
@@ -35,7 +35,7 @@ def find_users(settings: ProcessSettings, count: int) -> list[str]:
                 return list(found)[:count]
     if not found:
         raise Unavailable(
-            "no_users",
+            "no_behaviours",
             f"{prefix}{USER_BEHAVIOURS} holds no behaviour; publish some (`aif import`, `aif publish behaviours`), or name a user",
         )
     return list(found)

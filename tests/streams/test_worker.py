@@ -285,7 +285,7 @@ def test_a_worker_that_is_to_end_does_not_wait_for_a_broker_that_is_away(monkeyp
     monkeypatch.setattr("streams.worker._FAUST_END_S_MAX", 0.05)
     worker, turned_away = object.__new__(Worker), list[bool]()
     worker.owned = SimpleNamespace(begin_close=lambda: turned_away.append(True))  # type: ignore[assignment]
-    worker._faust_hangs = False
+    worker._faust_hangs, worker._stopping, worker._wake = False, threading.Event(), threading.Event()
 
     async def consume() -> None:
         stop = asyncio.Event()
@@ -293,7 +293,7 @@ def test_a_worker_that_is_to_end_does_not_wait_for_a_broker_that_is_away(monkeyp
         await asyncio.wait_for(worker._consume(HangingApp(), stop), 10.0)  # type: ignore[arg-type]
 
     asyncio.run(consume())
-    assert turned_away and worker._faust_hangs
+    assert turned_away and worker._faust_hangs and worker._stopping.is_set()
 
 
 def test_a_topic_that_is_made_again_under_a_running_worker_ends_it_with_what_to_do(stage: WorkerStage) -> None:

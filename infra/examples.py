@@ -60,6 +60,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bench rank": ("aif bench rank",),
     "bench device": ("aif bench device",),
     "bench overload": ("aif bench overload",),
+    "bench soak": ("aif bench soak",),
     "bench table1": ("aif bench table1",),
     "bench table4": ("aif bench table4",),
     "bench switch": ("aif bench switch",),

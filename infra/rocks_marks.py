@@ -1,7 +1,7 @@
 """Marks: how an opened RocksDB directory is known to hold everything that its table files held.
 
 RocksDB opens a directory without an error when its MANIFEST lost its last records or CURRENT is gone. The table files that the lost records named are
-then missing, and their log was removed when they were written. So each column family counts its flushes in marks, and a note beside the database holds
+then missing, and their log was removed when they were written. So each column family counts its flushes in marks, and a note in the directory holds
 the marks that must be there.
 
 Here: the note and its check. Not here: when marks are written (infra/rocks.py).
@@ -21,7 +21,7 @@ from infra.files import write_file_durably
 from infra.rocks_errors import REBUILD
 from schemas.errors import Corrupted
 
-NOTE_NAME = "marks"  # a file beside RocksDB's own
+NOTE_NAME = "marks"  # a file of ours in RocksDB's directory
 END_KEY = b"\xff" * 16  # sorts after every key of a row: an increasing number before 2^63, an id as int64, or UTF-8. Scans end here
 _KEPT = 4  # marks of a family
 MARK_KEYS = tuple(END_KEY + bytes([n]) for n in range(_KEPT))

@@ -117,7 +117,7 @@ def measure_soak(seconds: float, settle_s: float, items: int, rate: float, versi
 
 
 def _series(directory: Path, pids: Mapping[str, int]) -> Series:
-    """What is sampled, by name."""
+    """The series to sample, by name."""
     found: dict[str, Callable[[], float]] = {}
     for process, pid in pids.items():
         found[f"{process}_rss_mib"] = partial(_rss_mib, pid)

@@ -170,6 +170,7 @@ def test_what_can_be_imported_but_looks_wrong_is_said(tmp_path: Path, before: st
 def test_structs_and_lists_of_lists_are_no_categories(cells: list[object]) -> None:
     source = FeatureSource(name="facts", columns=("facts",))
     with pytest.raises(
-        Misconfigured, match=r"'facts': column 'facts' holds (struct|list)<.*name a field of a struct, like 'facts.NAME'; .* as columns"
+        Misconfigured,
+        match=r"'facts': column 'facts' holds (struct|list)<.*name a field of a struct, like 'facts.NAME'; .* as separate columns",
     ):
         infer_feature(source, Scope.ITEM, [pa.chunked_array([cells])])

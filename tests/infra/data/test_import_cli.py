@@ -76,7 +76,7 @@ def test_what_is_imported_is_on_the_topics(prefix: str, bootstrap_servers: str, 
     with pytest.raises(AifError, match="AIF_INDEX__ID_KIND=text"):
         _run(str(tmp_path), "--mapping", str(mapping))
     monkeypatch.setenv("AIF_INDEX__ID_KIND", "text")
-    with pytest.raises(AifError, match="run `aif topics apply`"):
+    with pytest.raises(AifError, match="`aif topics apply`"):
         _run(str(tmp_path), "--mapping", str(mapping))
     run_aif("topics", "apply")
     planned = _run(str(tmp_path), "--mapping", str(mapping), "--dry-run")

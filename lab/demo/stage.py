@@ -40,7 +40,7 @@ _WARM = (
 )
 _READY_S_MAX = 180.0
 _ENDED_S_MAX = 600.0
-_GRACE_S = 1.5
+_GRACE_S = 1.0
 _REMOVE_S_MAX = 5.0
 
 
@@ -174,7 +174,7 @@ class Stage:
         return Publisher(self.connection, self.topic_prefix, "aif-demo", SHARDS, USER_PARTITIONS, self.id_kind)
 
     def stop(self) -> None:
-        """Stops every child at once, kills what is left after 1.5 s, and removes the directory unless it is kept. Takes at most 3 s."""
+        """Stops every child at once, kills what is left after 1 s, and removes the directory unless it is kept. Takes at most 3 s."""
         for service in self.services:
             service.release()  # its child is among the children
         self.services.clear()

@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from infra.clock import SystemClock
 from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import apply_topics
+from infra.kafka.admin import apply_topics, describe_index
 from infra.kafka.reader import read_topic
 from infra.kafka.redrive import read_dead_letters
 from infra.metrics import Metrics
@@ -75,6 +75,15 @@ class Stage:
         producer = Producer({"bootstrap.servers": self.bootstrap})
         producer.produce(self.prefix + topic, value, partition=0)
         assert producer.flush(30) == 0
+
+    def begin_index(self) -> None:
+        """As the first worker does: the store of a follower that publishes holds an index."""
+        init = describe_index(self.bootstrap, self.prefix, 2, 2, IdKind.INT64)
+        ensure_init(ControlLog(open_index_store(str(self.folder / "store"))), init, 1, "test")
+
+    def newest_checkpoint(self) -> Path:
+        """The file in the store that the newest record names."""
+        return self.folder / "store" / published(self)[-1].uri.removeprefix("index:")
 
     def plan(self, name: str, every_s: float = 1e6) -> FollowPlan:
         given = {"batch_requests": 4, "seed": 3, "learning_rate": 1e-2}
@@ -204,6 +213,7 @@ def test_what_is_published_between_a_kill_and_the_restart_changes_nothing_of_the
 
 
 def test_it_publishes_what_it_learnt_stops_while_records_do_not_read_and_starts_again_by_itself(stage: Stage) -> None:
+    stage.begin_index()
     plan = stage.plan("out", every_s=0.01)
     with stage.follower(plan) as follower:
 
@@ -229,7 +239,7 @@ def test_it_publishes_what_it_learnt_stops_while_records_do_not_read_and_starts_
         follower.run(lambda: len(published(stage)) > len(first))
     letters = read_dead_letters(stage.bootstrap, stage.prefix, "impressions")
     assert [(letter.record.value, letter.source.disposition) for letter in letters] == [(b"\xff not json", "malformed")] * 4
-    path = Path(published(stage)[-1].uri.removeprefix("file://"))
+    path = stage.newest_checkpoint()
     card = read_checkpoint(path).info.card
     assert card["data"]["until_ms"] == stage.stream.now_ms and card["requests"] == 120 and card["progressive"]["requests"] == 120
 
@@ -246,6 +256,7 @@ def test_late_data_is_learnt_and_not_published(stage: Stage) -> None:
 
 
 def test_a_follower_goes_on_from_where_the_training_of_its_base_ended(stage: Stage) -> None:
+    stage.begin_index()
     stage.publish(8)
     plan = stage.plan("one", every_s=0.01)
     with stage.follower(dataclasses.replace(plan, given={**plan.given, "copr": 0.0})) as follower:
@@ -255,7 +266,7 @@ def test_a_follower_goes_on_from_where_the_training_of_its_base_ended(stage: Sta
     with stage.follower(plan) as follower:
         assert follower.learner.chosen.copr == 0  # nothing says otherwise: as before it ended
     stage.publish(4)
-    file = Path(published(stage)[-1].uri.removeprefix("file://"))
+    file = stage.newest_checkpoint()
     next_plan = FollowPlan(stage.folder / "two", warm_start=file, given=stage.plan("two").given)
     with stage.follower(next_plan) as follower:
         assert stage.said[-1]["begins"] == "where the base ended"
@@ -299,6 +310,7 @@ def test_a_broker_that_does_not_say_how_far_the_topics_are_is_asked_again(stage:
 def test_a_full_disk_stops_learning_and_publishing_and_costs_nothing_once_there_is_room(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stage.begin_index()
     begin_at_the_start(monkeypatch)
     stage.publish(24)
     expected = stage.follow(stage.plan("whole"), lambda f: f.place.requests >= 24)

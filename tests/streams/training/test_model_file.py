@@ -165,7 +165,7 @@ def test_only_a_dry_run_needs_no_folder_for_checkpoints(tmp_path: Path) -> None:
 def test_a_follower_takes_choices_that_mean_something_to_it() -> None:
     assert follower_choices({"learning_rate": 0.002, "softmax": 1}).softmax == 1
     assert follower_choices({}) == TrainChoices(learning_rate=1e-3)
-    with pytest.raises(Misconfigured, match="steps means nothing"):
+    with pytest.raises(Misconfigured, match="steps has no meaning with --follow"):
         follower_choices({"steps": 5})
 
 

@@ -195,6 +195,7 @@ class Stage:
     def keep_logs(self) -> Path:
         """Moves the logs out of the directory that `stop` removes; returns where they are."""
         kept = self.directory.with_name(self.directory.name + "-logs")
+        (self.directory / "logs").mkdir(exist_ok=True)
         shutil.move(self.directory / "logs", kept)
         return kept
 

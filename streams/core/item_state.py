@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from schemas.errors import Corrupted
-from schemas.index.layout import HASH_FACTOR, ORDER, combine_hashes, component_hash
+from schemas.index.layout import ORDER, combine_hashes, component_hash
 from schemas.topics import SHARD_TOPICS
 from streams.core.shard_state import SHARD_REPAIR
 
@@ -35,7 +35,6 @@ NO_EMBEDDING_ORDER: EmbeddingOrder = (-1, 0)
 # Features: order, changed, state, hash. Embedding: order, changed, hash. Then the features' bytes.
 ITEM_HEADER = struct.Struct("<qqHqqHBQqHqHQ")
 _DEAD, _ABSENT = 1, 2  # states of features; live is 0
-_WORD = (1 << 64) - 1
 _NO_EMBEDDING = (*NO_EMBEDDING_ORDER, *NO_EMBEDDING_ORDER, 0)
 _ORDER = struct.Struct("<qqHqHQB")
 assert _ORDER.size == ORDER.itemsize
@@ -166,10 +165,7 @@ def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tup
 
 def encode_order(features: StoredFeatures, embedding: StoredEmbedding | None) -> bytes:
     """One ORDER element: the fields of `order_of` as bytes."""
-    if embedding is None:
-        return _ORDER.pack(*features.changed, *NO_EMBEDDING_ORDER, features.hash, features.dead)
-    inputs = 0 if features.dead else (features.hash + HASH_FACTOR * embedding.hash) & _WORD
-    return _ORDER.pack(*features.changed, *embedding.changed, inputs, features.dead)
+    return _ORDER.pack(*order_of(features, embedding))
 
 
 def is_covered(increment: bytes, before: Mapping[str, int]) -> bool:

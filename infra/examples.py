@@ -48,7 +48,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "index drop": ("aif index drop 1",),
     "model show": ("aif model show", "aif model show checkpoints/aif-0000.safetensors"),
     "dlq list": ("aif dlq list", "aif dlq list item-features --left"),
-    "dlq show": ("aif dlq show", "aif dlq show item-features 0 17"),
+    "dlq show": ("aif dlq show item-features 0 17",),
     "dlq redrive": ("aif dlq redrive item-features --dry-run", "aif dlq redrive item-features"),
     "demo": ("aif demo", "aif demo --keep"),
     "demo stop": ("aif demo stop",),

@@ -14,9 +14,13 @@ Every signal of a click is one that a named part of AIF can pick up, and is meas
     quality    a non-linear function of item attributes                      the item half (Eq. 4)
     price      distance of the price from what the user likes to pay         raw real-time features in the head
 
-Arrays: I items, U users, H slots of history, S items of one user, Z latent width, Q interests, G facets, F facet width, A attributes.
+Histories are short by default. `LIGHT` and `KUAIRAND_1K` give lengths as real services have them, and more interests than the recent behaviours show.
+
+Arrays: I items, U users, H behaviours of all users, L slots of a history, S items of one user, Z latent width, Q interests, G facets,
+F facet width, A attributes.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,10 +28,12 @@ from functools import cached_property
 import numpy as np
 
 LATENT_WIDTH, EMBEDDING_WIDTH = 16, 64
-STYLES, QUALITY_ATTRIBUTES, FACETS, FACET_WIDTH, INTERESTS = 4, 6, 6, 4, 4
-HISTORY_MAX, HISTORY_MIN, HISTORY_MEDIAN = 96, 12, 45
+STYLES, QUALITY_ATTRIBUTES, FACETS, FACET_WIDTH = 4, 6, 6, 4
+_FAITHFUL = 0.9  # share of a run's behaviours that follow its interest
 RECENT = 20  # behaviours dominated by the current interest
 CHUNK_ITEMS = 65_536
+WAVE_SLOTS = 1 << 20  # slots of the histories that are drawn together
+BLOCK_SLOTS = 256 * 96
 NOISE_CHUNK_ITEMS = 256  # small chunks, so that the embedding of a single item is cheap
 SIGNALS = {"interest": 1.5, "current": 0.7, "style": 0.3, "facet": 0.9, "quality": 0.9, "price": 0.5}
 CLICK_BIAS = -4.5
@@ -39,6 +45,44 @@ _ITEMS, _EMBEDDINGS, _USERS, _HISTORIES, _CONSTANTS = range(5)  # streams of ran
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryShape:
+    """How long histories are, and what they are made of.
+
+    lengths    (z, behaviours), ascending: the length of a user whose standard normal draw is z, between the points in logarithms; the ends are bounds
+    interests  Q of a user
+    stray      share of behaviours that follow no interest
+    run        how many behaviours in a row mostly follow one interest, in the mean: what is liked comes and goes, so that recent behaviours show few
+               of the interests; 1 = each follows its own
+    """
+
+    lengths: tuple[tuple[float, int], ...] = (
+        (2 * math.log(12 / 45), 12),
+        (0.0, 45),
+        (2 * math.log(96 / 45), 96),
+    )  # log-normal, deviation 1/2
+    interests: int = 4
+    stray: float = 0.1
+    run: int = 1
+
+    @property
+    def longest(self) -> int:
+        """The most behaviours of a user."""
+        return self.lengths[-1][1]
+
+    def lengths_of(self, z_U: np.ndarray) -> np.ndarray:
+        """Behaviours of each user, int64 [U]."""
+        at, behaviours = zip(*self.lengths, strict=True)
+        return (np.exp(np.interp(z_U, at, np.log(behaviours))) + 1e-6).astype(np.int64)
+
+
+# P10, P50, P90, P99 and maximum as published for KuaiRand-1K; its minimum is not published.
+KUAIRAND_1K = HistoryShape(
+    ((-3.09, 100), (-1.2816, 1_998), (0.0, 8_327), (1.2816, 24_418), (2.3263, 62_626), (3.09, 127_557)), 12, 0.3, 200
+)
+LIGHT = HistoryShape(((-2.3263, 30), (0.0, 300), (2.3263, 3_000)), 12, 0.3, 25)
+
+
+@dataclass(frozen=True, slots=True)
 class WorldSize:
     """How many of each. `held_out` users come after the `users` and never appear in impressions."""
 
@@ -47,6 +91,7 @@ class WorldSize:
     held_out: int = 300
     requests_per_user: int = 6
     shown_per_request: int = 24
+    history: HistoryShape = HistoryShape()
 
     @property
     def categories(self) -> int:
@@ -83,11 +128,22 @@ class Users:
 
 @dataclass(frozen=True)
 class Histories:
-    """Behaviours, newest last and right-aligned: slot h of user u is used when h >= HISTORY_MAX - length_U[u]."""
+    """Behaviours, user after user, the newest of each last. `waves` has (users, slots): those that are drawn together, right-aligned in so many slots."""
 
-    item_UH: np.ndarray
-    bought_UH: np.ndarray
+    item_H: np.ndarray
+    bought_H: np.ndarray
     length_U: np.ndarray
+    waves: tuple[tuple[slice, int], ...]
+
+    def items_of(self, user: int) -> np.ndarray:
+        """Item rows of one user, oldest first, [L]."""
+        end = int(self.length_U[: user + 1].sum())
+        return self.item_H[end - int(self.length_U[user]) : end]
+
+
+def used_slots(length_U: np.ndarray, slots: int) -> np.ndarray:
+    """Which slots of right-aligned histories hold a behaviour, bool [U, L]."""
+    return np.arange(slots) >= slots - length_U[:, None]
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
@@ -169,17 +225,17 @@ class World:
     @cached_property
     def users(self) -> Users:
         """All users, held-out ones last."""
-        rng, n = self.rng(_USERS), self.size.users + self.size.held_out
-        interests = np.argsort(rng.random((n, self.size.categories)), axis=1)[:, :INTERESTS]
-        if interests.shape[1] < INTERESTS:  # a tiny world: interests may share a category
-            interests = rng.integers(0, self.size.categories, (n, INTERESTS))
-        weight = rng.dirichlet(np.full(INTERESTS, 1.5), n)
+        rng, n, count = self.rng(_USERS), self.size.users + self.size.held_out, self.size.history.interests
+        interests = np.argsort(rng.random((n, self.size.categories)), axis=1)[:, :count]
+        if interests.shape[1] < count:  # a tiny world: interests may share a category
+            interests = rng.integers(0, self.size.categories, (n, count))
+        weight = rng.dirichlet(np.full(count, 1.5), n)
         return Users(
             interests_UQ=interests,
             centre_UQZ=self.items.latent_IZ[self.draw_in_category(rng, interests)],
             weight_UQ=weight.astype(np.float32),
-            current_U=(rng.random((n, 1)) > np.cumsum(weight, 1)).sum(1).clip(0, INTERESTS - 1),
-            style_taste_UQA=_normal(rng, n, INTERESTS, STYLES),
+            current_U=(rng.random((n, 1)) > np.cumsum(weight, 1)).sum(1).clip(0, count - 1),
+            style_taste_UQA=_normal(rng, n, count, STYLES),
             facets_UGF=_normal(rng, n, FACETS, FACET_WIDTH),
             price_level_U=(2.5 + 0.6 * _normal(rng, n)),
         )
@@ -187,28 +243,53 @@ class World:
     @cached_property
     def histories(self) -> Histories:
         """Behaviours of every user: an interest, then the best of six items of its category by taste and quality."""
-        rng, users, n = self.rng(_HISTORIES), self.users, len(self.users.current_U)
-        length = np.clip(np.exp(rng.normal(np.log(HISTORY_MEDIAN), 0.5, n)), HISTORY_MIN, HISTORY_MAX).astype(np.int64)
-        which = (rng.random((n, HISTORY_MAX, 1)) > np.cumsum(users.weight_UQ, 1)[:, None]).sum(2).clip(0, INTERESTS - 1)
+        rng, shape, n = self.rng(_HISTORIES), self.size.history, len(self.users.current_U)
+        length_U = shape.lengths_of(rng.standard_normal(n))
+        together, waves, parts, much = max(1, WAVE_SLOTS // shape.longest), [], [], None
+        for first in range(0, n, together):
+            wave = slice(first, min(first + together, n))
+            slots = shape.longest if n <= together else max(RECENT, int(length_U[wave].max()))
+            item_UL, utility_UL = self._draw_histories(rng, wave, slots)
+            much = np.quantile(utility_UL, 0.85) if much is None else much
+            used_UL = used_slots(length_U[wave], slots)
+            parts.append((item_UL[used_UL], utility_UL[used_UL] > much))
+            waves.append((wave, slots))
+        item_H, bought_H = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return Histories(item_H, bought_H, length_U, tuple(waves))
+
+    def _draw_histories(self, rng: np.random.Generator, wave: slice, slots: int) -> tuple[np.ndarray, np.ndarray]:
+        """(items, how much each is liked) of the users of a wave, [U, L] each."""
+        users, shape = self.users, self.size.history
+        n = len(users.current_U[wave])
+        which = (rng.random((n, slots, 1)) > np.cumsum(users.weight_UQ[wave], 1)[:, None]).sum(2).clip(0, shape.interests - 1)
+        if shape.run > 1:
+            begins = rng.random((n, slots)) < 1 / shape.run
+            of_run = np.take_along_axis(which, np.maximum.accumulate(begins * np.arange(slots), axis=1), 1)
+            which = np.where(rng.random((n, slots)) < _FAITHFUL, of_run, which)
         recent = rng.random((n, RECENT)) < 0.7
-        which[:, -RECENT:] = np.where(recent, users.current_U[:, None], which[:, -RECENT:])
-        stray = rng.random((n, HISTORY_MAX)) < 0.1  # curiosity: any item of any category
-        category = np.where(stray, rng.integers(0, self.size.categories, which.shape), np.take_along_axis(users.interests_UQ, which, 1))
-        blocks = [self._choose(rng, slice(a, a + 256), which, stray, category) for a in range(0, n, 256)]
+        which[:, -RECENT:] = np.where(recent, users.current_U[wave, None], which[:, -RECENT:])
+        stray = rng.random((n, slots)) < shape.stray  # curiosity: any item of any category
+        any_category = rng.integers(0, self.size.categories, which.shape)
+        category = np.where(stray, any_category, np.take_along_axis(users.interests_UQ[wave], which, 1))
+        step = max(1, BLOCK_SLOTS // slots)
+        blocks = [
+            self._choose(rng, np.arange(n)[a : a + step] + wave.start, which[a : a + step], stray[a : a + step], category[a : a + step])
+            for a in range(0, n, step)
+        ]
         item, utility = (np.concatenate(part) for part in zip(*blocks, strict=True))
-        return Histories(item, utility > np.quantile(utility, 0.85), length)
+        return item, utility
 
     def _choose(
-        self, rng: np.random.Generator, block: slice, which: np.ndarray, stray: np.ndarray, category: np.ndarray
+        self, rng: np.random.Generator, user: np.ndarray, which: np.ndarray, stray: np.ndarray, category: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         users, items = self.users, self.items
-        offered = self.draw_in_category(rng, np.repeat(category[block][:, :, None], 6, axis=2))
-        row = np.arange(len(offered))[:, None]
-        centre, taste = (users.centre_UQZ[block][row, which[block]], users.style_taste_UQA[block][row, which[block]])
+        offered = self.draw_in_category(rng, np.repeat(category[:, :, None], 6, axis=2))
+        row = user[:, None]
+        centre, taste = users.centre_UQZ[row, which], users.style_taste_UQA[row, which]
         liking = 4 * np.einsum("uhkz,uhz->uhk", items.latent_IZ[offered], centre) + np.einsum(
             "uhka,uha->uhk", items.style_IA[offered], taste
         )
-        utility = liking * ~stray[block][:, :, None] + 0.5 * items.quality_I[offered] + rng.gumbel(size=offered.shape)
+        utility = liking * ~stray[:, :, None] + 0.5 * items.quality_I[offered] + rng.gumbel(size=offered.shape)
         best = utility.argmax(2)[:, :, None]
         return np.take_along_axis(offered, best, 2)[:, :, 0], np.take_along_axis(utility, best, 2)[:, :, 0]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from infra.clock import DAY_MS
 from infra.data.catalogue import Evaluation, HeldOutUser
-from infra.data.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, HISTORY_MAX, QUALITY_ATTRIBUTES, STYLES, World
+from infra.data.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, QUALITY_ATTRIBUTES, STYLES, World, used_slots
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, RawFeatures, ShownItem, UserFeaturesRecord
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import Id
@@ -133,21 +133,28 @@ class WorldCatalogue:
             yield UserFeaturesRecord(user_id=FIRST_USER_ID + user, features=features)
 
     @cached_property
-    def _behaviour_columns(self) -> dict[str, np.ndarray]:
+    def behaviour_columns(self) -> dict[str, np.ndarray]:
         """All behaviours in order of time: user row, item row, bought, dwell_s, time_ms. Thirty days a user, evenly with jitter."""
-        histories, rng = self.world.histories, self.world.rng(_TIMES)
-        length = histories.length_U[:, None]
-        age = (HISTORY_MAX - np.arange(HISTORY_MAX) - rng.random((len(length), HISTORY_MAX))) / length
-        used = np.arange(HISTORY_MAX) >= HISTORY_MAX - length
-        time_ms = NOW_MS - 1 - (age * 30 * DAY_MS).astype(np.int64)
-        dwell_s = np.round(np.exp(rng.normal(3.0, 0.7, used.shape) + 0.5 * histories.bought_UH))
-        user = np.broadcast_to(np.arange(len(length))[:, None], used.shape)
-        columns = {"user": user, "item": histories.item_UH, "bought": histories.bought_UH, "dwell_s": dwell_s, "time_ms": time_ms}
-        order = np.argsort(time_ms[used], kind="stable")
-        return {name: values[used][order] for name, values in columns.items()}
+        histories, rng, parts = self.world.histories, self.world.rng(_TIMES), []
+        for wave, slots in histories.waves:
+            length = histories.length_U[wave]
+            used_UL = used_slots(length, slots)
+            age_UL = (slots - np.arange(slots) - rng.random(used_UL.shape)) / length[:, None]
+            time_ms = NOW_MS - 1 - (age_UL * 30 * DAY_MS).astype(np.int64)
+            parts.append((time_ms[used_UL], rng.normal(3.0, 0.7, used_UL.shape)[used_UL]))
+        time_H, dwell_H = (np.concatenate(part) for part in zip(*parts, strict=True))
+        columns = {
+            "user": np.repeat(np.arange(len(histories.length_U)), histories.length_U),
+            "item": histories.item_H,
+            "bought": histories.bought_H,
+            "dwell_s": np.round(np.exp(dwell_H + 0.5 * histories.bought_H)),
+            "time_ms": time_H,
+        }
+        order = np.argsort(time_H, kind="stable")
+        return {name: values[order] for name, values in columns.items()}
 
     def behaviours(self) -> Iterator[Behaviour]:
-        columns = (values.tolist() for values in self._behaviour_columns.values())
+        columns = (values.tolist() for values in self.behaviour_columns.values())
         for user, item, bought, dwell_s, time_ms in zip(*columns, strict=True):
             yield self._behaviour(user, item, bought, dwell_s, time_ms)
 
@@ -225,7 +232,7 @@ class WorldCatalogue:
         return Evaluation(tuple(users), self._popularity(), "HR", NOW_MS)
 
     def _histories_of(self, users: np.ndarray) -> dict[int, list[Behaviour]]:
-        columns = self._behaviour_columns
+        columns = self.behaviour_columns
         chosen = np.isin(columns["user"], users)
         histories: dict[int, list[Behaviour]] = {user: [] for user in users.tolist()}
         for row in zip(*(values[chosen].tolist() for values in columns.values()), strict=True):

@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 
 from infra.clock import DAY_MS
-from infra.data.world import _HISTORIES, INTERESTS, QUALITY_ATTRIBUTES, SIGNALS, STYLES, Items, Users, World, WorldSize, _normal
+from infra.data.world import _HISTORIES, QUALITY_ATTRIBUTES, SIGNALS, STYLES, Items, Users, World, WorldSize, _normal
 from infra.data.world_catalogue import _SHOWN, _TIMES, FIRST_USER_ID, NOW_MS, WorldCatalogue
 from schemas.events import Behaviour, ImpressionRecord
 
@@ -65,11 +65,11 @@ class MovedWorld(World):
     def users(self) -> Users:
         """The same people; other interests where their time has come, a turned style, higher prices."""
         users, rng = self.still.users, self.rng(_DRIFT, 1)
-        n = len(users.current_U)
-        moved_UQ = rng.random((n, INTERESTS)) < self.phase
-        interests_UQ = np.where(moved_UQ, rng.integers(0, self.size.categories, (n, INTERESTS)), users.interests_UQ)
+        n, count = users.interests_UQ.shape
+        moved_UQ = rng.random((n, count)) < self.phase
+        interests_UQ = np.where(moved_UQ, rng.integers(0, self.size.categories, (n, count)), users.interests_UQ)
         other_UQZ = self.still.items.latent_IZ[self.still.draw_in_category(self.rng(_DRIFT, 2), interests_UQ)]
-        style_UQA = self._turned(users.style_taste_UQA, _normal(rng, n, INTERESTS, STYLES))
+        style_UQA = self._turned(users.style_taste_UQA, _normal(rng, n, count, STYLES))
         return dataclasses.replace(
             users,
             interests_UQ=interests_UQ,

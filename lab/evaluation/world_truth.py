@@ -102,8 +102,8 @@ class WorldTruth:
     @functools.cached_property
     def near_is_new(self) -> np.ndarray:
         """Which of `near` are not in the user's history, bool [U, C]."""
-        histories = self.catalogue.world.histories.item_UH[self.held_out]
-        return ~np.stack([np.isin(near, met) for near, met in zip(self.near, histories, strict=True)])
+        histories = self.catalogue.world.histories
+        return ~np.stack([np.isin(near, histories.items_of(user)) for near, user in zip(self.near, self.held_out.tolist(), strict=True)])
 
 
 @functools.lru_cache(2)

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from infra.data import world as world_module
-from infra.data.world import SIGNALS, World, WorldSize
+from infra.data.world import KUAIRAND_1K, LIGHT, SIGNALS, HistoryShape, World, WorldSize
 from infra.data.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, WorldCatalogue
+from lab.evaluation.world_truth import WorldTruth
 from schemas.features import Scope
+from streams.training.metrics import expected_aucs
 
 SMALL = WorldSize(items=600, users=60, held_out=20, requests_per_user=3, shown_per_request=8)
 
@@ -164,3 +166,40 @@ def test_a_tiny_world_is_a_whole_world(items: int) -> None:
     catalogue = WorldCatalogue(World(3, WorldSize(items=items, users=4, held_out=2, requests_per_user=1, shown_per_request=4)))
     events = [json.loads(text) for text in told(catalogue)]
     assert len(events) > 4 * items and all(len(u.candidates) == items for u in catalogue.evaluation().users)
+
+
+def test_lengths_have_the_quantiles_that_are_stated() -> None:
+    z = np.random.default_rng(0).standard_normal(200_000)
+    for shape, expected in ((KUAIRAND_1K, {10: 1_998, 50: 8_327, 90: 24_418, 99: 62_626}), (LIGHT, {50: 300}), (HistoryShape(), {50: 45})):
+        lengths = shape.lengths_of(z)
+        for percent, behaviours in expected.items():
+            assert np.percentile(lengths, percent) == pytest.approx(behaviours, rel=0.03)
+        assert lengths.max() == shape.longest and lengths.min() == shape.lengths[0][1]
+
+
+@pytest.fixture(scope="module")
+def long_lived() -> World:
+    return World(0, WorldSize(items=2_000, users=40, held_out=60, history=LIGHT))
+
+
+def test_waves_of_users_have_histories_of_their_own_lengths(long_lived: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world_module, "WAVE_SLOTS", 7 * LIGHT.longest)
+    waves = WorldCatalogue(World(0, long_lived.size))
+    histories, columns = waves.world.histories, waves.behaviour_columns
+    assert len(histories.waves) > 10 and (histories.length_U == long_lived.histories.length_U).all()
+    assert (np.bincount(columns["user"]) == histories.length_U).all() and (np.diff(columns["time_ms"]) >= 0).all()
+    for user in (0, 7, 99):
+        assert columns["item"][columns["user"] == user].tolist() == histories.items_of(user).tolist()
+
+
+def test_old_behaviours_tell_of_interests_that_recent_ones_do_not(long_lived: World) -> None:
+    """Ranked by likeness to the history, the longer history knows more of the true clicks."""
+    truth, latent = WorldTruth(WorldCatalogue(long_lived)), long_lived.items.latent_IZ
+    probability = truth.probabilities(truth.near)
+
+    def gauc(longest: int) -> float:
+        of_users = zip(truth.near, truth.held_out.tolist(), strict=True)
+        near = [np.exp(6 * latent[items] @ latent[long_lived.histories.items_of(user)[-longest:]].T).mean(1) for items, user in of_users]
+        return expected_aucs(np.stack(near), probability).mean()
+
+    assert gauc(LIGHT.longest) > gauc(64) + 0.02

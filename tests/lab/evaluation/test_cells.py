@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from infra.data.world_catalogue import NOW_MS
+from infra.data.world_catalogue import FIRST_ITEM_ID, NOW_MS
 from lab.evaluation.cells import Cell, CellPlan, read_cell, run_cell, run_cells, write_cell
 from lab.evaluation.family.variant import AIF, BASE, FULL, TEACHER
 from lab.evaluation.plan import TWO_TASKS, Lesson, plan_tables
@@ -153,9 +153,9 @@ def test_the_cascade_shows_the_teachers_best_of_our_hundred() -> None:
 
 def test_new_candidates_are_those_that_the_user_has_not_met() -> None:
     truth = open_truth(0, SIZE)
-    histories = truth.catalogue.world.histories.item_UH[truth.held_out]
-    for near, met, new in zip(truth.near, histories, truth.near_is_new, strict=True):
-        assert new.tolist() == [item not in set(met.tolist()) for item in near.tolist()]
+    for user, near, new in zip(truth.user_ids, truth.near, truth.near_is_new, strict=True):
+        met = {b.item_id for b in truth.events.behaviours if b.user_id == user}
+        assert new.tolist() == [FIRST_ITEM_ID + item not in met for item in near.tolist()]
 
 
 @pytest.mark.parametrize("killed", [False, True])

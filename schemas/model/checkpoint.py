@@ -38,7 +38,7 @@ from schemas.model.checkpoint_file import (
 from schemas.model.inputs import FeatureTensors
 from schemas.model.item_network import EncodedRows
 from schemas.model.network import AifNetwork, build_network
-from schemas.model.random_inputs import CANDIDATES, SEED, USERS, draw_block, draw_candidates, draw_users
+from schemas.model.random_inputs import CANDIDATES, SEED, USERS, draw_block, draw_candidates, draw_ranker_items, draw_users
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,11 @@ def _find_failed_call(network: AifNetwork) -> str | None:
         logits = network.joint_logits(states, draw_candidates(network.spec, stored, rng))
         if not torch.isfinite(logits).all():
             return f"logits of {what} are not finite"
+        if network.ranker is not None:
+            history_BL, items_BC = draw_ranker_items(network.ranker.spec, rng)
+            before = network.ranker.extend(network.ranker.behaviour_tokens(history_BL, torch.zeros_like(history_BL)))
+            if not torch.isfinite(network.ranker.score(network.ranker.candidate_tokens(items_BC, logits), logits, before)).all():
+                return f"the ranker's logits of {what} are not finite"
     return None
 
 

@@ -28,6 +28,7 @@ from schemas.model.head import Head
 from schemas.model.inputs import CandidateRows, FeatureTensors, UserInputs, UserStates
 from schemas.model.item_half import ItemHalf
 from schemas.model.parameters import Parameters
+from schemas.model.ranker.ranker import Ranker
 from schemas.model.request_split import check_request_split
 from schemas.model.score import rank_scores
 from schemas.model.sim_hard import build_sim_table
@@ -48,6 +49,7 @@ class AifNetwork(nn.Module):
         self.behaviour = BehaviourProjection(spec)
         self.user_half = UserHalf(spec)
         self.head = Head(spec)
+        self.ranker = Ranker(spec) if spec.ranker is not None else None
         if self.head.first.weight.is_meta:
             return  # it has no values to start from, or to run with
         start_bridges(self.bea, self.user_half.row_identity_GD, self.item_half.key_norm)

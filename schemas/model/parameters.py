@@ -62,7 +62,7 @@ def segment_widths(spec: ModelSpec) -> tuple[dict[str, int], dict[str, int]]:
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
     """Every array of a model of this spec."""
-    return dict(itertools.chain(_item_half(spec), _bridges(spec), _behaviours(spec), _user_half(spec), _head(spec)))
+    return dict(itertools.chain(_item_half(spec), _bridges(spec), _behaviours(spec), _user_half(spec), _head(spec), _ranker(spec)))
 
 
 def _linear(name: str, width_in: int, width_out: int, bias: bool = True) -> Shapes:
@@ -140,3 +140,20 @@ def _head(spec: ModelSpec) -> Shapes:
     outputs = [*spec.head_hidden, len(spec.tasks)]
     yield from _linear("head.first", sum(user.values()) + sum(item.values()), outputs[0])
     yield from _mlp("head.rest.1", outputs)
+
+
+def _ranker(spec: ModelSpec) -> Shapes:
+    if spec.ranker is None:
+        return
+    width = spec.ranker.width
+    yield "ranker.items.weight", (spec.ranker.item_buckets, width)
+    yield "ranker.kinds.weight", (len(spec.schema.behaviour_kinds) + 1, width)
+    for name, scope in (("profile", Scope.USER), ("context", Scope.CONTEXT)):
+        places = plan_features(spec.schema.of(scope), spec.embedding_width)
+        yield from _table(f"ranker.{name}", places, spec.embedding_width)
+        yield from _linear(f"ranker.w_{name}", places.width, width)
+    yield from _linear("ranker.w_logits", len(spec.tasks), width)
+    for layer in range(spec.ranker.layers):
+        yield from _linear(f"ranker.layers.w_in.{layer}", width, 4 * width, bias=False)
+        yield from _linear(f"ranker.layers.w_out.{layer}", width, width, bias=False)
+    yield from _linear("ranker.head", width, len(spec.tasks))

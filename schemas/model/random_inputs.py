@@ -14,6 +14,7 @@ from schemas.features import Feature, FeatureBlock, Kind, Scope, encode_features
 from schemas.limits import BAG_VALUES_MAX
 from schemas.model.inputs import Behaviours, CandidateRows, FeatureTensors, UserInputs, map_tensors
 from schemas.model.item_network import EncodedRows
+from schemas.model.ranker.spec import RankerSpec
 from schemas.model.spec import ModelSpec
 
 USERS, LENGTH, CANDIDATES = 2, 5, 4
@@ -67,6 +68,11 @@ def draw_candidates(spec: ModelSpec, stored: EncodedRows, rng: np.random.Generat
         bid_BC=torch.ones(shape),
         context=FeatureTensors.from_block(draw_block(spec.schema.of(Scope.CONTEXT), USERS, rng)),
     )
+
+
+def draw_ranker_items(spec: RankerSpec, rng: np.random.Generator | None) -> tuple[Tensor, Tensor]:
+    """Rows of the ranker's item table: of a history [B, L] and of candidates [B, C]."""
+    return _integers(rng, spec.item_buckets, (USERS, LENGTH)), _integers(rng, spec.item_buckets, (USERS, CANDIDATES))
 
 
 def _integers(rng: np.random.Generator | None, below: int, shape: tuple[int, int]) -> Tensor:

@@ -18,9 +18,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from schemas.errors import Misconfigured
-from schemas.model.inputs import FeatureTensors, map_tensors
+from schemas.model.inputs import CandidateRows, FeatureTensors, UserInputs, map_tensors
 from schemas.model.item_network import EncodedRows
-from schemas.model.random_inputs import CANDIDATES, SEED, USERS, draw_block, draw_candidates, draw_users
+from schemas.model.random_inputs import CANDIDATES, SEED, USERS, draw_block, draw_candidates, draw_ranker_items, draw_users
 
 CANDIDATE, USER = "candidate", "user"
 
@@ -71,6 +71,24 @@ class _Follow(TorchFunctionMode):
         return self.mark(result, *sides) if sides else result
 
 
+def _check_ranker(ranker: Any, follow: _Follow, users: UserInputs, candidates: CandidateRows, rng: np.random.Generator) -> None:
+    """The prefix reads neither the suffix, nor the context, nor a candidate; a part that kept one of them is found when the prefix is made again."""
+    history_BL, items_BC = (items.to(users.behaviours.kind_BL.device) for items in draw_ranker_items(ranker.spec, rng))
+    kinds_BL, half = users.behaviours.kind_BL, history_BL.shape[1] // 2
+    items_BC = follow.mark(items_BC, CANDIDATE)
+
+    def prefix() -> Any:
+        tokens = ranker.profile_token(users.profile), ranker.behaviour_tokens(history_BL[:, :half], kinds_BL[:, :half])
+        return ranker.extend(torch.cat(tokens, 1))
+
+    newer = follow.mark(ranker.behaviour_tokens(history_BL[:, half:], kinds_BL[:, half:]), CANDIDATE)
+    before = ranker.extend(torch.cat([newer, ranker.context_token(candidates.context)], 1), prefix())
+    logits_BCT = torch.zeros(*items_BC.shape, ranker.w_logits.in_features, device=items_BC.device)
+    ranker.score(ranker.candidate_tokens(items_BC, logits_BCT), logits_BCT, before)
+    follow.refuse(CANDIDATE, "prefix")
+    prefix()
+
+
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
@@ -109,6 +127,9 @@ def check_request_split(network: Any) -> None:
             network.item_rows(items)
             follow.refuse(CANDIDATE, "user")
             network.user_states(users)
+            if network.ranker is not None:
+                follow.refuse("", "")
+                _check_ranker(network.ranker, follow, users, candidates, rng)
     finally:
         torch.set_num_threads(threads)
         for hook in hooks:

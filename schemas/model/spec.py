@@ -25,6 +25,7 @@ from schemas.limits import (
     TIERS_MAX,
     WIDTH_MAX,
 )
+from schemas.model.ranker.spec import RankerSpec
 from schemas.model.score import BID, SHOWN, Terms, decode_rank_by
 
 # Least and most of each size: what is outside makes no network, or one that no machine holds.
@@ -36,7 +37,7 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("item_hidden", "user_hidden", "bridge_hidden", "head_hidden"), (1, HIDDEN_MAX)),
     **dict.fromkeys(("attended_behaviours", "simtier_behaviours", "sim_behaviours", "recency"), (1, BEHAVIOURS_PER_USER_MAX)),
 }
-_LATER = frozenset({"recency"})  # fields that older checkpoints lack: not in the JSON where they are off
+_LATER = frozenset({"recency", "ranker"})  # fields that older checkpoints lack: not in the JSON where they are off
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class ModelSpec:
     tasks               names of the head's outputs; the first is the click, the others are outcomes of an impression, or `shown`: whether an item of the
                         catalogue is shown at all
     recency             scales, in behaviours, at which Eq. 1 sees how many newer behaviours the user has (behaviour_codes.py); () = it does not
+    ranker              sizes of the ranker that orders AIF's answer; None = the checkpoint has none
     """
 
     schema: FeatureSchema
@@ -78,6 +80,7 @@ class ModelSpec:
     rank_by: str = "ecpm"
     tasks: tuple[str, ...] = ("click",)
     recency: tuple[int, ...] = ()
+    ranker: RankerSpec | None = None
 
     def __post_init__(self) -> None:
         def require(condition: bool, message: str) -> None:
@@ -138,6 +141,7 @@ class ModelSpec:
         """Plain values for JSON; the inverse of `decode_model_spec`. A field of `_LATER` is left out where it is off, so that a model without it
         keeps the fingerprint it had before the field existed."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"schema": self.schema.to_dict()}
+        plain["ranker"] = self.ranker and dataclasses.asdict(self.ranker)
         return {name: value for name, value in plain.items() if name not in _LATER or value}
 
     @property
@@ -152,8 +156,9 @@ def _ascend(numbers: Sequence[float]) -> bool:
 
 def decode_model_spec(raw: Mapping[str, Any]) -> ModelSpec:
     """A spec from plain values. Raises Misconfigured (`bad_model_spec`, `bad_feature_schema`)."""
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "schema"}
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k not in ("schema", "ranker")}
     try:
-        return ModelSpec(schema=decode_feature_schema(raw["schema"]), **fields)
+        ranker = RankerSpec(**raw["ranker"]) if raw.get("ranker") else None
+        return ModelSpec(schema=decode_feature_schema(raw["schema"]), ranker=ranker, **fields)
     except (TypeError, KeyError) as error:
         raise Misconfigured("bad_model_spec", f"the model spec does not read: {error}") from error

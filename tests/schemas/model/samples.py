@@ -25,6 +25,7 @@ from schemas.model.inputs import (
 from schemas.model.item_network import EncodedRows
 from schemas.model.lsh import encode_signatures, make_w_hash
 from schemas.model.network import AifNetwork
+from schemas.model.ranker.spec import RankerSpec
 from schemas.model.spec import ModelSpec
 
 T = TypeVar("T")
@@ -66,6 +67,12 @@ def without(schema: FeatureSchema, *scopes: Scope, **roles: object) -> FeatureSc
 SPECS = {
     "full": ModelSpec(FULL, **_SMALL, item_id_buckets=17, attended_behaviours=4, simtier_behaviours=5, sim_behaviours=2),
     "recency": ModelSpec(FULL, **_SMALL, attended_behaviours=4, simtier_behaviours=5, sim_behaviours=2, recency=(2, 30)),
+    "ranker": ModelSpec(
+        FULL,
+        **_SMALL,
+        attended_behaviours=4,
+        ranker=RankerSpec(width=16, layers=2, item_buckets=31, history_max=64, history_step=16, attention_norm=8),
+    ),
     "raw_din_two_tasks": ModelSpec(FULL, **_UNEVEN, din="raw", tasks=("click", "buy"), tier_edges=(0.5,)),
     "two_tasks_by_formula": ModelSpec(FULL, **_SMALL, tasks=("click", "buy"), rank_by="click * buy^0.5 * bid"),
     "image_not_an_input": ModelSpec(dataclasses.replace(FULL, multimodal_is_input=False), **_SMALL),
@@ -83,6 +90,8 @@ def make_network(spec: ModelSpec, seed: int = 0) -> AifNetwork:
     """An untrained network, the same for the same seed. No weight is 0: what starts at 0 would hide whatever is done with it."""
     torch.manual_seed(seed)
     network = AifNetwork(spec, make_w_hash(7, spec.hash_bits, spec.schema.mm_width) if spec.schema.multimodal else None)
+    if network.ranker is not None:
+        torch.nn.init.normal_(network.ranker.head.weight)
     if spec.recency:
         torch.nn.init.normal_(network.behaviour.w_recency_SD)
         torch.nn.init.normal_(network.behaviour.recency_gate_S, std=0.3)

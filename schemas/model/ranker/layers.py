@@ -1,0 +1,117 @@
+"""The ranker's layers: HSTU's, with sums over keys that simply add, so that a sequence can be computed in any pieces.
+
+    x -> [u, v, q, k] = SiLU(LN(x) W_in)
+    x -> x + (LN(attention) * u) W_out        attention = sum over the seen keys of SiLU(q . k / sqrt(d)) v / N
+
+There is no softmax: what a query takes from earlier tokens (`Kv`) and what it takes from tokens of its own piece are two sums. Positions are rotations of q
+and k (RoPE): q . k depends on the distance alone, and a stored key never changes when the sequence grows.
+
+Here: one layer on one piece. Not here: which tokens make a piece (ranker.py). All functions take leading dimensions `...` (of a batch).
+Arrays: n tokens of the piece, m earlier tokens, D width, H heads, d = D / H, Y layers.
+Source: HSTU (arXiv 2402.17152), eq. (1)-(3).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from schemas.model.ranker.spec import RankerSpec
+
+_QUERIES = 256  # of a block: [H, 256, m] weights stay in the cache of a core
+_ROTATION_BASE = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kv:
+    """Keys (rotated) and values of the tokens so far: [Y, ..., H, m, d] each."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def tokens(self) -> int:
+        """m."""
+        return self.keys.shape[-2]
+
+    def join(self, newer: "Kv") -> "Kv":
+        """These tokens and then newer ones."""
+        return Kv(torch.cat([self.keys, newer.keys], -2), torch.cat([self.values, newer.values], -2))
+
+
+Own = Callable[
+    [Tensor, Tensor, Tensor], Tensor
+]  # (q, k, v) of a piece -> what its tokens take from the piece itself, before the division by N
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each token takes from itself and from those before it."""
+    return _weights(q, k).tril() @ v
+
+
+def alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each token takes from itself only: candidates never see each other."""
+    return F.silu((q * k).sum(-1, keepdim=True) / math.sqrt(q.shape[-1])) * v
+
+
+def _weights(q: Tensor, k: Tensor) -> Tensor:
+    return F.silu(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]))
+
+
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """RoPE: pairs (i, i + d / 2) of x [..., n, d] are rotated by position * base^(-2 i / d). positions [..., n]."""
+    half = x.shape[-1] // 2
+    speeds = _ROTATION_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angles = positions[..., None].to(torch.float32) * speeds
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+class Layers(nn.Module):
+    """All layers. Layer norms have no weights of their own, because linear maps follow them."""
+
+    def __init__(self, spec: RankerSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        width = spec.width
+        self.w_in = nn.ModuleList(nn.Linear(width, 4 * width, bias=False) for _ in range(spec.layers))
+        self.w_out = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(spec.layers))
+
+    def forward(self, x: Tensor, positions: Tensor, past: Kv | None, own: Own) -> tuple[Tensor, Kv]:
+        """A piece [..., n, D] at `positions` [..., n] after the tokens of `past`: (its last layer's output, its own keys and values)."""
+        keys, values = [], []
+        for y in range(self.spec.layers):
+            u, v, q, k = F.silu(self.w_in[y](self._norm(x))).chunk(4, -1)
+            q, k, v = (self._split(part) for part in (q, k, v))
+            q, k = rotate(q, positions), rotate(k, positions)
+            taken = own(q, k, v)
+            if past is not None and past.tokens:
+                taken = taken + self._take(q, past.keys[y].to(q.dtype), past.values[y].to(q.dtype))
+            attended = (taken / self.spec.attention_norm).transpose(-2, -3).flatten(-2)
+            x = x + self.w_out[y](self._norm(attended) * u)
+            keys.append(k)
+            values.append(v)
+        return x, Kv(torch.stack(keys), torch.stack(values))
+
+    def masked(self, x: Tensor, positions: Tensor, allowed: Tensor) -> Tensor:
+        """The specification: the last layer's output of all tokens [B, n, D] at once. positions [B, n]; allowed [B, 1, n, n] = query sees key."""
+
+        def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return (_weights(q, k) * allowed) @ v
+
+        return self(x, positions[:, None], None, own)[0]
+
+    @staticmethod
+    def _take(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """What queries take from earlier tokens, a block of queries at a time."""
+        return torch.cat([_weights(block, keys) @ values for block in torch.split(q, _QUERIES, -2)], -2)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (self.spec.width,))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.spec.heads, -1).transpose(-2, -3)

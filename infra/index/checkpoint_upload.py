@@ -1,7 +1,5 @@
 """A checkpoint file put into the index store, and the record that announces it: the way of every checkpoint to the workers.
 
-Here: the checks before anything is announced, and the upload. Not here: sending the record (infra/kafka/publisher.py), the worker's decision about it
-(streams/agents/checkpoints.py).
 Invariants: a record is made only for a file that passed every check that needs no run of the network, of an index that exists. The file is in the store,
 named by its sha256, before the record names it. So publishers and workers share the store and no other folder.
 """

@@ -2,7 +2,6 @@
 
 A log grows by some entries with each checkpoint, and a reader that began at entry 0 would need hours after a year. Whoever appends puts a fold every
 `FOLD_EVERY` entries; a reader begins at the newest one that holds.
-Here: putting and reading folds, and the removal of what they make superfluous. Not here: their bytes (schemas/index/control_fold.py).
 Invariants:
 - A fold only saves reading. One that is damaged, forged or of another index is logged and passed over.
 - A reader trusts a fold if its own checksum holds, it names the identity in entry 0, and the store has the last entry that it folds, with that checksum.

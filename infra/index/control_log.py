@@ -1,7 +1,5 @@
 """The control log in the index store: read what is new, append one decision (FORMAT.md section 7, protocol B1 to B5).
 
-Here: `ControlLog` (the folded log, and its two operations) and the identity of the index. Not here: what entries mean (schemas/index/control.py), folds in
-the store (control_folds.py).
 Invariants:
 - An append takes the number after everything that was read, so a decision is always made on the whole log; if another writer has taken that number, the log
   is read on and the decision made again. Every successful append is in the log exactly once, and numbers have no gaps.

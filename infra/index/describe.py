@@ -1,7 +1,4 @@
-"""Versions, shards of a version and the state of the control log as rows that commands print.
-
-Not here: the commands (cli.py, infra/tools/cli.py).
-"""
+"""Versions, shards of a version and the state of the control log as rows that commands print."""
 
 from typing import Any
 

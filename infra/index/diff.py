@@ -1,6 +1,5 @@
 """Two versions of an index compared item by item: which rows differ, in which columns, whether data or only floats differ, and whether the models do.
 
-Here: what `aif index diff` does. Not here: whether one version is whole (verify.py).
 A side is a version of this store (`4`, `4.1` or a token), or a folder: what `aif replay --directory` left, or another index store.
 Invariants: both sides are read in key order, block by block, so memory does not depend on their size; every part is checked against its manifest while
 it is read. An item with other inputs differs in *data*. One with the same inputs and another row differs in *floats*: it comes from another model, or

@@ -1,7 +1,5 @@
 """Local copies of the files of an index store in a bucket, because RocksDB reads parts from local paths (protocol B14).
 
-Here: `FileCache`, a folder of files named by the sha256 of their bytes. Not here: where the bytes come from (s3_store.py), which files a part
-has (parts.py).
 Invariants:
 - A file has the bytes that its name says: they are hashed while they come in, synced, and put in place by rename. If its bytes do not match later, it is
   dropped and fetched again.

@@ -1,9 +1,5 @@
 """Parts of a version in the index store: each is written once, and read through a private copy (FORMAT.md sections 4 to 6).
 
-Here: writing, reading and verifying full and incremental parts; reading manifests, and the copies of checkpoints. Not here: which rows belong into a part
-(streams/builders/full_part.py, streams/builders/sealer.py), the merged view (schemas/index/digest.py), loading into memory
-(serving/versions/index_reader.py).
-
 Invariants:
 - The store's own directory of a part is never opened: rocksdict rewrites a file in any directory that it opens, also through a hard link
   and read-only. A reader opens a private directory with links to the SST files and copies of the rest, removed afterwards (B14).

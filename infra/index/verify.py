@@ -1,8 +1,4 @@
-"""Verification of a published version from its files alone: checksums, blocks, counts, digests. Every fault is named; none hides another.
-
-Here: what `aif index verify` does, and a look at the checkpoints of all versions in use. Not here: the cheaper checks of a loader
-(serving/versions/index_reader.py).
-"""
+"""Verification of a published version from its files alone: checksums, blocks, counts, digests. Every fault is named; none hides another."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

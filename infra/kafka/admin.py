@@ -1,7 +1,5 @@
 """Topics on the broker: compared with the table, created and changed; their ids and offsets.
 
-Here: `plan_topics` (pure) and what carries a plan out, identities and partitions of topics, offsets at both ends of a log. Not here: the table
-(schemas/topics.py), reading records (reader.py).
 Invariants: what would move ids to other partitions or throw records away (another number of partitions, another cleanup policy) is done only if it is allowed
 by name. No setting of an existing topic shrinks, and no topic is deleted. The number of shards is fixed for an index, so an item topic with more partitions
 belongs to another index. `apply_topics` returns when every partition has a leader. No question about a topic makes one.

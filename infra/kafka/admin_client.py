@@ -1,7 +1,4 @@
-"""The client behind every question about the cluster: topics, offsets, groups.
-
-Here: its one set-up, and why the broker refused it. Not here: the questions (admin.py, watches.py).
-"""
+"""The client behind every question about the cluster: topics, offsets, groups."""
 
 from collections import deque
 from functools import partial

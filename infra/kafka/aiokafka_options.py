@@ -1,7 +1,4 @@
-"""How aiokafka's clients connect to Kafka, Faust's too: the settings of security.py as that library wants them.
-
-Here: `aiokafka_options`. Not here: the settings (security.py), Faust's names for them (streams/faust_shell.py).
-"""
+"""How aiokafka's clients connect to Kafka, Faust's too: the settings of security.py as that library wants them."""
 
 import asyncio
 from typing import Any

@@ -1,6 +1,5 @@
 """The AsyncAPI 3 document of all topics, `docs/asyncapi.json`. It is generated from the table of topics and the models, and never written by hand.
 
-Here: the document as a value. Not here: its file (json_schemas.py), the topics (schemas/topics.py), the records (schemas/events.py).
 Source: AsyncAPI 3.0.0; Kafka bindings 0.5.0.
 """
 

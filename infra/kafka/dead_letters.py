@@ -1,7 +1,5 @@
 """What a rejected record becomes in its dead-letter topic. Pure.
 
-Here: encoding a dead letter, and reading where it came from. Not here: who sends it (a shard's outbox, a server's view of users, training), which were sent
-already (sent_letters.py), sending it once more (redrive.py).
 Invariants: key, value and headers are kept byte for byte; the reason is in further headers, with the names that existing consoles show. An oversized record,
 larger than input topics take by their settings, is truncated: the letter has the beginning of its key and value, and a header with the size of the value. The
 record itself is at its source position. One dead letter is one rejected update, and its identity is (topic, partition, offset, `aif.index`), so a redrive

@@ -1,6 +1,5 @@
 """Events from a file of JSON lines, each line judged alone: what `aif publish` sends and what it names as rejected.
 
-Here: `JsonLines`. Not here: files of other forms, whose columns a mapping names (infra/data/json_lines.py), sending (publisher.py).
 Invariants: lines are counted from 1, blank ones too; a bad line, however long, is one rejection and does not reject its neighbours. Memory is bounded by
 one line of RECORD_BYTES_MAX and the reasons of the first 20 rejections.
 

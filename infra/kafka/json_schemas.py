@@ -1,8 +1,6 @@
 """The files that are generated from the models and committed: the JSON Schemas of the topics' records, `schemas/json/<topic>.<schema number>.json`, and
 the AsyncAPI document of all topics.
 
-Here: encoding them, and finding those that are stale or broken. Not here: the models (schemas/events.py), comparing two schemas (schema_compatibility.py),
-what the document says (asyncapi.py).
 Invariants: the files of all schema numbers that ever were stay. The newest file of each topic is what its model says now, and accepts what all older ones
 accept, because old records are replayed for ever: a model that accepts less is refused here.
 """

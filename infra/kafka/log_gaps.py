@@ -1,9 +1,7 @@
 """Why offsets of a log have no record: transactions took them, or the log lost them.
 
-Here: `LogGaps`, which reads the batches of a gap as the broker stores them. Not here: the worker, whose consumer sees the batches itself
-(streams/fetched_records.py); compacted topics, in which any gap is normal.
-librdkafka passes over markers and aborted records without a word, and over lost records too. Only the batches distinguish them: each names the offsets that it
-covers, and whether it belongs to a transaction.
+librdkafka passes over markers and aborted records without a word, and over lost records too. Only the batches distinguish them: each names the offsets that
+it covers, and whether it belongs to a transaction.
 """
 
 import asyncio

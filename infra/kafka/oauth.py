@@ -1,6 +1,6 @@
 """Tokens for SASL/OAUTHBEARER: from a token endpoint by the client credentials grant (RFC 6749, 4.4), or from a file that another program renews.
 
-Here: `TokenSource`, one for each client. Not here: which settings name it (security.py). Standard library only.
+Standard library only.
 """
 
 import base64

@@ -1,6 +1,5 @@
 """The producer behind everything that this project sends: idempotent, acknowledged by all replicas, to topics that exist.
 
-Here: its one configuration. Not here: what is sent, and what becomes of a record that was not delivered: each sender says so itself.
 Invariants: no topic is made by sending to it, because it would have the broker's settings and not those of schemas/topics.py. The key decides the partition as
 in every other client of the topics (murmur2). Memory is bounded: `produce` raises BufferError while the queue is full.
 `close` of the client waits for ever while the broker is away: a sender calls `flush` with a limit, and `purge` for what then is left.

@@ -1,7 +1,5 @@
 """Publishing events: one at a time with low latency, or in bulk with up to 256 updates of one partition in a record.
 
-Here: `Publisher`, and `open_publisher`, which opens one as the settings say. Not here: the shape of events (schemas/events.py), topics (admin.py), the
-shards' outbox (streams/shard/outbox_sender.py).
 Invariants: the producer is idempotent and waits for all replicas. The partition of every record is computed here (murmur2 of the id's Kafka key), because a
 batch has no key; a single update has the key that gives the same partition, so the order of one id holds across both forms. Nothing is lost in silence:
 every record has a delivery handle, which is settled when the publisher is closed at the latest, and `flush` raises when any record since the last flush

@@ -1,6 +1,5 @@
 """Reading topics outside any consumer group: to an end (`read_topic`), or for as long as a process lives (`TopicFollower`).
 
-Here: records with their positions, which the caller holds; nothing is committed. Not here: Faust's consumers (streams/faust_shell.py), decoding of values.
 Invariants:
 - A read begins at the offset that it was given, or says why it cannot: an offset outside the log raises Incompatible (`offset_gone`), and is never silently
   replaced by the earliest or the latest.
@@ -10,6 +9,7 @@ Invariants:
 - A record whose header names are not UTF-8 is read without its headers.
 - A follower that was told the topic's id gives no record of another topic of that name, be it one that was made again or that of another cluster at this
   address: it asks for the id before the first record and again after each lost connection, without which neither can come.
+
 Everywhere `topic` is the name without the deployment's prefix, which `prefix` gives, and the records carry that name.
 """
 

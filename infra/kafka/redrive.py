@@ -8,7 +8,6 @@
     encode_redriven     pure: the record of one update as it is sent again
     run_redrive         sends, between two audit files
 
-Not here: the commands (dlq_cli.py), how a dead letter is written (dead_letters.py).
 Invariants:
 - A dead letter holds its whole source record, and only the named update is sent again (A5). It goes to the partition of its id, which also cures a record
   that came in a wrong one.

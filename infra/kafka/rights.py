@@ -1,7 +1,4 @@
-"""Whether a client has the rights that its role needs, asked before it starts. A consumer without them waits in silence.
-
-Here: `check_rights`. Not here: which rights a role needs (its process; docs/how-to/kafka-security.md).
-"""
+"""Whether a client has the rights that its role needs, asked before it starts. A consumer without them waits in silence."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,8 +1,7 @@
 """Whether a newer JSON Schema accepts everything that an older one accepts (BACKWARD), as far as that can be proved. Pure.
 
-Here: the comparison of two schemas. Not here: the files (json_schemas.py).
-Topics are replayed from their beginning, so the newest reader meets records of every schema that ever was, and each newest schema is compared with *all* older
-ones (BACKWARD_TRANSITIVE). The one before it is not enough: a field that is removed in 2, and added again in 3 with another type, passes both steps.
+Topics are replayed from their beginning, so the newest reader meets records of every schema that ever was, and each newest schema is compared with *all*
+older ones (BACKWARD_TRANSITIVE). The one before it is not enough: a field that is removed in 2, and added again in 3 with another type, passes both steps.
 Invariant: what is not proved to be accepted is named, also where a better proof would find that it is.
 """
 

@@ -1,7 +1,5 @@
 """How clients connect to Kafka: TLS, authentication, and the one function for each library that turns settings into a client's configuration.
 
-Here: the section `kafka_security`, `client_config` for confluent-kafka, and what an operator does about a refused client. Not here: the same for aiokafka
-(aiokafka_options.py) and Faust (streams/faust_shell.py), tokens (oauth.py), the rights that each role needs (docs/how-to/kafka-security.md).
 Invariants: no other file names a broker address or a secret to a client. Secrets are never part of a message. Files with secrets are read when a client is
 made, so a client that is made later has the new ones.
 """

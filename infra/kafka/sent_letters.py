@@ -1,6 +1,5 @@
 """Which updates of an input topic have a dead letter already, for a process that is about to send one.
 
-Here: reading the dead-letter topic on, from where it was last read. Not here: sending (serving/users/user_dead_letters.py).
 Invariants: an update is known by its place and a checksum of its record's value, because the same place is another record after a topic was made again. Memory
 is bounded: the newest `_KNOWN_MAX` updates are known. A second letter of an older one is harmless, because every reader counts a place once (redrive.py).
 """

@@ -1,7 +1,5 @@
 """Rows that a build takes over from earlier parts, for items whose inputs are still the same: only stale rows are computed (protocol B11).
 
-Here: the merge of items in key order with rows in key order. Not here: which parts are the base of a build (streams/versions/publication.py), encoding
-(full_part.py).
 Invariant: a row is taken over only for an item with the same input hash, and from parts of the same version: same checkpoint, same LSH, same encoder
 fingerprint. So it has the bits that encoding would give, whatever happened to the shard in between. Its order is the item's own, not the base's.
 

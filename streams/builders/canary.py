@@ -1,8 +1,5 @@
 """The work of a canary: a new version and the live one score a fixed sample of users and items.
 
-Here: the sample, the scores, the figures. Not here: the comparison and the verdict (core/canary.py), when it runs (streams/versions/promotion.py), the
-process it runs in (process.py).
-
 Invariants: both versions score the same items in the same state, whatever the age of the live version's files. The new version's rows come from its files.
 The live version's rows are encoded here, with its checkpoint, from the inputs that were sealed with the new version. The sample follows from the new
 version's manifest and the constants here, so every worker finds the same figures (up to the arithmetic of its processor), and doing it again costs only

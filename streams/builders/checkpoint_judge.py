@@ -1,7 +1,5 @@
 """The dry run of a new checkpoint, in a process of its own: its network is run before the version is wanted.
 
-Here: the job, and what is decided of a file that ends the process. Not here: the dry run (schemas/model/checkpoint.py), the checks of the file that need no
-torch (schemas/model/checkpoint_file.py), the decision (agents/checkpoints.py).
 Invariant: a file that ends every process that runs it is refused, so it does not block the records behind it.
 """
 

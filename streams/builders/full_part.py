@@ -1,7 +1,5 @@
 """The full part of one shard of a version, from a checkpoint of the shard.
 
-Here: the work. Not here: the job (jobs.py), the processes that do it (pool.py), who asks for it (streams/versions/shard_versions.py).
-
 Invariants: items are read from the checkpoint in key order in slices, so memory does not grow with their number. The rows, and so the
 digest, do not depend on the size of a slice or the number of processes, because the bits of a row depend on the row alone. The checkpoint was taken
 after the batch that recorded `building v`, so the increments have what it lacks (B6); with `source_offsets` of the result the owner checks that again.

@@ -1,6 +1,5 @@
 """Builder processes as the worker sees them: jobs in, futures out.
 
-Here: starting the processes, giving them jobs, watching and ending them. Not here: what they do (process.py), how one is made (template.py).
 Invariants: when a process dies, its job fails with Unavailable (`builder_died`), and another process is started, at the latest for the next job; the
 other processes go on. No child outlives this process (infra/processes.py). Seals and snapshots come before builds, so that a revision of the live version
 never waits for the build of a new one (B4).

@@ -1,11 +1,9 @@
 """A builder process: it takes jobs from its parent over a private socket, sequentially, until the parent is gone.
 
-Here: the loop, and which function does which job. Not here: the work (full_part.py, sealer.py, streams/shard/snapshot.py, canary.py), the parent's
-side (pool.py).
-Forked from the worker's template, or started as `python -m streams.builders.process STORE_URL FD` (template.py). It stays alive between versions and
-ends when the socket closes; the kernel kills it when the parent dies. It computes with one thread: who wants more speed starts more processes, and the
-bits of a row do not depend on their number. The socket belongs to the two processes alone, so its messages may be pickled.
-Only canaries and dry runs need torch; they load it in a pool of their own (streams/versions/version_side.py).
+Forked from the worker's template, or started as `python -m streams.builders.process STORE_URL FD` (template.py). It stays alive between versions and ends
+when the socket closes; the kernel kills it when the parent dies. It computes with one thread: who wants more speed starts more processes, and the bits of a
+row do not depend on their number. The socket belongs to the two processes alone, so its messages may be pickled. Only canaries and dry runs need torch;
+they load it in a pool of their own (streams/versions/version_side.py).
 """
 
 import os

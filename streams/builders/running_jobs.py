@@ -1,7 +1,5 @@
 """The jobs that builders are doing for the shards of this process, from the checkpoint of a shard to the result.
 
-Here: which job runs for which shard, and the checkpoint directories. Not here: which job is due (streams/versions/shard_versions.py), the work (full_part.py,
-sealer.py, streams/shard/snapshot.py), the processes (pool.py).
 Invariants: a key has one job at a time; a job is given up if its shard was given away, or was opened again by another task; no directory
 outlives its job, nor this process (the next process empties `scratch` at its start).
 """

@@ -1,8 +1,5 @@
 """The seal of one shard of a revision: a frozen, complete, checkable view of it (protocol B7, B8).
 
-Here: how a seal is made, in the only right order. Not here: when a shard may seal (core/versions.py), the processes (pool.py),
-the manifest (streams/versions/publication.py).
-
 Order, in `read_seal_point`, `prepare_seal` and `write_seal`:
 1. the end offset of the shard's partition of index-deltas is read: a reader of this seal starts there;
 2. then the ends of the source topics are read, and the shard goes on until it has applied everything before them;

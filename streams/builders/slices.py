@@ -3,7 +3,6 @@
     00000.sst, 00000.json    rows of the first SLICE_ITEMS items, and what they are: last key, rows, checksum, source offsets
     00001.sst, ...           the items after that key
 
-Here: the folder, its files, the part that is made of them. Not here: rows (full_part.py).
 Invariants: a slice counts only if it has its JSON file, which is written when the slice is on disk, and if both belong to this build: same version,
 checkpoint and encoder. Slices may come from several checkpoints of the shard, if each was taken after the shard began to write increments of the version
 (B6): the increments have what a slice lacks. So the part is as old as its oldest slice.

@@ -1,9 +1,8 @@
 """Where builder processes come from: they are forked from a template process, or else started as programs.
 
 A worker and its builders need NumPy, numba and our kernels, and importing them costs each process 2 s of a core. So a worker imports everything first,
-while it has one thread and nothing open, and forks a template then (infra/fork_server.py says why that is safe). Builders are forked from the
-template, at the start and whenever one has died. Without a template, or if it was killed, they are started as programs. Not here: what a builder does
-(process.py), who asks for them (pool.py).
+while it has one thread and nothing open, and forks a template then (infra/fork_server.py says why that is safe). Builders are forked from the template, at
+the start and whenever one has died. Without a template, or if it was killed, they are started as programs.
 """
 
 import logging

@@ -1,8 +1,5 @@
 """The canary: scores of a new version on a fixed sample are compared with those of the live version, and judged. Pure.
 
-Here: what is compared, and what is too far. Not here: the sample and the scores (streams/builders/canary.py), when it runs and what follows
-(streams/versions/promotion.py).
-
 A model of another training run may rank differently and be right. So the canary looks for versions that are broken, not for those that are worse, by
 three figures:
 

@@ -1,7 +1,5 @@
 """What one micro-batch does to one item: its components before and after, and every step between (protocol A3, A9).
 
-Here: the updates of one item in one batch, folded in order, and what they make stale for a model. Not here: the fold rule (item_state.py), the dependency
-table (stale.py), rows (streams/shard/rows.py).
 Invariant: `stale` and `is_tombstone` look at every step, never only at the first and last state (stale.py says why).
 """
 

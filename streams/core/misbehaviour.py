@@ -1,8 +1,5 @@
 """The one rule by which the live version is rolled back without an operator: servers report that it misbehaves. Pure.
 
-Here: which reports are remembered, what counts as a fault, how many servers it takes. Not here: reading reports (streams/versions/server_reports.py), the
-entry (streams/versions/rollback.py).
-
     fault of a server   in the last `window_s` it answered at least `answers_min` requests with the live version, and too many of them failed or were not
                         finite, or too many answers differ from the reference, or answers are much slower. Each must also be `worse_by` times as bad
                         as what the same server reported of the backup version: a fault that was there before is not the live version's

@@ -1,7 +1,5 @@
 """Where a replay begins and ends, for every shard. Pure.
 
-Here: the plan: which base, from which offsets, to which. Not here: points as people write them, asking broker and store
-(streams/replay/points.py), reading and applying (streams/replay/replay.py).
 Invariants (protocol B15): a replay that begins after offset 0 begins with a snapshot that holds everything before. What retention has removed is named,
 topic by topic, and never skipped.
 """

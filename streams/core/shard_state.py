@@ -1,6 +1,5 @@
 """What a shard knows about itself besides its items: next offsets, counters, sequences, its versions, its identity; and their bytes.
 
-Here: values and their JSON. Not here: items (item_state.py), what is waiting to be sent (streams/shard/outbox.py), storage (streams/shard/shard.py).
 Invariant (I1): per topic consumed = applied + superseded + dead_lettered, counted in updates, written in the batch that does them.
 """
 

@@ -5,7 +5,6 @@
     bid, SIM category, realtime, or anything else      the row, rewritten without the network (its input hash is of all bytes)
     nothing changed (an identical re-sent event)       nothing
 
-Here: the table for one FeatureSchema. Not here: which steps an item took (item_change.py), the rows (streams/shard/rows.py).
 Values are compared as they are stored, because 1, 1.0 and true are equal in Python and hash into different buckets.
 Invariant: what is stale is the union over all steps of a batch, never the difference between its first and last state. A step that is undone within
 the batch may have reached readers before a crash, after which the same records came in another batch; so the row must be sent again.

@@ -1,8 +1,5 @@
 """What is to be done next for the versions of an index, planned from the folded control log and from facts about shards. Pure.
 
-Here: what one shard does (start, build, seal, stop, mark behind) and what belongs into the log (publish, promote, revise). Not here: doing
-it (streams/versions/reconcile.py), the fold itself (schemas/index/control.py).
-
 Invariants:
 - A plan depends on the log, the shard and the clock alone, never on what this process did before: after a restart at any point the same actions are
   planned again, and doing one twice is harmless.

@@ -1,7 +1,4 @@
-"""The dry run of a replay: a small part of it is done in a temporary directory, and its times are scaled up. Nothing is kept.
-
-Here: measuring. Not here: scaling (streams/core/replay_plan.py).
-"""
+"""The dry run of a replay: a small part of it is done in a temporary directory, and its times are scaled up. Nothing is kept."""
 
 import itertools
 import tempfile

@@ -1,8 +1,4 @@
-"""From what people write as --from and --to to offsets for every shard.
-
-Here: reading what they wrote, asking broker and index store, and the checks before the first record. Not here: the rule where a replay may begin
-(streams/core/replay_plan.py).
-"""
+"""From what people write as --from and --to to offsets for every shard."""
 
 import hashlib
 import re

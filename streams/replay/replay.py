@@ -1,8 +1,5 @@
 """Replay: a directory of its own and fresh consumers read the topics to a fixed offset vector; the digest is that of live processing (I4, B15).
 
-Here: one shard from its base through its records to rows and digests; going on after a kill; the figures. Not here: where it begins and ends (points.py),
-what becomes of the rows (rows.py), applying (streams/shard/shard.py), rows (streams/encoder.py, streams/builders/full_part.py), the command (cli.py).
-
 Of the running system a replay uses only topics, control log, a manifest, a checkpoint, and a snapshot if one was asked for as base: no shard
 directory, no part, no delta, no consumer group. It has other batches than the worker, reads one topic after the other, and encodes every row again. So
 an equal digest says that the index is a function of the log. Equal data digests with different row digests mean other arithmetic (compare the encoder

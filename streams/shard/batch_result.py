@@ -1,6 +1,6 @@
 """What one micro-batch of a shard did, for those who count and send: numbers by topic, work by cause, seconds by stage.
 
-Not here: the batch (shard.py), metrics (streams/worker_metrics.py). None of this is stored: the counters that survive a crash are in the shard.
+None of this is stored: the counters that survive a crash are in the shard.
 """
 
 from collections import Counter

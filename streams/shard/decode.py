@@ -1,6 +1,5 @@
 """From a record of item-features or new-items to its updates and rejections; each update is judged alone (protocol A2, A4, A5).
 
-Here: decoding, and what is accepted. Not here: the fold (core/item_state.py), dead letters (infra/kafka/dead_letters.py).
 Invariant: whether an update is accepted is a pure function of topic, partition and the bytes of the record. Every update is either accepted or rejected,
 once.
 """

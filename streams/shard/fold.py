@@ -1,8 +1,4 @@
-"""A micro-batch folded into the items that a shard has stored.
-
-Here: what is read for a batch, what is stored after it, what is counted. Not here: the fold of one item (core/item_change.py), rows (rows.py), the WriteBatch
-(shard.py).
-"""
+"""A micro-batch folded into the items that a shard has stored."""
 
 from collections import Counter
 from collections.abc import Sequence

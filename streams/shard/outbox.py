@@ -1,8 +1,7 @@
 """The outbox of a shard: messages that a micro-batch has to send to Kafka. They are stored in its WriteBatch until the broker has acknowledged them.
 
-Here: an entry and its bytes, entries for a WriteBatch, and pages of the entries that are still to be sent. Not here: sending (outbox_sender.py), when an entry
-is sent (task.py). Entries are sent in the order of their sequence; after a restart everything left is sent again, which is harmless: rows carry orders, dead
-letters carry their source position.
+Entries are sent in the order of their sequence; after a restart everything left is sent again, which is harmless: rows carry orders, dead letters carry
+their source position.
 Invariants (I8): a page is bounded in bytes, whatever the sizes of the entries. The dead letters of one record share its bytes: only the last of them holds the
 value, because entries are removed in order; 256 rejected updates of a record of 4 MiB would be a write of 1 GiB otherwise.
 """

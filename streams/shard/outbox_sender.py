@@ -1,6 +1,5 @@
 """Sends the outbox of a shard with one idempotent producer, in the order of the sequence, and tells what the broker has acknowledged.
 
-Here: `OutboxSender`. Not here: what is in the outbox (shard.py), when it is read (task.py).
 Invariants: an entry is confirmed only when it and every entry before it were acknowledged, by the index's own cluster: after a lost connection another one
 may answer at the address, so the topics are compared before anything more is confirmed. What was not acknowledged is still in the shard and is sent
 again after a restart. A delivery never times out: while the broker is away the queue fills up, and then `send` makes the shard wait (I8).

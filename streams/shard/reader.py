@@ -1,7 +1,7 @@
 """Reads the checkpoint of a shard: items in key order, increments of a version, offsets and counts, all of one moment.
 
-Here: `ShardReader`. Not here: who takes the checkpoint (streams/builders/running_jobs.py). Two reads of a live shard disagree; a seal or
-a build therefore reads only from a checkpoint (protocol B8). The directory must be private and writable (infra/rocks.py says why).
+Two reads of a live shard disagree; a seal or a build therefore reads only from a checkpoint (protocol B8). The directory must be private and writable
+(infra/rocks.py says why).
 """
 
 from collections.abc import Iterator, Sequence

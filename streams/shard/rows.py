@@ -1,7 +1,5 @@
 """Rows of one version for the items of one micro-batch: which to encode, which to rewrite without the network, which items are gone.
 
-Here: the plan for one version, and the calls of its encoder. Not here: what is stale (core/stale.py), the arithmetic (streams/encoder.py), the WriteBatch
-(shard.py).
 Invariant: a row is rewritten without the network only from a stored row whose input hash is that of the components before the batch; any
 other row is encoded. Both ways give the same bits.
 """

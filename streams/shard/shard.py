@@ -4,9 +4,6 @@
     increments   version (u64 big-endian) + index key -> order and row, of every version that receives increments
     outbox       sequence -> message still to be sent        meta        state, identity, one entry for each version
 
-Here: `Shard`: a micro-batch as ONE WriteBatch (components, rows of every receiving version, outbox, counters, next offsets), the versions of the shard,
-its outbox. Not here: decoding (decode.py), the fold (fold.py), rows (rows.py), the outbox in the database (outbox.py), the serial task (task.py), start
-checks (start.py), reading a checkpoint (reader.py).
 Invariants: only this directory is the truth, so a crash between any two steps is a crash before or after one WriteBatch (I1). The same log to the same
 offsets gives the same components, counters and rows, whatever the batches (I4). Not thread-safe: one serial task owns it.
 """

@@ -1,7 +1,5 @@
 """Snapshots of shards in the index store: writing one from a checkpoint, finding them, restoring one for a new owner (protocol A7, A8).
 
-Here: the files. Not here: when one is taken (streams/versions/snapshot_keeper.py), which one a shard starts from and the checks of the log (start.py), which
-are removed (schemas/index/retention.py).
 Invariants: a snapshot is a checkpoint of one moment, so its components, rows, counters and next offsets belong together. Its manifest is put last, so a
 snapshot that is not complete is not found. A restored directory has exactly the bytes that were put (size and sha256 of every file), is synced, and gets
 its name in one rename: a kill before that leaves a folder that nobody opens and the next start removes.

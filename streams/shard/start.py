@@ -2,9 +2,6 @@
 
     its directory; else the newest snapshot that the log can complete; else offset 0, if the log still starts there; else it refuses with a reason
 
-Here: the choice, setting a directory that fails aside, the comparison with the log. Not here: the files of snapshots (snapshot.py), versions and their
-encoders (streams/versions/shard_versions.py), topic ids (the index's identity is compared by infra/index/control_log.py and is inside directory and snapshot).
-
     the directory ...                      then
     is of another index or shard           refused (`other_shard`, `other_index_store`): it is somebody's data
     does not open, or did not read (1)     set aside, the next source

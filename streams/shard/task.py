@@ -1,7 +1,5 @@
 """The serial task of a shard: every batch and every other step of the shard runs on one thread, sequentially.
 
-Here: `ShardTask`: queueing, retry of what is transient, the outbox on its way to the broker. Not here: what a batch does (shard.py), who hands
-batches in (owned_shards.py), who starts versions (streams/versions/shard_versions.py).
 Invariants: nothing runs beside a micro-batch (with two interleaving writers, 1,068 of 4,000 simulated histories had stale rows). No batch is applied
 before the shard is admitted, that is, before it has the versions of the control log with their encoders (protocol A7).
 """

@@ -1,6 +1,5 @@
 """What one step of reconciling tries, one thing after another, and what it reports.
 
-Here: `StepReport`, and `Attempts`, through which everything that may fail is done. Not here: what is done (reconcile.py, shard_versions.py).
 Invariants: an error of one thing is reported and never stops the others; the same thing is tried again only after a pause. A failed assertion is no
 error of a thing but one of this program, which another try would repeat: it goes on to the caller.
 """

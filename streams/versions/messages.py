@@ -1,7 +1,5 @@
 """What is sent to Kafka about versions: dead letters of checkpoint records, and index-events as hints for people and metrics.
 
-Here: one producer for both. Not here: dead letters of items (they go through a shard's outbox), what the messages say (agents/checkpoints.py,
-attempts.py).
 Invariants: `send_dead_letter` returns only when the broker has the letter, because the record is decided right after it. An event may be lost: nothing
 depends on it.
 """

@@ -4,8 +4,6 @@
     canary     the newest published version is compared with the live one in a builder process; then `promote`, or `withhold` with the reason
     approved   an operator has approved the newest published version: `promote` without a canary
 
-Here: when each of these is due, and its entry. Not here: which version is next (core/versions.py), the comparison (streams/builders/canary.py,
-core/canary.py).
 Invariants: the only state is the running job, so a crash costs only its time. Several workers may do this at once; one entry is written. The canary's
 verdict counts only if the version that it was compared with is still live, and never against what an operator has decided meanwhile. The caller's
 thread never waits for a canary.

@@ -1,6 +1,5 @@
 """The encoders of versions, and which versions have none because the index store has damaged or lost their checkpoint.
 
-Here: `ReadableEncoders`, in front of the encoders of the process. Not here: what a shard then does (core/versions.py).
 Invariant: a copy that could not be read is read again only after a pause, and is used as soon as it can be.
 """
 

@@ -1,6 +1,5 @@
 """What servers report about themselves: a thread that follows the topic server-reports and keeps the last hour in memory.
 
-Here: following, decoding, forgetting, and the broker's time. Not here: what is concluded from the reports (core/misbehaviour.py).
 Invariants:
 - Nothing waits for this thread. If the topic is missing or unreachable, nothing is known, and so nothing is rolled back. A record that cannot be decoded is
   skipped, counted and logged: it holds nobody's data.

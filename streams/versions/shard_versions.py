@@ -2,8 +2,6 @@
 
     attach encoders -> start -> build -> seal; stop what is frozen, removed or aborted; take a snapshot when one is due
 
-Here: performing that plan, and taking in what builders have finished. Not here: the plan (core/versions.py), the work of builders and what they are
-doing (streams/builders), what concerns the whole index (reconcile.py).
 Invariants: as in reconcile.py; and a shard is admitted (its first batch is let in) only when every version that receives rows is recorded in it
 with its encoder, or as behind (A7).
 """

@@ -1,7 +1,5 @@
 """When a shard of this worker takes its next snapshot.
 
-Here: the rule, and what is known of the newest snapshot of each shard. Not here: the files (streams/shard/snapshot.py), removal of old ones
-(infra/index/retention.py).
 Invariants: the store is asked once after a shard was opened; from then on this worker is the only one that writes snapshots of it. Between two snapshots of
 a shard that gets updates lie at most `every_s`, which is at most half of the shortest retention of its topics (A6, A8), so the log always completes the last
 two snapshots; and at most about `every_updates` updates, so a new owner is ready in seconds.

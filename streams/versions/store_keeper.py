@@ -1,6 +1,5 @@
 """Retention: old versions are dropped, and files that nothing needs any more are removed from the index store.
 
-Here: when this happens, and for which shards. Not here: the plans (schemas/index/retention.py), reading and removing (infra/index/retention.py).
 Invariants: first comes the `drop` entry, and the files go a grace period later. Only the owner of a shard removes its files, because the owner knows
 which parts the shard itself still uses; what belongs to no shard may be removed by any worker, also by several at once.
 """

@@ -15,11 +15,9 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Milliseconds since 1970 UTC. May jump; never subtract two of them to get a duration."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary moment, never going back."""
-        ...
 
 
 class SystemClock:

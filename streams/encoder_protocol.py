@@ -22,7 +22,6 @@ class Encoder(Protocol):
 
     def encode(self, features: Sequence[Mapping[str, Any]], embeddings: Sequence[bytes | None]) -> np.ndarray:
         """Rows [R] of the layout's dtype, every column computed."""
-        ...
 
     def rewrite(
         self,
@@ -32,7 +31,6 @@ class Encoder(Protocol):
         signature_stale: np.ndarray,
     ) -> np.ndarray:
         """Rows [R] with the old vector and bridge weights, the rest computed again. Signatures, and so embeddings, only where `signature_stale` (bool [R])."""
-        ...
 
 
 class Encoders(Protocol):

@@ -56,19 +56,15 @@ class Ownership(Protocol):
 
     async def open_partitions(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
         """Opens the shards. Returns for each partition the offset to read from."""
-        ...
 
     def takes(self, partition: Partition) -> bool:
         """Whether records of a partition can be applied now. Until then they are not fetched."""
-        ...
 
     def begin_close(self) -> None:
         """Turns batches away from now on, so that nobody waits for one that can no longer be applied."""
-        ...
 
     async def close_partitions(self) -> None:
         """Closes every shard; the next assignment opens them again."""
-        ...
 
 
 def stop_process(error: BaseException, doing: str) -> NoReturn:

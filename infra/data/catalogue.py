@@ -77,7 +77,6 @@ class Catalogue(Protocol):
 
     def title(self, features: Mapping[str, Any]) -> str:
         """An item as people read it, made from its features."""
-        ...
 
     def items(self) -> Iterator[ItemFeaturesUpdate]:
         """Every item. If features depend on time: several versions of an item, oldest first, with the time (ms) as version."""

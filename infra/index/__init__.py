@@ -1,9 +1,8 @@
 """The index on a disk or in a bucket: a store of immutable files, the control log in it, and the parts of versions.
 
-store.py        the interface of an index store, and the store in a folder: read it first
+store.py        the interface of an index store, its clock, and the store in a folder: read it first
 s3_store.py     the store in a bucket; file_cache.py keeps local copies of its files
-store_clock.py  what time it is for a store
-store_path.py   which paths inside a store are allowed
+store_path.py   which paths are allowed in both kinds of store
 checkpoint_upload.py  a checkpoint put into the store, and the record that announces it
 control_log.py  the log of decisions about versions; control_folds.py: its folds in the store
 parts.py        full and incremental parts and manifests, written and read
@@ -11,8 +10,7 @@ sample.py       a few rows of a version
 verify.py       whether a version is whole
 diff.py         in which rows two versions differ
 retention.py    which files are due for removal, and removing them
-delta_tail.py   what the shards told their readers last
-version_lag.py  how far a version is behind what its shards have applied
+delta_tail.py   what the shards told their readers last, and how far a version is behind that
 describe.py     versions and shards as rows that commands print
 cli.py          `aif index`, `aif model`
 """

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.clock import SystemClock
 from infra.command import AsJson, print_data, print_parts, print_table, read_settings, say
+from schemas.errors import AifError, Incompatible
+from schemas.index.lifecycle import Cause, EntryKind, State
 
 if TYPE_CHECKING:
     from infra.index.control_log import ControlLog
@@ -34,7 +37,6 @@ _FEATURE_COLUMNS = ("scope", "kind", "buckets", "width", "transform", "realtime"
 @index_app.command("list")
 def list_versions(as_json: AsJson = False) -> None:
     """Every version with its state, newest first."""
-    from infra.clock import SystemClock
     from infra.index.describe import describe_versions
 
     log = _open_log()
@@ -47,7 +49,6 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     from infra.index.describe import describe_seal
     from infra.index.parts import read_manifest
     from infra.index.verify import CheckpointFaults
-    from schemas.index.lifecycle import State
     from schemas.index.manifest import CHECKPOINT_REPAIR, WORK_SKIPPED, manifest_path
 
     settings = read_settings()
@@ -107,7 +108,6 @@ def diff(
 ) -> None:
     """Which items differ between two versions, in which columns, and whether data or only floats differ. Exit code 1 if rows or models differ."""
     from infra.index.diff import diff_versions, open_side, readable_versions
-    from schemas.errors import Incompatible
 
     log = _open_log()
     newest = [str(status.version) for status in readable_versions(log)[-2:]] if a is None or b is None else []
@@ -133,7 +133,6 @@ def diff(
 
 
 def _removal_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState", version: int) -> list[dict[str, Any]]:
-    from infra.clock import SystemClock
     from infra.index.retention import describe_removals
     from schemas.index.retention import RetentionRules
 
@@ -170,9 +169,6 @@ def revise(version: OptionalVersion = None, reason: Reason = "", as_json: AsJson
 
     Servers that serve the version go on; those that cannot load it load the new revision.
     """
-    from schemas.errors import Incompatible
-    from schemas.index.lifecycle import Cause
-
     status = _chosen(_open_log().refresh(), version)
     if status.wanted_revision is not None:
         raise Incompatible(
@@ -226,9 +222,6 @@ def drop(version: Version, reason: Reason = "", as_json: AsJson = False) -> None
 
 
 def _backup(state: "ControlState") -> int:
-    from schemas.errors import Incompatible
-    from schemas.index.lifecycle import State
-
     if state.backup is None:
         frozen = [v for v, s in state.versions.items() if s.state is State.FROZEN]
         ways = [f"go to a frozen version with `aif index rollback {max(frozen)}`"] if frozen else []
@@ -245,8 +238,6 @@ def _backup(state: "ControlState") -> int:
 
 def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
     """Ask for the revival of a frozen version and what is to follow; False if it is not frozen. A wish to roll back holds at once."""
-    from schemas.index.lifecycle import Cause, State
-
     log = _open_log()
     status = log.refresh().versions.get(version)
     if status is None or status.state is not State.FROZEN:
@@ -262,10 +253,8 @@ def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
 def _check_lag(version: int, force: bool) -> None:
     """Raises Incompatible (`version_behind`) where a version that is to be served lacks what others have, and Corrupted (`bad_manifest`) or Unavailable
     (`missing_file`) where its manifest does not read; with `force` both are warnings. A broker that is away stops no way back."""
+    from infra.index.delta_tail import describe_lag, fetch_lag
     from infra.index.parts import read_manifest
-    from infra.index.version_lag import describe_lag, fetch_lag
-    from schemas.errors import AifError, Incompatible
-    from schemas.index.lifecycle import State
 
     settings, log = read_settings(), _open_log()
     status = log.refresh().versions.get(version)
@@ -295,9 +284,8 @@ def _check_lag(version: int, force: bool) -> None:
 def _decide(kind: str, version: int, reason: str, as_json: bool, **fields: Any) -> None:
     """Append one entry and print the served and the live version."""
     from infra.index.describe import describe_served
-    from infra.index.store_clock import fetch_store_time_ms
+    from infra.index.store import fetch_store_time_ms
     from schemas.index.control import Entry
-    from schemas.index.lifecycle import EntryKind
 
     log = _open_log()
     # The store's time: how long files of a version stay after its end is counted from its entry, and another machine removes them.
@@ -349,8 +337,6 @@ def _open_log(settings: "InfraSettings | None" = None) -> "ControlLog":
 
 
 def _chosen(state: "ControlState", version: int | None) -> "VersionStatus":
-    from schemas.errors import Incompatible
-
     found = state.current if version is None else state.versions.get(version)
     if found is None:
         if version is None:

@@ -1,17 +1,27 @@
-"""The end of index-deltas, seen from outside: what the shards told their readers last.
+"""The end of index-deltas, seen from outside: what the shards told their readers last, and by it how far a version is behind.
 
-Here: the headers of the last records of each partition, and of what follows. Not here: servers, which read all of it (serving/versions).
+A version that fell behind in a shard (B5) gets no rows from it, while the others go on. Only its shards know that. Readers see it here: every version that
+receives rows is told the offsets of its shard (B16).
+Invariant: a look reads the tail of each partition, whatever the topic holds. A version of which the tail says nothing is as far as its seals.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from infra.closeable import Closeable
+from infra.index.parts import read_manifest
+from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import TopicFollower
 from infra.kafka.security import Bootstrap
+from schemas.index.control import VersionStatus
 from schemas.index.layout import DeltaHeader, find_delta
-from schemas.topics import INDEX_DELTAS
+from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
+
+_TAIL_RECORDS = 200  # of a partition: in ten watermarks a second of a few versions, seconds
+_ASK_S_MAX = 3.0
+_SHARDS_NAMED = 8
+_AGAIN_S = 1.0  # a version's watermark follows the others' at once, unless it is behind
 
 
 class DeltaTail(Closeable):
@@ -49,3 +59,32 @@ class DeltaTail(Closeable):
         """Closes its client."""
         if self._follower is not None:
             self._follower.close()
+
+
+def fetch_lag(bootstrap: Bootstrap, prefix: str, store: IndexStore, status: VersionStatus) -> dict[int, int]:
+    """For each shard in which the version lacks some: how many source records are in the rows of other versions and not in its own. Raises Unavailable
+    (`kafka_unreachable`)."""
+    newest: dict[int, tuple[int, ...]] = {}  # by shard, next offsets in the order of SHARD_TOPICS: of any version, and of this one
+    own = {seal.shard: tuple(seal.source_offsets[topic] for topic in SHARD_TOPICS) for seal in read_manifest(store, status).seals}
+
+    def note(headers: Iterable[DeltaHeader]) -> None:
+        for header in headers:
+            for known in (newest, own) if header.version == status.version else (newest,):
+                known[header.shard] = max(known.get(header.shard, header.next_offsets), header.next_offsets, key=sum)
+
+    def lag(wanted: Mapping[int, tuple[int, ...]]) -> dict[int, int]:
+        missing = {n: sum(max(0, end - at) for end, at in zip(ends, own[n], strict=True)) for n, ends in sorted(wanted.items()) if n in own}
+        return {shard: records for shard, records in missing.items() if records}
+
+    with DeltaTail(bootstrap, prefix, _TAIL_RECORDS, _ASK_S_MAX) as tail:
+        note(tail.read())
+        if lag(wanted := dict(newest)):
+            time.sleep(_AGAIN_S)
+            note(tail.read())
+    return lag(wanted)
+
+
+def describe_lag(lag: Mapping[int, int]) -> str:
+    """In words, the first few shards; empty where nothing is missing."""
+    shown = [f"shard {shard} by {records:,} records" for shard, records in list(lag.items())[:_SHARDS_NAMED]]
+    return ", ".join([*shown, *([f"{len(lag) - len(shown)} more shards"] if len(lag) > len(shown) else [])])

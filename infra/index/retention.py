@@ -1,7 +1,5 @@
 """What is in an index store, as retention sees it, and the removal of files (protocol B12).
 
-Here: reading which file names which, telling people, and removing. Not here: the plans (schemas/index/retention.py), who removes when
-(streams/versions/store_keeper.py).
 Invariants: a manifest or snapshot that cannot be read stops the removal, because nobody knows which files it names. A file is looked at again before
 it is removed, because somebody may have put the same bytes again since the plan was made.
 """
@@ -11,10 +9,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from infra.index.store import IndexStore, read_if_there
-from schemas.errors import Corrupted, Unavailable
+from infra.index.store_path import if_there
+from schemas.errors import Corrupted
 from schemas.index.control import ControlState
 from schemas.index.manifest import Manifest, decode_manifest, decode_seal, manifest_path
-from schemas.index.retention import SEAL_PATH, Removal, RetentionRules, StoreContent, StoreFile, plan_drops, plan_removals
+from schemas.index.retention import SEAL_PATH, Removal, RetentionRules, StoreContent, plan_drops, plan_removals
 from schemas.index.snapshot import decode_snapshot
 
 T = TypeVar("T")
@@ -59,15 +58,6 @@ def _is_wanted(state: ControlState, version: int, revision: int) -> bool:
     return status is not None and status.wanted_revision == revision
 
 
-def _look(store: IndexStore, path: str) -> StoreFile | None:
-    try:
-        return store.stat(path)
-    except Unavailable as error:
-        if error.code == "missing_file":
-            return None
-        raise
-
-
 def describe_removals(store: IndexStore, state: ControlState, rules: RetentionRules, version: int, now_ms: int) -> list[dict[str, Any]]:
     """Which files of a version are no longer needed, by folder and reason, and in how many seconds they go. Only the owner of a shard knows whether the
     shard still uses a part that it has not sealed."""
@@ -92,7 +82,7 @@ def remove_due(
     for removal in removals:
         if removal.at_ms > now_ms or not (removal.shard is None or removal.shard in shards):
             continue
-        file = _look(store, removal.path)
+        file = if_there(partial(store.stat, removal.path))
         if file is not None and file.put_ms + rules.grace_ms <= now_ms:
             store.remove(removal.path)
             removed.append(removal)

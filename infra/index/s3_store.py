@@ -1,7 +1,5 @@
 """An index store in an S3-compatible object store: `s3://bucket/prefix`, with the client obstore (the extra `s3`).
 
-Here: `S3Store`, and what its URL may say. Not here: the interface (store.py), local copies (file_cache.py).
-
     s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER
 
 Everything behind the question mark may be left out. Credentials, and endpoint and region where the URL does not name them, come from the usual
@@ -35,7 +33,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from infra.folders import user_cache_dir
 from infra.index.file_cache import FileCache
-from infra.index.store_path import check_store_path
+from infra.index.store_path import check_store_path, if_there
 from infra.scratch import ScratchFolders, disk_errors
 from schemas.errors import Corrupted, Misconfigured, Unavailable
 from schemas.index.manifest import PartFile, describe_repair
@@ -173,11 +171,10 @@ class S3Store:
     # --- writing -------------------------------------------------------------------------------------------------------------
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
-        """See IndexStore."""
         return self._create(path, data, len(data))
 
     def put_bytes(self, path: str, data: bytes) -> None:
-        """See IndexStore. Bytes that are put again are written again, so they count as put now."""
+        """Bytes that are put again are written again, so they count as put now."""
         if self._create(path, data, len(data)):
             return
         if self.stat(path).size_bytes != len(data) or self.get(path, len(data)) != data:
@@ -186,7 +183,7 @@ class S3Store:
             obstore.put(self._client(len(data)), path, data)
 
     def put_file(self, path: str, local_path: Path) -> None:
-        """See IndexStore. Above PUT_BYTES_MAX the check comes before the upload and not with it; that is enough for a name that no other process writes."""
+        """Above PUT_BYTES_MAX the check comes before the upload and not with it; that is enough for a name that no other process writes."""
         with disk_errors(path):
             size = local_path.stat().st_size
         if size > PUT_BYTES_MAX:
@@ -232,19 +229,17 @@ class S3Store:
 
     def _writer_of(self, path: str) -> str | None:
         """Who created a file; None: it is not there."""
-        try:
+
+        def ask() -> str:
             with self._errors(path):
                 return str(obstore.get(self._objects, path, options={"head": True}).attributes.get(_WRITER, ""))
-        except Unavailable as error:
-            if error.code == "missing_file":
-                return None
-            raise
+
+        return if_there(ask)
 
     def _exists(self, path: str) -> Corrupted:
         return Corrupted("file_exists", f"{path} exists in {self.url} with other bytes; a visible file never changes")
 
     def remove(self, path: str) -> None:
-        """See IndexStore."""
         check_store_path(path)
         with self._errors(path), contextlib.suppress(FileNotFoundError):
             obstore.delete(self._objects, path)
@@ -252,7 +247,6 @@ class S3Store:
     # --- reading -------------------------------------------------------------------------------------------------------------
 
     def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
-        """See IndexStore."""
         check_store_path(path)
         with self._errors(path):
             found = obstore.get(self._client(bytes_max), path)
@@ -264,24 +258,12 @@ class S3Store:
             return bytes(found.bytes())
 
     def exists(self, path: str) -> bool:
-        """See IndexStore."""
-        try:
-            self.stat(path)
-        except Unavailable as error:
-            if error.code == "missing_file":
-                return False
-            raise
-        return True
+        return if_there(lambda: self.stat(path)) is not None
 
     def list(self, prefix: str = "", after: str = "") -> list[str]:
-        """See IndexStore."""
-        return [file.path for file in self._list(prefix, after)]
+        return [file.path for file in self.list_files(prefix, after)]
 
-    def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
-        """See IndexStore."""
-        return self._list(prefix)
-
-    def _list(self, prefix: str, after: str = "") -> Sequence[StoreFile]:
+    def list_files(self, prefix: str = "", after: str = "") -> Sequence[StoreFile]:
         """One request for 1,000 files; none for those up to `after`."""
         folder = prefix.rpartition("/")[0]
         if "/" in prefix:
@@ -296,20 +278,20 @@ class S3Store:
             next(iter(obstore.list(self._objects, "control/", chunk_size=1)), None)
 
     def stat(self, path: str) -> StoreFile:
-        """See IndexStore. The store tells whole seconds."""
+        """The store tells whole seconds."""
         check_store_path(path)
         with self._errors(path):
             return _store_file(obstore.head(self._objects, path))
 
     def sha256(self, path: str) -> str:
-        """See IndexStore: the object is read, not the copy in the cache."""
+        """The object is read, not the copy in the cache."""
         digest = hashlib.sha256()
         for piece in self._stream(path):
             digest.update(piece)
         return digest.hexdigest()
 
     def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
-        """See IndexStore. Through the cache, so a machine fetches a file once for all its processes."""
+        """Through the cache, so a machine fetches a file once for all its processes."""
         path = f"{directory}/{file.name}"
         check_store_path(path)
         with disk_errors(path):

@@ -1,7 +1,5 @@
 """The index store: immutable files under one URL, a folder or a bucket of an object store (FORMAT.md section 1).
 
-Here: the interface and the folder. Not here: S3 (s3_store.py), which paths are plain (store_path.py), what the files mean (schemas/index),
-parts (parts.py), the log (control_log.py).
 Invariants: a visible file is complete, durable, and never changes (I5). A path never leaves the root and never goes through a symbolic link (I10), because
 paths come from manifests, and anybody may have written a manifest. Names that begin with `.tmp-` are unfinished work.
 """
@@ -17,9 +15,10 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from infra.clock import Clock
 from infra.files import TEMPORARY_PREFIX, fsync_folder, is_disk_full, link_or_copy, put_exclusive, sha256_of_file
 from infra.index.file_cache import bad_part_file
-from infra.index.store_path import check_store_path
+from infra.index.store_path import check_store_path, if_there
 from infra.scratch import ScratchFolders, disk_errors
 from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
 from schemas.index.manifest import PartFile, describe_repair
@@ -41,39 +40,30 @@ class IndexStore(Protocol):
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
         """Create a file. Returns False if it exists already, unchanged; of several writers exactly one gets True."""
-        ...
 
     def put_bytes(self, path: str, data: bytes) -> None:
         """Create a file with a name that no other process writes. The same bytes may be put again; other bytes are Corrupted (`file_exists`)."""
-        ...
 
     def put_file(self, path: str, local_path: Path) -> None:
         """Create a file from a local one that no process writes any more (a link where possible)."""
-        ...
 
     def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
         """The bytes of a file. Raises Unavailable (`missing_file`), Corrupted (`file_too_large`, `not_a_file`)."""
-        ...
 
     def exists(self, path: str) -> bool:
         """Whether the file is there."""
-        ...
 
     def list(self, prefix: str = "", after: str = "") -> list[str]:
         """Paths of all files that begin with `prefix` and sort after `after`, sorted."""
-        ...
 
     def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
         """The same with their sizes and the times at which they were put."""
-        ...
 
     def stat(self, path: str) -> StoreFile:
         """Size of a file, and when it was put by the store's own clock (B10, B12). Raises Unavailable (`missing_file`)."""
-        ...
 
     def sha256(self, path: str) -> str:
         """sha256 of the bytes that the store has now. Raises Unavailable (`missing_file`)."""
-        ...
 
     def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
         """Make `into`, which does not exist, a local file with the bytes of `file` of `directory`. It may be a link and must only be read; with
@@ -81,11 +71,9 @@ class IndexStore(Protocol):
 
         Raises Corrupted (`bad_part_file`) if size or sha256 differ from those of `file`, Unavailable (`missing_file`, `disk_full`).
         """
-        ...
 
     def remove(self, path: str) -> None:
         """Remove a file, if it is there."""
-        ...
 
 
 def open_index_store(url: str, rest: Callable[[], None] = lambda: None, *, look: bool = True) -> IndexStore:
@@ -114,12 +102,7 @@ def open_index_store(url: str, rest: Callable[[], None] = lambda: None, *, look:
 
 def read_if_there(store: IndexStore, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes | None:
     """The bytes of a file; None where there is no such file. Raises what `IndexStore.get` raises otherwise."""
-    try:
-        return store.get(path, bytes_max)
-    except Unavailable as error:
-        if error.code == "missing_file":
-            return None
-        raise
+    return if_there(lambda: store.get(path, bytes_max))
 
 
 def check_exclusive_create(store: IndexStore) -> None:
@@ -136,6 +119,39 @@ def check_exclusive_create(store: IndexStore) -> None:
         store.remove(path)
 
 
+def fetch_store_time_ms(store: IndexStore) -> int:
+    """What time it is for the store: that of a file put just now, which is removed again. Raises what the store raises."""
+    path = f"probes/{secrets.token_hex(8)}"
+    store.put_exclusive(path, b"")
+    try:
+        return store.stat(path).put_ms
+    finally:
+        store.remove(path)
+
+
+class StoreClock:
+    """A Clock for what is compared with the times of files: grace periods, ages of revisions and of snapshots (B10, B12). A worker whose own clock is a day
+    ahead would remove files that were put just now.
+
+    The store is asked once, and time continues from there by the monotonic clock. Until it has answered once, `now_ms` raises what the store raises.
+    """
+
+    def __init__(self, store: IndexStore, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._asked: tuple[int, float] | None = None  # the store's time, and the monotonic time then
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 UTC, by the store."""
+        if self._asked is None:
+            self._asked = fetch_store_time_ms(self._store), self._clock.monotonic()
+        asked_ms, asked_at = self._asked
+        return asked_ms + int((self._clock.monotonic() - asked_at) * 1000)
+
+    def monotonic(self) -> float:
+        """Seconds, by this machine."""
+        return self._clock.monotonic()
+
+
 class FolderStore:
     """An index store in a local or shared folder. `root` is absolute and without links."""
 
@@ -145,13 +161,12 @@ class FolderStore:
         self.scratch = ScratchFolders(root)
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
-        """See IndexStore."""
         target = self._place(path)
         with disk_errors(path):
             return put_exclusive(target, data)
 
     def put_bytes(self, path: str, data: bytes) -> None:
-        """See IndexStore. Bytes that are put again count as put now, because their writer relies on the file for the grace period of removal."""
+        """Bytes that are put again count as put now, because their writer relies on the file for the grace period of removal."""
         if self.put_exclusive(path, data):
             return
         if self.stat(path).size_bytes != len(data) or self.get(path, len(data)) != data:
@@ -160,7 +175,7 @@ class FolderStore:
             os.utime(self.local_path(path))
 
     def put_file(self, path: str, local_path: Path) -> None:
-        """See IndexStore. The source is synced first; it is linked under a temporary name and then put in place without replacing.
+        """The source is synced first; it is linked under a temporary name and then put in place without replacing.
 
         A link has the time of its source, which may be days old: it is set to now, because the store says when a file was *put*.
         """
@@ -182,7 +197,6 @@ class FolderStore:
             fsync_folder(target.parent)
 
     def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
-        """See IndexStore."""
         with self._errors(path), os.fdopen(os.open(self._plain_file(path), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             data = file.read(bytes_max + 1)
         if len(data) > bytes_max:
@@ -193,12 +207,10 @@ class FolderStore:
         return data
 
     def exists(self, path: str) -> bool:
-        """See IndexStore."""
         with self._errors(path):
             return self.local_path(path).is_file()
 
     def list(self, prefix: str = "", after: str = "") -> list[str]:
-        """See IndexStore."""
         start = self.local_path(prefix.rpartition("/")[0]) if "/" in prefix else self.root
         found: list[str] = []
         with self._errors(prefix):
@@ -209,7 +221,7 @@ class FolderStore:
         return sorted(path for path in found if path.startswith(prefix) and path > after)
 
     def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
-        """See IndexStore. Files that somebody removes at the same moment are left out."""
+        """Files that somebody removes at the same moment are left out."""
         found = []
         for path in self.list(prefix):
             with self._errors(path), contextlib.suppress(FileNotFoundError):
@@ -217,17 +229,14 @@ class FolderStore:
         return found
 
     def stat(self, path: str) -> StoreFile:
-        """See IndexStore."""
         with self._errors(path):
             return _store_file(path, self.local_path(path))
 
     def sha256(self, path: str) -> str:
-        """See IndexStore."""
         with self._errors(path):
             return sha256_of_file(self._plain_file(path), self._rest)
 
     def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
-        """See IndexStore."""
         path = f"{directory}/{file.name}"
         size = self.stat(path).size_bytes
         sha256 = self.sha256(path) if verify and size == file.size_bytes else ""
@@ -255,7 +264,7 @@ class FolderStore:
         return at
 
     def remove(self, path: str) -> None:
-        """See IndexStore. Folders that become empty are removed too."""
+        """Folders that become empty are removed too."""
         target = self.local_path(path)
         with disk_errors(path):
             target.unlink(missing_ok=True)

@@ -1,20 +1,28 @@
-"""Which paths inside an index store are allowed, in a folder and in a bucket.
-
-Here: the check of one path. Not here: links in a folder (store.py). Invariant (I10): a path comes from a manifest, which anybody may have written, so it
-is checked at every use.
-"""
+"""What every kind of index store needs: which paths are allowed inside one, and how a missing file is told from another error."""
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
-from schemas.errors import Corrupted
+from schemas.errors import Corrupted, Unavailable
 
-_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
-_DEPTH_MAX = 8
+_SEGMENT, _DEPTH_MAX = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}"), 8
+T = TypeVar("T")
 
 
 def check_store_path(path: str) -> None:
-    """Raises Corrupted (`bad_store_path`) unless the path is plain and relative: without empty, hidden or dotted segments, and without anything that a
-    file system could read in another way."""
+    """Check a path, which comes from a manifest that anybody may have written (I10). Raises Corrupted (`bad_store_path`) unless it
+    is plain and relative: without empty, hidden or dotted segments, and without anything that a file system could read in another way."""
     segments = path.split("/")
     if len(segments) > _DEPTH_MAX or not all(_SEGMENT.fullmatch(s) for s in segments):
         raise Corrupted("bad_store_path", f"{path[:200]!r} is not a plain path inside the index store; the file that names it is not ours")
+
+
+def if_there(ask: Callable[[], T]) -> T | None:
+    """The answer of the store; None where there is no such file. Raises what `ask` raises otherwise."""
+    try:
+        return ask()
+    except Unavailable as error:
+        if error.code == "missing_file":
+            return None
+        raise

@@ -1,8 +1,4 @@
-"""`aif topics plan|apply|schemas` and `aif publish items|new-items|behaviours|users|checkpoint FILE`.
-
-Here: options and printing. Not here: topics (admin.py), the generated files (json_schemas.py), lines of a file (json_lines.py), sending
-(publisher.py).
-"""
+"""`aif topics plan|apply|schemas` and `aif publish items|new-items|behaviours|users|checkpoint FILE`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.clock import SystemClock
 from infra.command import AsJson, print_data, print_table, read_settings, say
+from schemas.ids import IdKind
 
 if TYPE_CHECKING:
     from infra.kafka.admin import TopicChange
@@ -44,7 +42,6 @@ def apply(
     as_json: AsJson = False,
 ) -> None:
     """Create and change topics until they are those of the table, and give an empty index store its identity."""
-    from infra.clock import SystemClock
     from infra.index.control_log import ControlLog, check_index_settings, ensure_init
     from infra.index.store import open_index_store
     from infra.kafka.admin import CLEANUP, GROW, apply_topics, describe_index
@@ -149,7 +146,6 @@ def _publish_lines(kind: str, file: Path, as_json: bool) -> None:
     from infra.kafka.json_lines import JsonLines, event_types
     from infra.kafka.publisher import open_publisher
     from infra.progress import open_progress
-    from schemas.ids import IdKind
 
     settings, began = read_settings(), time.monotonic()
     with open_progress() as progress, open_publisher(settings, "aif-publish") as publisher:

@@ -1,15 +1,17 @@
-"""`aif dlq list|show|redrive`: rejected records, their reasons, and sending them again.
+"""`aif dlq list|show|redrive`: rejected records, their reasons, and sending them again."""
 
-Here: options and printing. Not here: reading, choosing and sending letters (redrive.py), writing them (dead_letters.py).
-"""
-
+from collections import Counter, deque
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from infra.clock import SystemClock
 from infra.command import AsJson, print_data, print_table, read_settings, say
+from schemas.errors import Incompatible
+from schemas.ids import IdKind
+from schemas.topics import DEAD_LETTER_PREFIX, TOPICS
 
 if TYPE_CHECKING:
     from infra.kafka.redrive import DeadLetter, Filter
@@ -58,8 +60,6 @@ def list_letters(
 
     `redriven`: sent again. One that was rejected again is a letter of its own, with the next `attempt`.
     """
-    from collections import deque
-
     from infra.kafka.redrive import read_dead_letters
 
     settings = read_settings()
@@ -82,10 +82,7 @@ def show_letter(
     as_json: AsJson = False,
 ) -> None:
     """One dead letter: the reason, the headers, the record."""
-    from collections import deque
-
     from infra.kafka.redrive import read_dead_letters
-    from schemas.errors import Incompatible
 
     settings, place = read_settings(), f"{topic}/{partition}/{offset}/{index}"
     letters = read_dead_letters(settings.connection(), settings.kafka.topic_prefix, _known(topic))
@@ -126,8 +123,6 @@ def redrive(
     from infra.index.store import open_index_store
     from infra.kafka.admin import end_offsets
     from infra.kafka.redrive import encode_redriven, plan_redrive, read_dead_letters, read_sent, run_redrive
-    from schemas.ids import IdKind
-    from schemas.topics import TOPICS
 
     settings, chosen = read_settings(), _filter(disposition, code, partition, since_s, contains)
     bootstrap, prefix, store = settings.connection(), settings.kafka.topic_prefix, open_index_store(settings.index.store)
@@ -152,8 +147,6 @@ def redrive(
 
 
 def _topics() -> list[str]:
-    from schemas.topics import DEAD_LETTER_PREFIX, TOPICS
-
     return [t.name.removeprefix(DEAD_LETTER_PREFIX) for t in TOPICS if t.name.startswith(DEAD_LETTER_PREFIX)]
 
 
@@ -164,7 +157,6 @@ def _known(topic: str) -> str:
 
 
 def _filter(disposition: str | None, code: str | None, partition: int | None, since_s: float | None, contains: str | None) -> "Filter":
-    from infra.clock import SystemClock
     from infra.kafka.redrive import Filter
 
     since_ms = None if since_s is None else SystemClock().now_ms() - round(since_s * 1_000)
@@ -203,8 +195,6 @@ def _row(letter: "DeadLetter", sent: AbstractSet[str]) -> dict[str, Any]:
 
 
 def _count(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    from collections import Counter
-
     counts, redriven = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for row in rows:
         group = row["topic"], row["disposition"], row["code"]

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.clock import SystemClock
 from infra.command import AsJson, print_parts, print_table, read_settings, say
+from schemas.errors import AifError, Incompatible
+from schemas.topics import MODEL_CHECKPOINTS
 
 if TYPE_CHECKING:
     from infra.index.control_log import ControlLog
@@ -41,7 +44,6 @@ def status(
     `unsealed` counts records after the last seal of the served version: its increments hold them, its parts do not. `undecided` counts checkpoint records
     that no worker has taken or rejected yet; a worker tries an unreadable file for a minute. Exit code 1 if the broker or the index store does not answer.
     """
-    from infra.clock import SystemClock
     from infra.index.control_log import ControlLog
     from infra.index.describe import describe_served, describe_versions
     from infra.index.store import open_index_store
@@ -67,7 +69,6 @@ def status(
 def _find_surplus(rows: "list[dict[str, Any]]", prefix: str, shards: int) -> str:
     """What is wrong with the partitions of the item topics, else ""."""
     from infra.kafka.admin import FoundTopic, check_surplus
-    from schemas.errors import Incompatible
 
     try:
         check_surplus({row["topic"]: FoundTopic(row["partitions"]) for row in rows}, prefix, shards)
@@ -79,8 +80,6 @@ def _find_surplus(rows: "list[dict[str, Any]]", prefix: str, shards: int) -> str
 def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState | None") -> tuple[list[dict[str, Any]], str, bool]:
     """A row for each topic, the state of the broker, and whether it answers."""
     from infra.kafka.admin import end_offsets, fetch_topics
-    from schemas.errors import AifError
-    from schemas.topics import MODEL_CHECKPOINTS
 
     try:
         bootstrap, prefix = settings.connection(), settings.kafka.topic_prefix
@@ -117,8 +116,6 @@ def _sealed_offsets(store: "IndexStore", state: "ControlState | None") -> dict[s
 
 def _reachable(ask: Callable[[], Any]) -> Any:
     """The answer, or None after saying why not: a status shows what it can."""
-    from schemas.errors import AifError
-
     try:
         return ask()
     except AifError as error:

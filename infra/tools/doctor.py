@@ -16,8 +16,7 @@ from pkgutil import resolve_name
 
 from infra.command import SETTINGS_CLASSES
 from infra.index.control_log import ControlLog, check_index_settings
-from infra.index.store import check_exclusive_create, open_index_store
-from infra.index.store_clock import fetch_store_time_ms
+from infra.index.store import check_exclusive_create, fetch_store_time_ms, open_index_store
 from infra.index.verify import find_checkpoint_faults
 from infra.kafka.admin import LARGER, NEEDS_PERMISSION, SURPLUS, check_surplus, check_topic_ids, fetch_topics, plan_topics
 from infra.open_files import FILES_MIN

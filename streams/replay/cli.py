@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.clock import SystemClock
 from infra.command import AsJson, print_parts, print_table, say
 
 if TYPE_CHECKING:
@@ -199,7 +200,6 @@ def _say_plan(plan: "ReplayPlan", rate: float | None) -> None:
 
 
 def _print_forecast(run: _Run, plan: "ReplayPlan", as_json: bool) -> None:
-    from infra.clock import SystemClock
     from infra.index.parts import read_manifest
     from streams.replay.forecast import forecast_replay
 

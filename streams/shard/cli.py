@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from infra.command import AsJson, print_table
+from schemas.errors import AifError, Unavailable
 
 _COUNTED = ("consumed", "applied", "superseded", "dead_lettered")
 _COPIES_MAX, _RETRY_S = 5, 0.2
@@ -27,7 +28,6 @@ def show_shards(
 ) -> None:
     """Next offsets, counts of updates and versions of every shard in a worker's data directory. Reads a private copy, so the worker may run."""
     from infra.settings import load_settings
-    from schemas.errors import Unavailable
     from streams.settings import WorkerSettings
 
     folder = data_dir or load_settings(WorkerSettings).worker.data_dir
@@ -52,8 +52,6 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 def describe_shard(directory: Path) -> dict[str, Any]:
     """One shard: a copy of its directory is read, because opening a directory writes into it. What a running worker changes meanwhile makes a copy
     unreadable, so the copy is tried again."""
-    from schemas.errors import AifError
-
     for _ in range(_COPIES_MAX - 1):
         try:
             return _read_copy(directory)

@@ -1,7 +1,7 @@
 """Where the partitions of a shard end at this moment.
 
-Here: the interface, and its form on a broker. It is needed twice: a shard seals only after it has applied what was there when it first saw the version
-(B7), and a seal names the end of index-deltas as previously the seal's checkpoint (B8).
+It is needed twice: a shard seals only after it has applied what was there when it first saw the version (B7), and a seal names the end of index-deltas as
+previously the seal's checkpoint (B8).
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,9 @@ class LogEnds(Protocol):
 
     def sources_end(self, shard: int) -> Mapping[str, int]:
         """End offset of the shard's partition of every source topic."""
-        ...
 
     def deltas_end(self, shard: int) -> int:
         """End offset of the shard's partition of index-deltas."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

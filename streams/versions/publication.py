@@ -1,7 +1,5 @@
 """From sealed shards to a published revision: one manifest by exclusive create, then one `publish` entry (protocol B9).
 
-Here: choosing seals, the manifest, the entries `publish` and `want` of a revision. Not here: when each is due (core/versions.py), sealing
-(streams/builders/sealer.py), what goes live (promotion.py).
 Invariants: any worker may do any step at any moment, several at once: of two manifests one is created, of two entries one is appended, and
 whoever finds a manifest without its `publish` writes it. A manifest is never made from an incomplete set of seals, nor from those of another encoder (I9).
 """
@@ -15,7 +13,8 @@ from infra.failpoints import failpoint
 from infra.index.control_log import ControlLog, append_entry
 from infra.index.parts import read_manifest
 from infra.index.store import IndexStore
-from schemas.errors import AifError, Corrupted, Unavailable
+from infra.index.store_path import if_there
+from schemas.errors import AifError, Corrupted
 from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
@@ -112,12 +111,8 @@ class Publication:
 
     def _published_ms(self, path: str) -> int:
         """When a manifest was put, long ago if it is gone: the next revision makes one that servers can load."""
-        try:
-            return self.store.stat(path).put_ms
-        except Unavailable as error:
-            if error.code == "missing_file":
-                return _NEVER_MS
-            raise
+        found = if_there(lambda: self.store.stat(path))
+        return _NEVER_MS if found is None else found.put_ms
 
     def _want(self, due: Revision) -> bool:
         def make(state: ControlState) -> Entry | None:

@@ -4,9 +4,6 @@
     for the index            manifest -> publish -> canary -> promote; roll back; want a revision when the last publish is old; drop and remove
                              what is not to be kept
 
-Here: `Reconciler.step()`: read the log, plan, perform. Not here: the plans (core/versions.py), the work of builders (streams/builders), manifest and
-entries (publication.py, promotion.py, rollback.py, store_keeper.py).
-
 Invariants:
 - A step keeps nothing that matters: after a kill between any two actions the next worker makes the same plan again, and every action may be done
   twice. Several workers may step at the same time. No message carries a command; index-events are hints.
@@ -67,7 +64,7 @@ class Reconciler:
     slices    where finished slices of builds are kept, None = nowhere
     reports   what servers have reported; reports_now_ms: the time by the clock that dates reports (server_reports.py), None = `clock`
     judge     processes for canaries, None = the builders
-    lag       by shard, how many records that other versions have a version lacks (infra/index/version_lag.py)
+    lag       by shard, how many records that other versions have a version lacks (infra/index/delta_tail.py)
     """
 
     def __init__(

@@ -1,11 +1,9 @@
 """The automatic rollback: one entry when servers report that the live version misbehaves (core/misbehaviour.py).
 
-Here: the entry. Not here: the rule (core/misbehaviour.py), the reports (server_reports.py).
 Invariants: it is decided on the newest log, so only one of several workers writes it, and never after a hold, a pin or another promotion. The entry
-`rollback` also holds: nothing is promoted by itself until an operator has released the hold.
-It goes back also to a version that fell behind in a shard (B5), which an operator may only with --force: whoever types can wait for another way, and requests
-that fail now cannot; a right answer about what items were is better than a wrong one or none. The entry says what the version lacks, and every worker that
-has such a shard keeps saying it (shard_versions.py).
+`rollback` also holds: nothing is promoted by itself until an operator has released the hold. It goes back also to a version that fell behind in a shard
+(B5), which an operator may only with --force: whoever types can wait for another way, and requests that fail now cannot; a right answer about what items
+were is better than a wrong one or none. The entry says what the version lacks, and every worker that has such a shard keeps saying it (shard_versions.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from infra.clock import Clock
 from infra.index.control_log import ControlLog, append_entry
-from infra.index.version_lag import describe_lag
+from infra.index.delta_tail import describe_lag
 from schemas.errors import AifError
 from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import EntryKind

@@ -1,8 +1,8 @@
 """Everything in a worker that has to do with versions, wired together: builders, reconciler, decisions on checkpoints, messages to Kafka.
 
-Here: only wiring and log lines, for streams/worker.py. With `build.warm`, the builder processes start in the constructor and kernels are loaded at once;
-without it, both wait until a version needs them. Neither this process nor a builder loads torch: the dry run of a new checkpoint and its canary, which
-run a whole network, have a process of their own. It starts with a checkpoint and ends when no other checkpoint comes for a while.
+With `build.warm`, the builder processes start in the constructor and kernels are loaded at once; without it, both wait until a version needs them. Neither
+this process nor a builder loads torch: the dry run of a new checkpoint and its canary, which run a whole network, have a process of their own. It starts
+with a checkpoint and ends when no other checkpoint comes for a while.
 """
 
 import functools
@@ -14,8 +14,8 @@ from pathlib import Path
 from infra.clock import Clock
 from infra.fork_server import Template
 from infra.index.control_log import ControlLog
-from infra.index.store_clock import StoreClock
-from infra.index.version_lag import fetch_lag
+from infra.index.delta_tail import fetch_lag
+from infra.index.store import StoreClock
 from infra.kafka.reader import SourceRecord
 from schemas.index.retention import RetentionRules
 from streams.agents.checkpoints import CheckpointGate, handle_checkpoints

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.index.store import open_index_store
-from infra.index.store_clock import StoreClock
+from infra.index.store import StoreClock, open_index_store
 
 DAY_S = 24 * 3600.0
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from infra.index.control_log import ControlLog
-from infra.index.store_clock import StoreClock, fetch_store_time_ms
+from infra.index.store import StoreClock, fetch_store_time_ms
 from infra.settings import load_settings
 from schemas.index.manifest import checkpoint_path
 from streams.settings import WorkerSettings

@@ -31,6 +31,7 @@ from schemas.limits import (
     NAME_CHARS_MAX,
     REALTIME_BUCKETS_MAX,
 )
+from schemas.statistics import Statistic, decode_statistic
 
 NUMBER_MAX = 1e6  # one absurd value must not make a row, and so a whole answer, infinite
 BID_MAX = 1e12
@@ -73,6 +74,7 @@ class Feature:
 
     `realtime` (item scope only): the head reads it at ranking time from the item's row, and the item half does not; so a change
     rewrites the row without running the network.
+    statistic: the events from which `aif statistics` keeps the value current; None: the publisher tells it.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Feature:
     default: float = 0.0
     width: int = 0
     realtime: bool = False
+    statistic: Statistic | None = None
 
     def __post_init__(self) -> None:
         def require(condition: bool, expectation: str) -> None:
@@ -203,6 +206,11 @@ class FeatureSchema:
         """The features of one scope, in declared order."""
         return tuple(f for f in self.features if f.scope is scope)
 
+    @functools.cached_property
+    def statistics(self) -> Mapping[str, Statistic]:
+        """The item features that are statistics, by name."""
+        return {f.name: f.statistic for f in self.of(Scope.ITEM) if f.statistic is not None}
+
     def item(self, name: str) -> Feature:
         """The item feature of that name."""
         return self._item_features[name]
@@ -274,7 +282,15 @@ def decode_feature_schema(raw: Mapping[str, Any]) -> FeatureSchema:
         listed = [{"name": name, **values} for name, values in listed.items()]
     try:
         features = tuple(
-            Feature(**{**f, "scope": Scope(f["scope"]), "kind": Kind(f["kind"]), "transform": Transform(f.get("transform", "none"))})
+            Feature(
+                **{
+                    **f,
+                    "scope": Scope(f["scope"]),
+                    "kind": Kind(f["kind"]),
+                    "transform": Transform(f.get("transform", "none")),
+                    "statistic": decode_statistic(told) if (told := f.get("statistic")) is not None else None,
+                }
+            )
             for f in listed
         )
         kinds = tuple(fields.pop("behaviour_kinds", ("click",)))

@@ -1,31 +1,140 @@
 """Statistics of items as of a time, defined once: which events count, and how counts become the number that a model reads.
 
-Here: pure functions of counts and times, for an import and for a stream alike. Not here: counting (infra/data/shown_statistics.py).
+Here: pure functions of counts and times, for an import and for a stream alike. Not here: counting (infra/data/shown_statistics.py for files,
+streams/statistics for topics).
 
-    window   events at times in [t - window, t), without a window all before t: an event at t is not yet known at t
+    window   events at times in [begin, t), begin = t - window rounded down to a step, without a window all before t: an event at t is not yet known at t
     rate     log-odds of the smoothed share of positives, less the log-odds of the share of all items: 0 where nothing is known
     count    two significant digits; a feature's log1p makes the number
+    exact    the number of events
+    first, last   whole days since the item's first or last event; NEVER for an item without any
 
+A window begins on a whole step (a minute, or an hour for windows of a day and more), so that a stream forgets whole steps and needs no log of events.
 A rate is smoothed towards the share of all items with the weight of `PRIOR` events. It is the difference of two log-odds because a linear layer can use that
 at once, and because it stays the same for an item without events while the share of all items moves. Rates and counts are coarse, so that an item is told
 again only where a number has moved by a step that matters. Sums of counts are whole numbers: their order does not matter, and equal counts give equal bits.
 
-Arrays: I items or groups.
+Arrays: I items, G groups.
 """
 
+import enum
 import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from schemas.features import Transform
-
-HOUR_MS = 3_600_000
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 PRIOR = 20.0
 RATE_STEP = 0.05
 _WINDOWS = {"1h": HOUR_MS, "6h": 6 * HOUR_MS, "1d": DAY_MS, "7d": 7 * DAY_MS, "28d": 28 * DAY_MS, "365d": 365 * DAY_MS}
 _WINDOWS_MAX = 3
 _SPANS_MIN, _SPANS_MAX = 2.0, 50.0
+NEVER = -1.0
+CLICK, SHOWN, TAKEN = "click", "shown", "taken"
+
+
+class Log(enum.StrEnum):
+    """The topic that a statistic counts."""
+
+    BEHAVIOURS = "behaviours"
+    IMPRESSIONS = "impressions"
+
+
+class Measure(enum.StrEnum):
+    """What becomes of the counts."""
+
+    RATE = "rate"
+    COUNT = "count"
+    EXACT = "exact"
+    FIRST = "first"
+    LAST = "last"
+
+
+class Counter(NamedTuple):
+    """One kind of whole numbers that is kept for each item: how many events of `kinds` (empty: any) a log has in a window (None: all), or with `edge` "first"
+    or "last" the time of one event."""
+
+    log: Log
+    kinds: tuple[str, ...]
+    window_ms: int | None
+    edge: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """One number of each item, or of all items with its value of the feature `by`. `kinds`: kinds of behaviour, or outcomes of shown items (`CLICK` is one);
+    of a rate those that are positive; empty: every event."""
+
+    log: Log
+    measure: Measure
+    kinds: tuple[str, ...] = ()
+    by: str | None = None
+    window_ms: int | None = None
+
+    @property
+    def counters(self) -> tuple[Counter, ...]:
+        """What it is made from: of a rate positives and all, otherwise one."""
+        if self.measure in (Measure.FIRST, Measure.LAST):
+            return (Counter(self.log, self.kinds, None, str(self.measure)),)
+        counted = Counter(self.log, self.kinds, self.window_ms)
+        return (counted, Counter(self.log, (), self.window_ms)) if self.measure is Measure.RATE else (counted,)
+
+    def numbers(self, counts: Callable[[Counter], np.ndarray], time_ms: int, group_I: np.ndarray | None = None) -> np.ndarray:
+        """The number of each item as of a time, float64 [I], from the int64 [I] of each counter. `group_I`: codes of the values of `by`, -1 for none."""
+        if self.measure in (Measure.FIRST, Measure.LAST):
+            seen_I = counts(self.counters[0])
+            return np.where(seen_I >= 0, (time_ms - seen_I) // DAY_MS, NEVER)
+        counts_NG = [grouped(counts(counter), group_I) for counter in self.counters]
+        if self.measure is Measure.RATE:
+            found_G = smoothed_rates(*counts_NG)
+        else:
+            found_G = coarse_counts(counts_NG[0]) if self.measure is Measure.COUNT else counts_NG[0].astype(np.float64)
+        return found_G if group_I is None else np.where(group_I >= 0, np.append(found_G, 0.0)[group_I], 0.0)
+
+
+def decode_statistic(raw: Mapping[str, Any]) -> Statistic:
+    """From the plain values of `dataclasses.asdict`. Raises KeyError, TypeError, ValueError."""
+    kinds = tuple(map(str, raw.get("kinds", ())))
+    return Statistic(**{**raw, "log": Log(raw["log"]), "measure": Measure(raw["measure"]), "kinds": kinds})
+
+
+def counters_of(statistics: Iterable[Statistic]) -> tuple[Counter, ...]:
+    """The distinct counters of some statistics, in a fixed order."""
+    return tuple(dict.fromkeys(counter for statistic in statistics for counter in statistic.counters))
+
+
+def step_ms(window_ms: int) -> int:
+    """The step on which a window begins."""
+    return MINUTE_MS if window_ms < DAY_MS else HOUR_MS
+
+
+def bucket_of(time_ms: int | np.ndarray, window_ms: int | None) -> Any:
+    """The number of the step in which an event lies; 0 where nothing is ever forgotten."""
+    return time_ms * 0 if window_ms is None else time_ms // step_ms(window_ms)
+
+
+def first_bucket(time_ms: int, window_ms: int | None) -> int:
+    """The oldest step that lies in the window before a time."""
+    return 0 if window_ms is None else (time_ms - window_ms) // step_ms(window_ms)
+
+
+def window_begin(time_ms: int, window_ms: int) -> int:
+    """The time from which events lie in the window before a time."""
+    return first_bucket(time_ms, window_ms) * step_ms(window_ms)
+
+
+def grouped(counts_I: np.ndarray, group_I: np.ndarray | None) -> np.ndarray:
+    """The whole counts of groups, int64 [G]; without groups those of the items. Items of no group count nowhere."""
+    if group_I is None:
+        return counts_I
+    found_G = np.zeros(int(group_I.max(initial=-1)) + 1, np.int64)
+    counted = group_I >= 0
+    np.add.at(found_G, group_I[counted], counts_I[counted])
+    return found_G
 
 
 def fit_windows(span_ms: int) -> dict[str, int]:
@@ -46,9 +155,3 @@ def coarse_counts(counts_I: np.ndarray) -> np.ndarray:
     """Whole counts rounded down to two significant digits: float64 [I]."""
     step_I = 10.0 ** np.maximum(np.floor(np.log10(np.maximum(counts_I, 1))) - 1, 0)
     return np.asarray(np.floor(counts_I / step_I) * step_I)
-
-
-def rate_details(values: np.ndarray) -> dict[str, object]:
-    """How a model reads a rate: around 0, in units of its deviation."""
-    deviation = float(values.std()) if len(values) else 0.0
-    return {"transform": Transform.NONE, "mean": 0.0, "scale": round(deviation, 6) if deviation > 1e-3 else 1.0, "default": 0.0}

@@ -11,18 +11,19 @@ from typing import Protocol
 
 import numpy as np
 
-from infra.data.columns import decode_texts, distinct
+from infra.data.columns import decode_categories, distinct
 from infra.data.inferred_schema import guess_kind
-from infra.data.interactions import Interactions
+from infra.data.interactions import Interactions, kind_name
 from infra.data.item_rows import ItemRows
 from infra.data.mapping import DataMapping
 from infra.data.mapping_source import FeatureSource, Source
 from infra.data.shown_impressions import ShownRows
-from infra.data.shown_statistics import CLICK, SHOWN, TAKEN, ShownStatistic, default_statistics
+from infra.data.shown_statistics import LogStatistic, default_statistics
 from infra.data.spool import BLOCK_ROWS
 from infra.data.tables import LoadedTable
 from schemas.errors import Misconfigured, suggest
 from schemas.features import Kind
+from schemas.statistics import CLICK, DAY_MS, SHOWN, TAKEN, Log, Measure, Statistic
 
 _GROUPS_MIN = 16  # values of a column whose rates are derived; an embedding learns those of fewer
 _ITEMS_OF_VALUE_MIN = 4
@@ -101,17 +102,40 @@ def _values_of_categories(sources: Sources) -> Mapping[str, int]:
     return {name: len(distinct(sample.arrays(read[name])[0])[0]) for name in wanted}
 
 
-def open_statistic(sources: Sources, source: FeatureSource) -> ShownStatistic:
-    """A rate or a count over the log that tells it. Raises Misconfigured for a name that no log tells."""
+def statistic_of(sources: Sources, source: FeatureSource) -> Statistic | None:
+    """What a derived feature counts, as a stream can keep it too; None: only an import makes it. Raises Misconfigured for a name that no log tells."""
+    window = source.window_ms
+    if source.of_shown:
+        name, log = str(source.rate or source.count), _log_of(sources, source)
+        measure = Measure.COUNT if source.rate is None else Measure.RATE
+        return Statistic(log, measure, () if name in (SHOWN, TAKEN) else (name,), source.by, window)
+    if sources.shown is not None:
+        log, kinds = Log.IMPRESSIONS, [CLICK]
+    else:
+        log, kinds = Log.BEHAVIOURS, [kind_name(kind) for kind in sources.mapping.sampling.positive_kinds]
+    if source.days_since is not None:
+        return Statistic(log, Measure.FIRST if source.days_since == "first" else Measure.LAST, tuple(kinds))
+    if source.count_days is not None and source.of == "behaviours":
+        return Statistic(log, Measure.EXACT, tuple(kinds), window_ms=round(source.count_days * DAY_MS))
+    return None
+
+
+def open_statistic(sources: Sources, source: FeatureSource, statistic: Statistic) -> LogStatistic:
+    """The statistic over the log of the mapping that tells it."""
+    groups = None if statistic.by is None else _groups(sources, source)
+    is_shown = statistic.log is Log.IMPRESSIONS
+    return LogStatistic(statistic, sources.shown_log if is_shown else sources.history, len(sources.item_rows.ids), groups, bits=is_shown)
+
+
+def _log_of(sources: Sources, source: FeatureSource) -> Log:
+    """The log that tells a rate or a count."""
     name = source.rate or source.count
     of_shown = {CLICK, SHOWN, *sources.shown.outcomes} if sources.shown is not None else set()
     known = (of_shown | {TAKEN, *sources.history.kinds}) - ({SHOWN, TAKEN} if source.rate is not None else set())
     if name not in known:
         expected = f"names {name!r}, which no impression or behaviour tells; {suggest(str(name), known)}"
         raise sources.reject(f"[items] features.{source.name}", expected)
-    groups = None if source.by is None else _groups(sources, source)
-    log = sources.shown_log if name in of_shown else sources.history
-    return ShownStatistic(source, log, len(sources.item_rows.ids), groups, name in of_shown)
+    return Log.IMPRESSIONS if name in of_shown else Log.BEHAVIOURS
 
 
 def _groups(sources: Sources, source: FeatureSource) -> np.ndarray:
@@ -121,10 +145,11 @@ def _groups(sources: Sources, source: FeatureSource) -> np.ndarray:
     if column is None or not column.columns:
         expected = f"by = {source.by!r} is no column of [items.features]; {suggest(str(source.by), list(columns))}"
         raise sources.reject(f"[items] features.{source.name}", expected)
-    rows, codes = sources.item_rows, dict[str, int]()
+    rows, codes = sources.item_rows, dict[int | str, int]()
     latest_I, found = rows.latest_rows(sources.now_ms), [np.zeros(0, np.int64)]
     for first in range(0, len(latest_I), BLOCK_ROWS):
         cells, places = distinct(rows.rows_at(latest_I[first : first + BLOCK_ROWS]).arrays(column)[0])
-        code_N = np.array([-1 if text is None else codes.setdefault(text, len(codes)) for text in decode_texts(cells)], np.int64)
+        values = decode_categories(cells, column.separator)  # as events carry them
+        code_N = np.array([-1 if value is None else codes.setdefault(value, len(codes)) for value in values], np.int64)
         found.append(code_N[places])
     return np.concatenate(found)

@@ -137,6 +137,12 @@ def infer_numbers(numbers: np.ndarray, details: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def infer_rate(values: np.ndarray) -> dict[str, Any]:
+    """How a model reads a rate: around 0, in units of its deviation."""
+    deviation = float(values.std()) if len(values) else 0.0
+    return {"transform": Transform.NONE, "mean": 0.0, "scale": round(deviation, 6) if deviation > 1e-3 else 1.0, "default": 0.0}
+
+
 def infer_bid(numbers: np.ndarray, details: Mapping[str, Any]) -> dict[str, Any]:
     """Details of the bid: read raw, with the median of the positive values as default."""
     positive = numbers[np.isfinite(numbers) & (numbers > 0)]

@@ -19,7 +19,7 @@ from infra.data.columns import decode_numbers
 from infra.data.item_history import HistoryFeature, HistoryRows
 from infra.data.item_rows import ItemRows
 from infra.data.item_statistics import ItemStatistic
-from infra.data.shown_statistics import ShownStatistic
+from infra.data.shown_statistics import LogStatistic
 from infra.data.spool import BLOCK_ROWS
 from infra.data.tables import LoadedRows
 from schemas.features import Feature
@@ -35,7 +35,7 @@ class ItemStates:
         features: Sequence[Feature],
         now_ms: int,
         history: HistoryRows | None = None,
-        statistics: Mapping[str, ItemStatistic | ShownStatistic] = MappingProxyType({}),
+        statistics: Mapping[str, ItemStatistic | LogStatistic] = MappingProxyType({}),
         clusters: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self.items, self.features = items, {f.name: f for f in features}

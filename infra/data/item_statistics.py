@@ -1,6 +1,7 @@
-"""Statistics of each item from behaviours before a time: how many, by how many users, since when, with which other items, and what to expect.
+"""Statistics of each item from behaviours before a time that only an import makes: by how many users, with which other items, and what to expect.
 
-Here: one derived feature as of any time (`ItemStatistic`), and counts. Not here: columns and histories of files (item_states.py).
+Here: one derived feature as of any time (`ItemStatistic`), and counts. Not here: statistics that a stream keeps too (shown_statistics.py), columns and
+histories of files (item_states.py).
 Invariant: a value as of t contains nothing from t or later. A negative number, and a vector of zeros, mean "nothing is known".
 
 Arrays: I items, X interactions, E width of a vector.
@@ -16,7 +17,6 @@ from infra.data.interactions import Interactions
 from infra.data.mapping_source import FeatureSource
 from infra.data.taken_together import TogetherVectors
 
-_NEVER = -1.0
 _PAIRS_AT_ONCE = 4_000_000
 
 
@@ -38,11 +38,8 @@ class ItemStatistic:
             return self._together.at(time_ms)
         if self._expected is not None:
             return self._expected.at(time_ms)
-        if self._source.days_since is not None:
-            return days_since(self._positives, self._items, time_ms, self._source.days_since == "first")
-        count = count_takers if self._source.of == "users" else count_positives
         assert self._source.count_days is not None
-        return count(self._positives, self._items, time_ms, self._source.count_days)
+        return count_takers(self._positives, self._items, time_ms, self._source.count_days)
 
 
 def count_positives(positives: Interactions, items: int, time_ms: int, days: float) -> np.ndarray:
@@ -64,17 +61,6 @@ def count_takers(positives: Interactions, items: int, time_ms: int, days: float)
         found = [(item_X * users + user_X)[item_X % rounds == turn] for item_X, user_X in _pairs_in(positives, items, time_ms, days)]
         counts_I += np.bincount(np.unique(np.concatenate(found)) // users, minlength=items)
     return counts_I
-
-
-def days_since(positives: Interactions, items: int, time_ms: int, first: bool) -> np.ndarray:
-    """Whole days since the first (or last) interaction before a time, [I] float64; negative for an item without any."""
-    days_I = np.full(items, _NEVER)
-    for block in positives.blocks(0, positives.before(time_ms)):
-        at_X = np.flatnonzero(block.item_X < items)
-        if first:  # of several the one that is written last stays
-            at_X = at_X[days_I[block.item_X[at_X]] == _NEVER][::-1]
-        days_I[block.item_X[at_X]] = (time_ms - block.time_X[at_X]) // DAY_MS
-    return days_I
 
 
 def _pairs_in(positives: Interactions, items: int, time_ms: int, days: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from infra.clock import DAY_MS
-from infra.data.chosen_statistics import choose_statistics, names_alone, open_statistic
+from infra.data.chosen_statistics import choose_statistics, names_alone, open_statistic, statistic_of
 from infra.data.columns import decode_numbers
-from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers
+from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, infer_rate
 from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times, times_of_constant
 from infra.data.item_embeddings import ItemEmbeddings, ItemMarks, read_last_rows
 from infra.data.item_history import read_item_history
@@ -28,14 +28,14 @@ from infra.data.mapping_part import reject
 from infra.data.mapping_source import FeatureSource, Source
 from infra.data.rejections import Rejections
 from infra.data.shown_impressions import ShownRows
-from infra.data.shown_statistics import ShownStatistic, read_shown_log
+from infra.data.shown_statistics import LogStatistic, read_shown_log
 from infra.data.spool import SpoolBounds
 from infra.data.tables import FILE, ROW, LoadedTable, Tell, load_table
 from infra.data.text import cluster_embeddings
 from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import Id, IdKind
-from schemas.statistics import HOUR_MS, rate_details
+from schemas.statistics import HOUR_MS
 
 _KINDS_MAX = 64
 _WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
@@ -60,7 +60,7 @@ class MappedSources:
         self.bounds, self._tell = bounds, tell
         self.rejections = Rejections()
         self._tables: dict[str, LoadedTable] = {}
-        self._statistics: dict[str, ItemStatistic | ShownStatistic] = {}
+        self._statistics: dict[str, ItemStatistic | LogStatistic] = {}
 
     def table(self, source: Source) -> LoadedTable:
         """The rows of a section."""
@@ -261,11 +261,12 @@ class MappedSources:
             return Feature(source.name, Scope.ITEM, Kind.EMBEDDING, **{"width": source.taken_together, **source.details})
         if source.from_behaviours:
             numbers = self._statistic(source).at(self.now_ms).astype(np.float64)
+            told = {"statistic": statistic_of(self, source), **source.details}
             if source.rate is not None:
-                return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **{**rate_details(numbers), **source.details})
+                return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **{**infer_rate(numbers), **told})
             details = infer_numbers(numbers[numbers >= 0], {"transform": Transform.LOG1P})
             details |= {"default": 0.0} if source.count_days is not None or source.count is not None else {}
-            return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **{**details, **source.details})
+            return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **{**details, **told})
         if source.clusters is not None:
             return Feature(source.name, Scope.ITEM, Kind.CATEGORICAL, **{"buckets": buckets_for(source.clusters), **source.details})
         rows = self.table(table_source).sample
@@ -335,6 +336,9 @@ class MappedSources:
         """Item features as of any time."""
         mapping, rows, history = self.mapping, self.item_rows, None
         features = [f for f in self.features if f.scope is Scope.ITEM]
+        features += [
+            Feature(name, Scope.ITEM, Kind.CATEGORICAL, buckets=2) for name in sorted(names_alone(self))
+        ]  # for streams that count by them
         if mapping.item_history is not None:
             by_name = {f.name: f for f in features}
             table = self.table(mapping.item_history)
@@ -349,10 +353,12 @@ class MappedSources:
             )
         return states
 
-    def _statistic(self, source: FeatureSource) -> ItemStatistic | ShownStatistic:
+    def _statistic(self, source: FeatureSource) -> ItemStatistic | LogStatistic:
         """One for each feature: what it learnt as of one time serves the next."""
         if source.name not in self._statistics:
-            self._statistics[source.name] = open_statistic(self, source) if source.of_shown else self._item_statistic(source)
+            statistic = statistic_of(self, source)
+            made = self._item_statistic(source) if statistic is None else open_statistic(self, source, statistic)
+            self._statistics[source.name] = made
         return self._statistics[source.name]
 
     def _item_statistic(self, source: FeatureSource) -> ItemStatistic:

@@ -1,10 +1,10 @@
 """Rates and counts of items from what was shown and what users did, as of ascending times (schemas/statistics.py defines them).
 
-Here: logs as flags, counters with a window, one derived feature (`ShownStatistic`), and which features a mapping gets that names none. Not here: the
-counts of positives that older mappings name (item_statistics.py).
-Memory: one whole number for each item, counter and group of events; logs stay in spools.
+Here: logs as flags, counters over a log, one statistic of it (`LogStatistic`), and which features a mapping gets that names none. Not here: statistics that
+no stream keeps (item_statistics.py).
+Memory: one whole number for each item and counter; logs stay in spools.
 
-Arrays: I items, G groups, X events, R rows.
+Arrays: I items, X events, R rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +17,8 @@ from infra.data.mapping_source import FeatureSource
 from infra.data.shown_impressions import ShownRows
 from infra.data.spool import Spool, SpoolBounds
 from schemas.ids import Id, IdKind
-from schemas.statistics import coarse_counts, fit_windows, smoothed_rates
+from schemas.statistics import CLICK, SHOWN, TAKEN, Counter, Measure, Statistic, fit_windows, window_begin
 
-CLICK, SHOWN, TAKEN = "click", "shown", "taken"
 _COLUMNS = ("#user", "#item", "#kind", "#time")
 _GROUPS_MAX, _KINDS_MAX, _OUTCOMES_MAX = 3, 3, 3
 
@@ -41,63 +40,69 @@ def read_shown_log(shown: ShownRows, kind: IdKind, items: Sequence[Id], bounds: 
     return Interactions(found.user_ids, found.item_ids, (CLICK, *shown.outcomes), user_X, item_X, kind_X, time_X)
 
 
-class WindowCounter:
-    """How many events of each item lie in a window before a time, [I] int64: all of them, or those with a kind. Times are best asked for in ascending order:
-    then each event is read once as it comes, and once as it leaves the window."""
+class LogCounter:
+    """A counter (schemas/statistics.py) over a log, int64 [I]. Times are best asked for in ascending order: then each event is read once as it comes, and once
+    as it leaves the window."""
 
-    def __init__(self, log: Interactions, items: int, window_ms: int | None, kind: int | None, bits: bool) -> None:
-        self._log, self._window, self._kind, self._bits = log, window_ms, kind, bits
-        self._items, self._begin, self._end = items, 0, 0
-        self._counts_I = np.zeros(items, np.int64)
+    def __init__(self, counter: Counter, log: Interactions, items: int, bits: bool) -> None:
+        self._counter, self._log, self._items, self._bits = counter, log, items, bits
+        self._codes = [log.kinds.index(kind) for kind in counter.kinds if kind in log.kinds]
+        self._restart(0)
+
+    def _restart(self, begin: int) -> None:
+        self._begin = self._end = begin
+        self._counts_I = np.full(self._items, -1 if self._counter.edge else 0, np.int64)
 
     def at(self, time_ms: int) -> np.ndarray:
-        """The counts as of a time."""
-        begin = 0 if self._window is None else self._log.before(time_ms - self._window)
+        """The counts, or the times of the first or last events, as of a time."""
+        window = self._counter.window_ms
+        begin = 0 if window is None else self._log.before(window_begin(time_ms, window))
         end = self._log.before(time_ms)
         if begin < self._begin or end < self._end:
-            self._counts_I, self._begin, self._end = np.zeros(self._items, np.int64), begin, begin
-        self._counts_I = self._counts_I + self._count(self._end, end) - self._count(self._begin, begin)
+            self._restart(begin)
+        if self._counter.edge:
+            self._note_times(self._end, end)
+        else:
+            self._counts_I = self._counts_I + self._count(self._end, end) - self._count(self._begin, begin)
         self._begin, self._end = begin, end
         return self._counts_I
 
     def _count(self, first: int, last: int) -> np.ndarray:
         found_I = np.zeros(self._items, np.int64)
-        for block in self._log.blocks(first, last):
-            counted = block.item_X < self._items
-            if self._kind is not None:
-                counted &= (block.kind_X >> self._kind & 1 > 0) if self._bits else (block.kind_X == self._kind)
-            found_I += np.bincount(block.item_X[counted], minlength=self._items)
+        for item_X, _ in self._events(first, last):
+            found_I += np.bincount(item_X, minlength=self._items)
         return found_I
 
+    def _note_times(self, first: int, last: int) -> None:
+        self._counts_I = self._counts_I.copy()
+        for item_X, time_X in self._events(first, last):
+            if self._counter.edge == "first":  # of several the one that is written last stays
+                unseen = self._counts_I[item_X] < 0
+                item_X, time_X = item_X[unseen][::-1], time_X[unseen][::-1]
+            self._counts_I[item_X] = time_X
 
-class ShownStatistic:
-    """One feature: a rate or a count of each item, or of the group that the item is in (`group_I`, codes; -1 = in none, which has no events)."""
+    def _events(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(items, times) of the events of the counter's kinds with the catalogue, some at a time."""
+        for block in self._log.blocks(first, last):
+            counted = block.item_X < self._items
+            if self._counter.kinds:
+                mask = sum(1 << code for code in self._codes)
+                counted &= (block.kind_X & mask > 0) if self._bits else np.isin(block.kind_X, self._codes)
+            yield block.item_X[counted], block.time_X[counted]
 
-    def __init__(self, source: FeatureSource, log: Interactions, items: int, group_I: np.ndarray | None, bits: bool) -> None:
-        window = source.window_ms
-        name = source.rate or source.count
-        kind = log.kinds.index(name) if name in log.kinds else None
-        self.is_rate, self._group_I = source.rate is not None, group_I
-        self._all = WindowCounter(log, items, window, None if self.is_rate else kind, bits)
-        self._positive = WindowCounter(log, items, window, kind, bits) if self.is_rate else None
+
+class LogStatistic:
+    """A statistic (schemas/statistics.py) over a log: one number of each item, or of the group that the item is in (`group_I`, codes; -1 = in none). `bits`: a
+    kind of the log is a set of outcomes."""
+
+    def __init__(self, statistic: Statistic, log: Interactions, items: int, group_I: np.ndarray | None = None, bits: bool = False) -> None:
+        self._statistic, self._group_I = statistic, group_I
+        self._counters = {counter: LogCounter(counter, log, items, bits) for counter in statistic.counters}
+        self.is_rate = statistic.measure is Measure.RATE
 
     def at(self, time_ms: int) -> np.ndarray:
         """[I] float64."""
-        counts_I = self._grouped(self._all.at(time_ms))
-        if self._positive is None:
-            found_I = coarse_counts(counts_I)
-        else:
-            found_I = smoothed_rates(self._grouped(self._positive.at(time_ms)), counts_I)
-        return found_I if self._group_I is None else np.where(self._group_I >= 0, found_I[self._group_I], 0.0)
-
-    def _grouped(self, counts_I: np.ndarray) -> np.ndarray:
-        """[G] counts of the groups, or those of the items."""
-        if self._group_I is None:
-            return counts_I
-        counted = self._group_I >= 0
-        found_G = np.zeros(int(self._group_I.max(initial=-1)) + 1, np.int64)
-        np.add.at(found_G, self._group_I[counted], counts_I[counted])
-        return found_G
+        return self._statistic.numbers(lambda counter: self._counters[counter].at(time_ms), time_ms, self._group_I)
 
 
 def default_statistics(outcomes: Sequence[str], kinds: Sequence[str], groups: Sequence[str], span_ms: int) -> Mapping[str, FeatureSource]:

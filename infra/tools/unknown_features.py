@@ -33,8 +33,9 @@ _SUITING: dict[Kind, type | tuple[type, ...]] = {
 
 
 def find_unknown_features(schema: FeatureSchema, updates: Iterable[ItemFeaturesUpdate]) -> dict[str, Id]:
-    """Names of features that are no feature of items in the schema, each with the first item that has it. A feature that is null counts as absent."""
-    known = {feature.name for feature in schema.of(Scope.ITEM)}
+    """Names of features that are no feature of items in the schema, and that no statistic groups by, each with the first item that has it. A null counts as
+    absent."""
+    known = {feature.name for feature in schema.of(Scope.ITEM)} | {statistic.by for statistic in schema.statistics.values()}
     found: dict[str, Id] = {}
     for update in updates:
         for name, value in update.features.items():

@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.data.interactions import Interactions
-from infra.data.item_statistics import DAY_MS, ItemStatistic, count_positives, count_takers, days_since
+from infra.data.item_statistics import DAY_MS, ItemStatistic, count_positives, count_takers
 from infra.data.mapping_source import FeatureSource
+from infra.data.shown_statistics import LogStatistic
 from infra.data.taken_together import TogetherVectors, together_vectors
+from schemas.statistics import HOUR_MS, MINUTE_MS, Log, Measure, Statistic, window_begin
 
 USERS, ITEMS = 12, 8
 
@@ -39,15 +41,24 @@ def test_counts_and_days_are_those_of_a_plain_loop(seed: int, at_day: int, days:
         times = [t for _, i, t in rows if i == item and t < time_ms]
         assert count_positives(positives, ITEMS, time_ms, days)[item] == len(inside)
         assert count_takers(positives, ITEMS, time_ms, days)[item] == len(set(inside))
-        assert days_since(positives, ITEMS, time_ms, True)[item] == ((time_ms - times[0]) // DAY_MS if times else -1)
-        assert days_since(positives, ITEMS, time_ms, False)[item] == ((time_ms - times[-1]) // DAY_MS if times else -1)
+        assert count_of(positives, Measure.FIRST, None, time_ms)[item] == ((time_ms - times[0]) // DAY_MS if times else -1)
+        assert count_of(positives, Measure.LAST, None, time_ms)[item] == ((time_ms - times[-1]) // DAY_MS if times else -1)
+        assert count_of(positives, Measure.EXACT, days * DAY_MS, time_ms)[item] == len(inside)
+
+
+def count_of(positives: Interactions, measure: Measure, window_ms: int | None, time_ms: int) -> np.ndarray:
+    return LogStatistic(Statistic(Log.BEHAVIOURS, measure, window_ms=window_ms), positives, ITEMS).at(time_ms)
+
+
+def test_a_window_begins_on_a_whole_step() -> None:
+    assert window_begin(10 * DAY_MS + 7 * MINUTE_MS, 2 * DAY_MS) == 8 * DAY_MS
+    assert window_begin(10 * DAY_MS + 7 * MINUTE_MS + 5, 6 * HOUR_MS) == 10 * DAY_MS - 6 * HOUR_MS + 7 * MINUTE_MS
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        FeatureSource(name="a", count_days=9),
-        FeatureSource(name="a", days_since="last"),
+        FeatureSource(name="a", count_days=9, of="users"),
         FeatureSource(name="a", expected_days=3),
         FeatureSource(name="a", taken_together=3),
     ],

@@ -10,7 +10,7 @@ from infra.data.doubts import find_doubts
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
 from schemas.errors import Misconfigured
-from schemas.statistics import DAY_MS, HOUR_MS, PRIOR, RATE_STEP, coarse_counts, fit_windows, smoothed_rates
+from schemas.statistics import DAY_MS, HOUR_MS, PRIOR, RATE_STEP, coarse_counts, fit_windows, smoothed_rates, window_begin
 from tests.infra.data.shops import START_MS, open_shop
 
 MAPPING = """
@@ -53,12 +53,12 @@ def test_a_told_statistic_is_what_was_known_at_the_time(tmp_path: Path) -> None:
     for update in told:
         if update.version > START_MS:
             before = [row for row in ROWS if row[2] < update.version]
-            lately = [row for row in before if row[2] >= update.version - 2 * DAY_MS]
+            lately = [row for row in before if row[2] >= window_begin(update.version, 2 * DAY_MS)]
             of_maker = [row for row in lately if row[1] % 17 == int(update.item_id) % 17]
             own = [row for row in before if row[1] == update.item_id]
             assert update.features["clicking"] == pytest.approx(rate(own, before, 3), abs=RATE_STEP / 2 + 1e-9)
             assert update.features["liking"] == pytest.approx(rate(of_maker, lately, 4), abs=RATE_STEP / 2 + 1e-9)
-            assert update.features["seen"] == sum(row[2] >= update.version - 36 * HOUR_MS for row in own)
+            assert update.features["seen"] == sum(row[2] >= window_begin(update.version, 36 * HOUR_MS) for row in own)
 
 
 def test_a_mapping_with_impressions_gets_rates_of_items_and_of_large_groups_and_counts_that_fit_the_log(tmp_path: Path) -> None:

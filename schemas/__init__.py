@@ -6,6 +6,7 @@ features.py               features as data: raw values to the numbers a network 
 ids.py                    ids, their keys, partitions and hash buckets
 users.py                  what is known of a user; behaviour_columns.py: the same in columns
 statistics.py             rates and counts of items as of a time, defined for imports and streams alike
+allocation.py             computation allocation: actions, their costs and values; knapsack.py: the rule that chooses among them
 train_choices.py          how a model is trained
 limits.py                 every bound of the system; errors.py: who must act
 model/                    the paper's model, equation by equation; index/: the index and the life of its versions

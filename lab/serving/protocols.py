@@ -1,18 +1,17 @@
 """The part of `aif bench rank` about protocols: the same request over HTTP with binary tensors, gRPC and JSON, beside the engine without a port.
 
-Here: both ports over the bench's engine, wired as in `aif serve` (event loop and engine in one process), and the turns of a client process (client.py)
-and of the engine. Not here: the world, and the engine's own figures (rank.py).
-The user half is computed once, by call 1 over HTTP with a history. Every request finds it by its request id, which is checked before measuring.
+Both ports are opened over the bench's engine, wired as in `aif serve` (event loop and engine in one process); a client process (client.py) and the engine
+take turns. The user half is computed once, by call 1 over HTTP with a history. Every request finds it by its request id, which is checked before measuring.
 """
 
 import asyncio
 import contextlib
 import json
-import subprocess
+import pickle
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from infra.figures import Figures
-from lab.serving.client import KINDS, Job
+from lab.load import Target, encode_inferences, to_tensors
+from lab.serving.child import LineChild
 from lab.serving.server import open_bench_server
 from lab.serving.world import CONTEXT, PROFILE, TOP_K, Case, Plan, RankWorld, engine_case, time_calls
 from schemas.ids import IdKind, encode_wire_id
@@ -29,19 +29,21 @@ from schemas.requests import InlineBehaviour
 from schemas.users import BehaviourEvent
 from serving.calls.state_pool import StatePool
 from serving.client import Client
+from serving.core.tensors import encode_raw
 from serving.engine.loop.engine import Engine
 from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener
+from serving.protocols.messages import pb
 from serving.settings import ServeSection
 from serving.users.user_store import StoreBounds
 from serving.users.user_store_start import ViewIdentity, open_user_store
 
+KINDS = ("http_binary", "grpc", "http_json")
 _LENGTH = 1_000  # behaviours of the user
 _REQUEST = "bench"
 _USER = 1
 _OPEN_S_MAX = 30.0
 _WARM = 10  # calls of each kind before the first turn
-_FILES = ("ids.npy", "job.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,29 +100,37 @@ def _make_user(ports: Ports, history: Sequence[BehaviourEvent]) -> None:
         raise RuntimeError(f"call 2 answered from rung {found.rung!r}, expected the state of call 1")
 
 
+def encode_requests(ports: Ports, ids_RC: Sequence[np.ndarray]) -> Mapping[str, Sequence[bytes]]:
+    """The requests of the user for each list of candidates, by kind: those over HTTP whole, over gRPC a ModelInferRequest."""
+    inputs = [{"user_id": np.array([_USER]), "item_ids": ids_C, "request_id": _REQUEST, "top_k": np.array([TOP_K])} for ids_C in ids_RC]
+    context = {f"context.{name}": value for name, value in CONTEXT.items()}
+    target, bodies = encode_inferences(ports.url, {"parameters": {"binary_data_output": True, **context}}, inputs)
+    json_target, plain = Target(ports.url, "/v1/rank"), {"user_id": _USER, "request_id": _REQUEST, "top_k": TOP_K, "context": CONTEXT}
+    binary = [target.encode(body) for body in bodies]
+    texts = [json_target.encode(json.dumps({**plain, "item_ids": ids_C.tolist()}).encode()) for ids_C in ids_RC]
+    return dict(zip(KINDS, (binary, [_encode_grpc(one, context) for one in inputs], texts), strict=True))
+
+
+def _encode_grpc(inputs: Mapping[str, Any], context: Mapping[str, int]) -> bytes:
+    tensors = to_tensors(inputs)
+    message = pb.ModelInferRequest(
+        model_name="prerank",
+        inputs=[{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in tensors],
+        raw_input_contents=[encode_raw(one) for one in tensors],
+    )
+    for name, value in context.items():
+        message.parameters[name].int64_param = value
+    return bytes(message.SerializeToString())
+
+
 @contextlib.contextmanager
-def open_client(ports: Ports, requests: list[np.ndarray]) -> Iterator[Callable[[str, int], list[float]]]:
+def open_client(ports: Ports, requests: Sequence[np.ndarray]) -> Iterator[Callable[[str, int], list[float]]]:
     """A function `ask(kind, count)` that returns the milliseconds of that many calls, sent by a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        ids_file, job_file = (Path(folder) / name for name in _FILES)
-        np.save(ids_file, np.stack(requests))
-        Job(ports.host, ports.port, ports.grpc, str(ids_file), _USER, _REQUEST, TOP_K, CONTEXT).write(job_file)
-        command = [sys.executable, "-m", "lab.serving.client", str(job_file)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-            questions, answers = child.stdin, child.stdout
-            assert questions is not None and answers is not None, "both are pipes"
-
-            def ask(kind: str, count: int) -> list[float]:
-                questions.write(f"{kind} {count}\n")
-                questions.flush()
-                line = answers.readline()
-                if not line:
-                    raise RuntimeError(f"the bench's client ended with exit code {child.wait()}; its message is on standard error")
-                taken: list[float] = json.loads(line)
-                return taken
-
-            yield ask
-            questions.close()
+        job = Path(folder) / "job"
+        job.write_bytes(pickle.dumps((ports.host, ports.port, ports.grpc, encode_requests(ports, requests))))
+        with LineChild([sys.executable, "-m", "lab.serving.client", str(job)]) as child:
+            yield lambda kind, count: json.loads(child.ask(f"{kind} {count}"))
 
 
 @contextlib.contextmanager

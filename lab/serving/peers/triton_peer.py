@@ -6,7 +6,6 @@ SimTier and the folding of the user are left out, in Triton's favour: NumPy has 
 installed, on a Python with its shared library (Triton embeds it).
 """
 
-import json
 import socket
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.http as client
+from answering import answer_lines
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
 
@@ -55,12 +55,6 @@ def make_model(folder: Path, candidates: int) -> Callable[[list[Any]], list[dict
     return lambda requests: [rank(request.data["item_ids"]) for request in requests]
 
 
-def answer(line: str) -> None:
-    """To whoever started this script."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def main(folder: Path) -> None:
     """Answers standard input until it ends."""
     requests_RC = np.load(folder / "requests.npy")
@@ -75,9 +69,7 @@ def main(folder: Path) -> None:
         server.bind("prerank", model, [Tensor(name="item_ids", dtype=np.int64, shape=(-1,))], outputs, config=ModelConfig(batching=False))
         server.run()
         with client.InferenceServerClient(f"{local}:{http}", network_timeout=60) as caller:
-            answer("ready")
-            for line in sys.stdin:
-                answer(json.dumps([infer_ms(caller, requests_RC[turn % len(requests_RC)]) for turn in range(int(line))]))
+            answer_lines(lambda turn: infer_ms(caller, requests_RC[turn % len(requests_RC)]))
 
 
 def infer_ms(caller: client.InferenceServerClient, ids_C: np.ndarray) -> float:

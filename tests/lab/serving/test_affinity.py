@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Sequence
-from types import SimpleNamespace
+from typing import Self
 
 import numpy as np
 import pytest
@@ -63,12 +63,21 @@ def test_every_server_of_a_bench_runs_on_the_same_cores(monkeypatch: pytest.Monk
     """The first one leaves the bench itself on the last core, which the others must not inherit."""
     inherited, before = list[set[int]](), os.sched_getaffinity(0)
 
-    def start(*_: object, **__: object) -> SimpleNamespace:
-        inherited.append(os.sched_getaffinity(0))
-        return SimpleNamespace(communicate=lambda: None)
+    class Child:
+        def __init__(self, _: Sequence[str]) -> None:
+            inherited.append(os.sched_getaffinity(0))
 
-    monkeypatch.setattr(overload.subprocess, "Popen", start)
-    monkeypatch.setattr(overload, "_read_address", lambda *_: None)
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def ask(self, starts: str) -> str:
+            return '{"url": "", "pid": 0}'
+
+    monkeypatch.setattr(overload, "LineChild", Child)
+    monkeypatch.setattr(overload.np, "load", lambda _: None)
     with contextlib.ExitStack() as opened:
         for _ in range(3):
             opened.enter_context(overload.open_server(overload.OverloadPlan(), before))

@@ -8,8 +8,8 @@ import pytest
 
 from infra.figures import Figures
 from lab.load import Target
-from lab.serving.client import KINDS, HttpConnection, Job, encode_binary_requests, encode_json_request
-from lab.serving.protocols import measure_protocols, open_ports
+from lab.serving.client import HttpConnection
+from lab.serving.protocols import KINDS, encode_requests, measure_protocols, open_ports
 from lab.serving.rank import RANK
 from lab.serving.world import Plan
 from schemas.users import BehaviourEvent
@@ -42,9 +42,9 @@ def test_every_figure_is_there_for_every_size() -> None:
 
 def test_a_request_that_is_refused_ends_the_measurement() -> None:
     with open_ports(FakeEngine()) as ports:  # type: ignore[arg-type]
-        job = Job(ports.host, ports.port, ports.grpc, "", 1, "r", 5, {"hour": 1})
-        with contextlib.closing(HttpConnection(job.host, job.port)) as connection:
-            connection.send(encode_binary_requests(job, [np.arange(5)])[0])
-            connection.send(encode_json_request(job, np.arange(5)))
+        requests = encode_requests(ports, [np.arange(5)])
+        with contextlib.closing(HttpConnection(ports.host, ports.port)) as connection:
+            connection.send(requests["http_binary"][0])
+            connection.send(requests["http_json"][0])
             with pytest.raises(SystemExit, match="not_json"):
-                connection.send(Target(job.url, "/v1/rank").encode(b"{"))
+                connection.send(Target(ports.url, "/v1/rank").encode(b"{"))

@@ -8,9 +8,8 @@ import json
 import re
 import statistics
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from infra.background import Background
 from infra.data.catalogue import Catalogue, Evaluation, HeldOutUser
 from infra.kafka.publisher import Publisher
 from infra.processes import Child, wait_until
+from lab.demo.one_ranking import publish_arrival
 from lab.demo.progress import Step
 from lab.demo.server import Ranked, RankingServer, wire_ids
 from lab.demo.stage import Stage
@@ -167,41 +167,29 @@ def show_updates(
     """Milliseconds from before the produce call to an answer with another score, one item after the other."""
     waited = []
     for change in changes:
-        before = _score(server, user_id, change.item_id)
-        if before is None:
-            continue
-        started = time.perf_counter()
-        publisher.publish_item(change.item_id, change.version, dict(change.features))
-        _wait_visible(lambda i=change.item_id, b=before: _score(server, user_id, i) != b, f"the new score of item {change.item_id}")
-        waited.append((time.perf_counter() - started) * 1e3)
-        step.advance()
+        if server.score(user_id, change.item_id) is not None:
+            waited.append(_time_visible(server, user_id, change.item_id, partial(publisher.publish_update, change)))
+            step.advance()
     return waited
 
 
 def show_new_items(
     server: RankingServer, publisher: Publisher, user_id: Id, arrivals: Iterator[tuple[ItemFeaturesUpdate, NewItem | None]], step: Step
 ) -> list[float]:
-    """Milliseconds from before the produce call to an answer that scores an item nobody knew."""
+    """Milliseconds from before the produce call to an answer that scores a new item."""
     waited = []
-    for features, embedding in arrivals:
-        started = time.perf_counter()
-        if embedding is None:
-            publisher.publish_item(features.item_id, features.version, dict(features.features))
-        else:
-            publisher.publish_new_item(features.item_id, embedding.embedding, features.features, features.version)
-        _wait_visible(lambda i=features.item_id: _score(server, user_id, i) is not None, f"new item {features.item_id}")
-        waited.append((time.perf_counter() - started) * 1e3)
+    for features, new in arrivals:
+        embedding = None if new is None else new.embedding
+        waited.append(_time_visible(server, user_id, features.item_id, partial(publish_arrival, publisher, features, embedding)))
         step.advance()
     return waited
 
 
-def _score(server: RankingServer, user_id: Id, item_id: Id) -> float | None:
-    items = server.prerank({"user_id": encode_wire_id(user_id), "item_ids": [encode_wire_id(item_id)]}).answer["items"]
-    return items[0]["score"] if items else None
-
-
-def _wait_visible(condition: Any, what: str) -> None:
-    wait_until(condition, _VISIBLE_S_MAX, f"{what} to be visible in an answer", poll_s=0.001)
+def _time_visible(server: RankingServer, user_id: Id, item_id: Id, publish: Callable[[], object]) -> float:
+    waited_ms = server.time_change(user_id, item_id, publish, _VISIBLE_S_MAX)
+    if waited_ms is None:
+        raise Unavailable("timed_out", f"item {item_id} kept its score for {_VISIBLE_S_MAX:g} s after its event; look at the worker's log")
+    return waited_ms
 
 
 # --- versions --------------------------------------------------------------------------------------------------------
@@ -258,7 +246,7 @@ def show_switches(
         for checkpoint in checkpoints:
             version = publisher.publish_checkpoint_file(stage.control.store, checkpoint).offset
             for change in itertools.islice(changes, 20):
-                publisher.publish_item(change.item_id, change.version, dict(change.features))
+                publisher.publish_update(change)
             publisher.flush()
             stage.wait_for(partial(_answers_from, load, version), f"answers from version {version}")
             step.tell(f"version {version} answers")

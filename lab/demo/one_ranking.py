@@ -1,11 +1,9 @@
-"""One ranking as a person reads it: the user's recent items, the best ten, and what a price change and a new item do to them.
-
-Here: the requests and events of this act, and its result. Not here: how it is printed (progress.py).
-"""
+"""One ranking as a person reads it: the user's recent items, the best ten, and what a price change and a new item do to them."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from infra.data.catalogue import Catalogue, HeldOutUser
@@ -57,90 +55,52 @@ class OneRanking:
     best_after: tuple[Line, ...]
 
 
-class _Ranking:
-    """The user's ranking, again and again."""
-
-    def __init__(self, server: RankingServer, user: HeldOutUser) -> None:
-        self._server, self._user_id = server, encode_wire_id(user.user_id)
-        self.candidates = wire_ids(user.candidates)
-
-    def rank(self, more: Collection[Id] = ()) -> Ranked:
-        items = [*self.candidates, *more]
-        return self._server.prerank(
-            {"user_id": self._user_id, "item_ids": items, "top_k": min(_RANKED_MAX, len(items)), "deadline_ms": 30_000}
-        )
-
-    def score(self, item: Id) -> float | None:
-        """The score of one item; None while the index has none of that id."""
-        items = self._server.prerank({"user_id": self._user_id, "item_ids": [item]}).answer["items"]
-        return items[0]["score"] if items else None
-
-    def wait_for_other_score(self, item: Id, before: float | None, started: float) -> float | None:
-        """Milliseconds since `started` until the item has another score; None if it keeps its score."""
-        while time.perf_counter() - started < _VISIBLE_S_MAX:
-            if self.score(item) != before:
-                return (time.perf_counter() - started) * 1e3
-            time.sleep(0.001)
-        return None
-
-
 def show_one_ranking(server: RankingServer, publisher: Publisher, catalogue: Catalogue, user: HeldOutUser) -> OneRanking:
     """Ranks for a user, makes the best item dearer, brings a new item made like it, and ranks again."""
-    ranking = _Ranking(server, user)
-    answer = ranking.rank()
-    before = _ranks(answer)
-    best, recent = answer.ids[0], user.behaviours[-_RECENT:]
-    described = [*answer.ids[: TOP + 1], *(encode_wire_id(b.item_id) for b in recent)]
-    features, versions = _find_items(catalogue, set(described))
-    changes = []
-    if (changed := _make_dearer(catalogue, features[best])) is not None:
-        score, started = ranking.score(best), time.perf_counter()
-        publisher.publish_item(_native(user, best), versions[best] + 1, changed)
-        visible_ms = ranking.wait_for_other_score(best, score, started)
-        after = ranking.score(best)
-        assert score is not None and after is not None
-        rank = _ranks(ranking.rank()).get(best)
-        numbers = ", ".join(
-            f"{name} {features[best][name]:g} -> {value:g}" for name, value in changed.items() if value != features[best][name]
-        )
-        what = f"price change of item {best}: {numbers}"
-        changes.append(Change(what, f"rank 1, score {score:.3f}", f"{_spell_rank(rank)}, score {after:.3f}", visible_ms))
+    user_id, candidates = encode_wire_id(user.user_id), wire_ids(user.candidates)
+
+    def rank(*more: Id) -> Ranked:
+        items = [*candidates, *more]
+        return server.prerank({"user_id": user_id, "item_ids": items, "top_k": min(_RANKED_MAX, len(items)), "deadline_ms": 30_000})
+
+    def spell(item: Id, *more: Id) -> str:
+        place, score = _ranks(rank(*more)).get(item), server.score(user_id, item)
+        return f"{f'beyond rank {_RANKED_MAX:,}' if place is None else f'rank {place}'}, score {score:.3f}"
+
+    answer = rank()
+    before, best, recent = _ranks(answer), answer.ids[0], user.behaviours[-_RECENT:]
+    features, versions = _find_items(catalogue, {*answer.ids[: TOP + 1], *(encode_wire_id(b.item_id) for b in recent)})
     titles = {item: catalogue.title(values) for item, values in features.items()}
-    arrivals = []
+    changes, arrivals, old = list[Change](), list[Id](), features[best]
+    if (changed := _make_dearer(catalogue, old)) is not None:
+        was = f"rank 1, score {server.score(user_id, best):.3f}"
+        price_change = partial(publisher.publish_item, _native(user, best), versions[best] + 1, changed)
+        visible_ms = server.time_change(user_id, best, price_change, _VISIBLE_S_MAX)
+        numbers = ", ".join(f"{name} {old[name]:g} -> {value:g}" for name, value in changed.items() if value != old[name])
+        changes.append(Change(f"price change of item {best}: {numbers}", was, spell(best), visible_ms))
     if (arrival := next(catalogue.arrivals(1, seed=2), None)) is not None:
         new, vector = encode_wire_id(arrival[0].item_id), _find_embedding(catalogue, arrival[1], best)
-        started = time.perf_counter()
-        _publish_copy(publisher, arrival[0], features[best], vector)
-        visible_ms = ranking.wait_for_other_score(new, None, started)
+        publish = partial(publish_arrival, publisher, arrival[0].model_copy(update={"features": old}), vector)
+        visible_ms = server.time_change(user_id, new, publish, _VISIBLE_S_MAX)
         time.sleep(_SETTLE_S)
-        arrivals = [new]
-        titles[new] = titles[best]
-        rank, score = _ranks(ranking.rank(arrivals)).get(new), ranking.score(new)
-        changes.append(
-            Change(f"new item {new}, made like item {best} as it was", "unknown", f"{_spell_rank(rank)}, score {score:.3f}", visible_ms)
-        )
-    first_titles = dict(titles)
-    if changed is not None:
-        titles[best] = catalogue.title(changed)
-    last = ranking.rank(arrivals)
-    titles |= {item: catalogue.title(values) for item, values in _find_items(catalogue, set(last.ids[:TOP]) - titles.keys())[0].items()}
+        arrivals, titles[new] = [new], titles[best]
+        changes.append(Change(f"new item {new}, made like item {best} as it was", "unknown", spell(new, new), visible_ms))
+    last = rank(*arrivals)
+    later = titles | ({} if changed is None else {best: catalogue.title(changed)})
+    later |= {item: catalogue.title(values) for item, values in _find_items(catalogue, set(last.ids[:TOP]) - later.keys())[0].items()}
     return OneRanking(
         user.user_id,
-        tuple((b.kind, titles.get(encode_wire_id(b.item_id), str(b.item_id))) for b in recent),
+        tuple((b.kind, later.get(encode_wire_id(b.item_id), str(b.item_id))) for b in recent),
         len(user.candidates),
         answer.took_ms,
-        _best(answer, first_titles, before),
+        _best(answer, titles, before),
         tuple(changes),
-        _best(last, titles, before),
+        _best(last, later, before),
     )
 
 
 def _ranks(answer: Ranked) -> dict[Id, int]:
     return {item: rank for rank, item in enumerate(answer.ids, 1)}
-
-
-def _spell_rank(rank: int | None) -> str:
-    return f"beyond rank {_RANKED_MAX:,}" if rank is None else f"rank {rank}"
 
 
 def _best(answer: Ranked, titles: Mapping[Id, str], before: Mapping[Id, int]) -> tuple[Line, ...]:
@@ -179,11 +139,9 @@ def _find_embedding(catalogue: Catalogue, of_arrival: NewItem | None, like: Id) 
     return next((new.embedding for new in catalogue.new_items() if encode_wire_id(new.item_id) == like), of_arrival.embedding)
 
 
-def _publish_copy(
-    publisher: Publisher, arrival: ItemFeaturesUpdate, features: Mapping[str, Any], embedding: Sequence[float] | None
-) -> None:
-    """Publish the arrival as a new item with other features."""
+def publish_arrival(publisher: Publisher, features: ItemFeaturesUpdate, embedding: Sequence[float] | None) -> None:
+    """Publish a new item: its features, and its embedding if it has one."""
     if embedding is None:
-        publisher.publish_item(arrival.item_id, arrival.version, dict(features))
+        publisher.publish_update(features)
     else:
-        publisher.publish_new_item(arrival.item_id, embedding, dict(features), arrival.version)
+        publisher.publish_new_item(features.item_id, embedding, features.features, features.version)

@@ -1,7 +1,7 @@
-"""The pre-ranking server as any HTTP client sees it: plain JSON, nothing of ours imported."""
+"""The pre-ranking server as any HTTP client sees it: plain JSON, without our own client."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,21 @@ class RankingServer:
         if reply.status_code != 200:
             raise Unavailable("server_refused", f"{_PATH} answered {reply.status_code}: {reply.text[:500]}")
         return Ranked(reply.json(), took_ms)
+
+    def score(self, user_id: Id, item_id: Id) -> float | None:
+        """The score of one item; None while the index has none of that id."""
+        items = self.prerank({"user_id": encode_wire_id(user_id), "item_ids": [encode_wire_id(item_id)]}).answer["items"]
+        return items[0]["score"] if items else None
+
+    def time_change(self, user_id: Id, item_id: Id, publish: Callable[[], object], within_s: float) -> float | None:
+        """Milliseconds from before `publish()` to an answer with another score of the item; None if it keeps its score for `within_s`."""
+        before, started = self.score(user_id, item_id), time.perf_counter()
+        publish()
+        while time.perf_counter() - started < within_s:
+            if self.score(user_id, item_id) != before:
+                return (time.perf_counter() - started) * 1e3
+            time.sleep(0.001)
+        return None
 
     def is_ready(self) -> bool:
         """Whether it says that it can rank."""

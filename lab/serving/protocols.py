@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from infra.figures import Figures
-from lab.load import Target, encode_inferences, to_tensors
+from lab.load import Inputs, Target, encode_inferences, to_tensors
 from lab.serving.child import LineChild
 from lab.serving.server import open_bench_server
 from lab.serving.world import CONTEXT, PROFILE, TOP_K, Case, Plan, RankWorld, engine_case, time_calls
@@ -102,7 +102,9 @@ def _make_user(ports: Ports, history: Sequence[BehaviourEvent]) -> None:
 
 def encode_requests(ports: Ports, ids_RC: Sequence[np.ndarray]) -> Mapping[str, Sequence[bytes]]:
     """The requests of the user for each list of candidates, by kind: those over HTTP whole, over gRPC a ModelInferRequest."""
-    inputs = [{"user_id": np.array([_USER]), "item_ids": ids_C, "request_id": _REQUEST, "top_k": np.array([TOP_K])} for ids_C in ids_RC]
+    inputs: list[Inputs] = [
+        {"user_id": np.array([_USER]), "item_ids": ids_C, "request_id": _REQUEST, "top_k": np.array([TOP_K])} for ids_C in ids_RC
+    ]
     context = {f"context.{name}": value for name, value in CONTEXT.items()}
     target, bodies = encode_inferences(ports.url, {"parameters": {"binary_data_output": True, **context}}, inputs)
     json_target, plain = Target(ports.url, "/v1/rank"), {"user_id": _USER, "request_id": _REQUEST, "top_k": TOP_K, "context": CONTEXT}
@@ -111,7 +113,7 @@ def encode_requests(ports: Ports, ids_RC: Sequence[np.ndarray]) -> Mapping[str, 
     return dict(zip(KINDS, (binary, [_encode_grpc(one, context) for one in inputs], texts), strict=True))
 
 
-def _encode_grpc(inputs: Mapping[str, Any], context: Mapping[str, int]) -> bytes:
+def _encode_grpc(inputs: Inputs, context: Mapping[str, int]) -> bytes:
     tensors = to_tensors(inputs)
     message = pb.ModelInferRequest(
         model_name="prerank",

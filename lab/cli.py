@@ -1,7 +1,4 @@
-"""The `aif` commands of `lab`: demo, bench, eval. Only typer and the standard library at module level; heavy imports belong inside the commands.
-
-Here: the benches of the whole system and of `streams`, and `aif bench keep|report`. Not here: demo/cli.py, serving/cli.py, evaluation/cli.py.
-"""
+"""The `aif` commands of `lab`: demo, bench, eval. Only typer and the standard library at module level; heavy imports belong inside the commands."""
 
 from pathlib import Path
 from typing import Annotated

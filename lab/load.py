@@ -1,6 +1,5 @@
 """Open-loop load: requests leave at a constant rate, whether or not the earlier ones were answered; over HTTP, or any call.
 
-Here: sending, latencies as sketches by kind of answer, bodies of inferences. Not here: the requests of a bench, the meaning of figures.
 A latency counts from the intended departure of its request. A server that stalls is therefore charged for every request that was due meanwhile; a closed
 loop would leave them out ("coordinated omission"). Connections are kept alive and carry one request at a time. Where all are busy a new one is opened, up
 to a bound; beyond it a request waits at the sender while its clock runs.

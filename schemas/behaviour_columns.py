@@ -1,7 +1,5 @@
 """A user's behaviours as columns, without a Python object per behaviour: a server keeps thousands of users in this form and reads it in call 1.
 
-Here: `BehaviourColumns`, a sequence of `BehaviourEvent` that also gives its columns. Not here: the rules of the fold (schemas/users.py), where histories
-are kept (serving/users/user_store.py).
 A behaviour takes 20 bytes with an int64 id (250 as objects), without its features; 1,000 of them are read as 8 KB in a row instead of from 4,000 places in
 memory.
 Invariants: a value never changes. A longer history shares the columns of the one it was made from and writes only behind its end. So a snapshot is free,

@@ -1,7 +1,7 @@
 """The errors of the project, one class for each answer to the question "who must act?".
 
-Here: the five classes, and the hint for a misspelt name. Foreign errors (RocksDB, Kafka, HTTP) are mapped to them at one place each.
-A message says what happened, with which value, what was expected, and the next step; `code` is stable, lower case, and safe to match on.
+Foreign errors (RocksDB, Kafka, HTTP) are mapped to them at one place each. A message says what happened, with which value, what was expected, and the next
+step; `code` is stable, lower case, and safe to match on.
 
     RejectedInput   the sender: a record goes to its dead-letter topic, a request is answered 4xx
     Unavailable     no one: retry after `retry_after_s`

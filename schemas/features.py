@@ -1,8 +1,5 @@
 """Features as data: what a catalogue has, declared once, and how raw values become the numbers a network reads.
 
-Here: `Feature`, `FeatureSchema` (with its fingerprint, to and from plain dicts, so from TOML and into a checkpoint), and
-`encode_features`, the only path from raw values to arrays. Not here: embedding tables (schemas/model/embeddings.py), events.
-
 A schema belongs to a model, not to a topic: events carry raw values by name, a model projects them at encode time.
 A missing or ill-typed value becomes the feature's default, never an error: the record was accepted long before this model existed.
 

@@ -1,8 +1,5 @@
 """Statistics of items as of a time, defined once: which events count, and how counts become the number that a model reads.
 
-Here: pure functions of counts and times, for an import and for a stream alike. Not here: counting (infra/data/shown_statistics.py for files,
-streams/statistics for topics).
-
     window   events at times in [begin, t), begin = t - window rounded down to a step, without a window all before t: an event at t is not yet known at t
     rate     log-odds of the smoothed share of positives, less the log-odds of the share of all items: 0 where nothing is known
     count    two significant digits; a feature's log1p makes the number

@@ -1,7 +1,6 @@
 """How a model is trained: the section [train] of a model's file or of a mapping, which a checkpoint's card repeats.
 
-Here: names, defaults and bounds. Not here: reading files, what a choice does (streams/training). The command line overrides the file, and the file the
-defaults. Unknown names are refused.
+The command line overrides the file, and the file the defaults. Unknown names are refused.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """What is known of a user: the fold of user-features and user-behaviours. The one fold, for serving and for training.
 
-Here: `UserHistory` and how one record changes it. Not here: where the views are kept (serving/users/user_store.py), model inputs.
-Order of a history = order of its log (one user's records share a partition). Folding a record twice changes nothing: each carries
-its offset, and an offset that was seen is dropped.
+Order of a history = order of its log (one user's records share a partition). Folding a record twice changes nothing: each carries its offset, and an
+offset that was seen is dropped.
 """
 
 from collections.abc import Mapping, Sequence

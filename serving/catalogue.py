@@ -1,6 +1,6 @@
 """Candidates for `aif query`: from a file, or drawn from the live version in the index store.
 
-Not here: retrieval. Ids are sent as text; a server with an int64 catalogue reads them as numbers.
+Ids are sent as text; a server with an int64 catalogue reads them as numbers.
 """
 
 import random

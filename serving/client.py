@@ -4,8 +4,7 @@
         client.rank(user, items, top_k=10)      # in a program: a RankAnswer
         client.rank_frame(user, items)          # in a notebook: a DataFrame
 
-Here: connection pools; the options of each call. Not here: the conversions (http_calls.py); retries. After its deadline a ranking is not worth repeating;
-a caller who wants to retry finds the time in Unavailable's `retry_after_s`.
+After its deadline a ranking is not worth repeating; a caller who wants to retry finds the time in Unavailable's `retry_after_s`.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Compiles the engine's kernels, or takes them from numba's cache, in one process after the other (infra/compiled_once.py).
 
-Here: the order. The loader process needs only look-up and changes, so these come first. Not here: the kernels (serving/engine).
+The loader process needs only look-up and changes, so these come first.
 """
 
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""The state of the engine and its versions as metrics: which version answers, flips, loads, how fresh the rows are.
-
-Here: copying the numbers of engine and follower into the process's metrics, several times a second. Not here: the names of the metrics (infra/metrics.py).
-"""
+"""The state of the engine and its versions as metrics: which version answers, flips, loads, how fresh the rows are."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

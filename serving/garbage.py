@@ -6,8 +6,6 @@ A full collection visits every object while it holds the interpreter: a server w
     freeze    objects that exist once the server is ready (modules, kernels, models) are never visited again
     young     collections of the young generation are rarer, so that most objects of a request are gone before one comes
     full      very rare, and only if a quarter of all objects are new (the interpreter's own rule)
-
-Not here: bounds on the memory of our own caches (schemas/limits.py).
 """
 
 import gc

@@ -1,6 +1,5 @@
 """Whether this server is able to answer: its engine turns, its rankings succeed, its threads run.
 
-Here: `Health`, the part of readiness that is about faults of this process. Not here: whether there is anything to answer from (status_view.py).
 A thread that fails begins again (infra/guarded_thread.py), and the server stays ready meanwhile: it answers from what it has. A fault in all servers at
 once would otherwise take every one of them from its load balancer.
 """

@@ -1,7 +1,4 @@
-"""One HTTP call to the server, as every client of it makes it: its address, token and certificate, its body, its answer or its error.
-
-Here: checks and conversions. Not here: the connections and the calls themselves (client.py, merger/).
-"""
+"""One HTTP call to the server, as every client of it makes it: its address, token and certificate, its body, its answer or its error."""
 
 import contextlib
 import ssl

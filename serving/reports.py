@@ -4,7 +4,6 @@
     failed, latencies                     from the process's metrics: the change since the last report
     parity                                from the parity sampler (`note_parity`)
 
-Here: counting and sending. Not here: when a version is rolled back (streams/core/misbehaviour.py), the metrics themselves.
 Invariants: a report is about one version. An interval in which the version changed is not reported, because its failures and times may belong to either.
 The broker dates each report, which shows how far this machine's clock is from it.
 A server without requests reports too, which shows that it is alive. Nothing waits for a report: one that cannot be sent is dropped and logged once.

@@ -5,7 +5,7 @@
     steady   the event loop answers, one engine thread computes, the version follower and the user follower are threads of their own
     SIGTERM  not ready any more; for `leave_s` requests are still accepted; running ones are answered; then all is closed in reverse order
 
-Here: wiring and order. Not here: what the parts do. An error at the start is Misconfigured or Incompatible and ends the process.
+An error at the start is Misconfigured or Incompatible and ends the process.
 """
 
 import asyncio

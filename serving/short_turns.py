@@ -7,8 +7,7 @@ its share; it gets no more time in total. This needs Linux 6.12; an older kernel
 By default a thread that runs Python code keeps the interpreter for 5 ms while others wait. A load, a report or a topic follower does so for some
 milliseconds at a time, but the engine and the event loop need the interpreter several times per request. So the interpreter's slices are short too.
 
-Here: the calls to the system and to the interpreter. Not here: which core a thread runs on (engine/workers.py). The engine's threads keep long slices,
-which suit them; threads and processes that the ports' threads start later have the system's default again.
+The engine's threads keep long slices, which suit them; threads and processes that the ports' threads start later have the system's default again.
 Measured at ten times the possible load, on two cores shared with a dozen other processes: a refusal takes 1.5 ms instead of 3.3 (p99 7.5 instead of 11),
 an admitted request 16 ms instead of 20 (p50).
 Source: sched_setattr(2); EEVDF's custom slices.

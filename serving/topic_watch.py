@@ -1,6 +1,5 @@
 """Whether the broker still has the topics of the index. A consumer of a deleted topic only hears that nothing comes.
 
-Here: `TopicWatch`, a thread that asks every few seconds. Not here: the users' topics, which are no part of an index (serving/users/user_follower.py).
 A server whose topics are gone stays ready: it answers from what it has, and its status and metrics say why nothing new comes.
 """
 

@@ -3,8 +3,8 @@
     aif demo --keep    detach() -> the background process plays the demo at the same terminal -> keep() -> the command ends, the process stays
     aif demo stop      end_kept_demo() -> SIGTERM to that process, which stops its children and removes its directory
 
-Here: the process, its record and its environment file. Not here: the demo itself (program.py). Standard library only, so that `detach` forks a
-process that has no threads. Invariant: the background process holds a lock on `demo.lock` while it lives, so a record is never taken for a running demo.
+Standard library only, so that `detach` forks a process that has no threads. Invariant: the background process holds a lock on `demo.lock` while it lives,
+so a record is never taken for a running demo.
 """
 
 import contextlib

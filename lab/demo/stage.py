@@ -1,7 +1,6 @@
 """The processes of the demo and their directory: broker, worker, trainer, server, each a real `aif` command.
 
-Here: starting, waiting, stopping. Not here: what is shown (acts.py). Every child dies with this process, however it ends; nothing
-outside `directory` is written.
+Every child dies with this process, however it ends; nothing outside `directory` is written.
 """
 
 import json

@@ -1,10 +1,9 @@
 """How many bits a signature needs so that hashing costs no more GAUC than is allowed, and the law that says so of bits that were not trained.
 
-Here: the law of the spread, checked over many draws of W_hash, and two recommendations. Not here: the measured losses (tables.py).
-The error of a hashed similarity (Eq. 6) falls with the number of bits: sigma = sqrt(p (1 - p) / K), where p = 1 - angle / pi is the probability that a
-bit of two embeddings is equal, and so the similarity that infinitely many bits give. A small error of an input costs GAUC in proportion to its square,
-so loss = a / bits. The law also covers numbers of bits between and beyond those that were trained. The measured recommendation is the cautious one: it
-takes the upper bounds of the measured losses. All losses are in points of GAUC (0.01 = 1 point).
+The error of a hashed similarity (Eq. 6) falls with the number of bits: sigma = sqrt(p (1 - p) / K), where p = 1 - angle / pi is the probability that a bit
+of two embeddings is equal, and so the similarity that infinitely many bits give. A small error of an input costs GAUC in proportion to its square, so loss
+= a / bits. The law also covers numbers of bits between and beyond those that were trained. The measured recommendation is the cautious one: it takes the
+upper bounds of the measured losses. All losses are in points of GAUC (0.01 = 1 point).
 
 Arrays: P pairs, H hashes, M width, K bits.  Source: AIF, eq. (5)-(6), sections 4.2 and 5.2.3, Table 3; Charikar 2002.
 """

@@ -1,8 +1,7 @@
 """A cell of the tables: one model, trained once with one seed, and its measures for every held-out user; and many cells in several processes.
 
-Here: `CellPlan` (everything that determines a cell), training and measuring it, and its JSON file. A cell whose file exists is not computed
-again, so an interrupted run can be resumed. Each process computes with one thread of torch, because two processes of one thread get more done than one
-process of two. Not here: which cells there are (plan.py), the figures made of them (tables.py).
+A cell whose file exists is not computed again, so an interrupted run can be resumed. Each process computes with one thread of torch, because two processes
+of one thread get more done than one process of two.
 Invariants: a file's name contains a digest of everything that determines its content, so a changed plan never finds an old cell. A file is
 written whole or not at all.
 

@@ -1,7 +1,5 @@
 """What the models cost beside what they are worth: the rows of Table 3, bridges and Full-Cross, counted and measured; and what grouping saves training.
 
-Here: multiply-adds counted by hand, and times of one request on one thread, best of several rounds. Not here: quality (tables.py).
-
 Table 3. Counted cost is the paper's b l d, with a signature counted in bytes: d_id = d_mm = 8 d_lsh, so signatures of 256 bits are compared with
 embeddings of 256 numbers. Measured cost is the time on one core: torch's fused attention, matrix products and a compiled count for exact similarities, the
 factored sum (schemas/model/din.py) and a compiled count of equal bits for hashed ones. All forms end in DIN's vector and the counts of the tiers. A server

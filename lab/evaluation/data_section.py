@@ -1,10 +1,8 @@
 """A section of the report about data that `aif eval data` has measured, made from its saved output.
 
-    shop.json         the output of `aif eval data --json`: every score by every measure, and what the model gains over the plain scores
-    shop.trials.toml  optional, written by hand, in the same folder: the trial log (`header` and `rows`) and the `findings` from it.
-                      It is a separate file because the next run replaces the JSON file
-
-Here: reading the two files, and the section made of them. Not here: any measurement (mapped_data.py), the report around the section (report.py).
+shop.json         the output of `aif eval data --json`: every score by every measure, and what the model gains over the plain scores
+shop.trials.toml  optional, written by hand, in the same folder: the trial log (`header` and `rows`) and the `findings` from it.
+                  It is a separate file because the next run replaces the JSON file
 """
 
 import json

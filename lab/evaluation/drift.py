@@ -1,9 +1,8 @@
 """What following is worth: in a world that moves, the HR@K of a model that is frozen and of the same one that goes on learning.
 
-Here: `aif eval online`, its runs and their figures; a run's curves are kept in a file of its seed, so that an interrupted one is resumed. Not here: the world
-(infra/data/world_drift.py), the picture (pictures.py). No broker: rounds go straight from the world into the view and the learner of `aif train --follow`.
-At the beginning of each period both rank the same candidates for the same held-out users, whose histories are known to both; the truth is the
-world's eCPM of that period. Then the follower learns what the period showed: it is always a period behind.
+No broker: rounds go straight from the world into the view and the learner of `aif train --follow`. At the beginning of each period both rank the same
+candidates for the same held-out users, whose histories are known to both; the truth is the world's eCPM of that period. Then the follower learns what the
+period showed: it is always a period behind.
 
     recovered share   (followed - frozen) / (start - frozen), means over the second half of the periods: what the frozen one has lost by then
 

@@ -1,8 +1,7 @@
 """`aif eval online --live`: the time from the announcement of a follower's checkpoint until its version is live, with real processes.
 
-Here: a broker, a worker and `aif train --follow` on a catalogue of a given size, with impressions published while they run. Not here: what following
-is worth (drift.py). Each checkpoint takes the usual way: it is validated, built over all items, sealed, published and promoted.
-No server runs beside them; what serving costs during a build is measured by `aif bench switch`.
+Each checkpoint takes the usual way: it is validated, built over all items, sealed, published and promoted. No server runs beside them; what serving costs
+during a build is measured by `aif bench switch`.
 """
 
 import itertools

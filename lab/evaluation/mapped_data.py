@@ -1,9 +1,7 @@
 """`aif eval data`: trains one model on a catalogue that a mapping file describes, and compares it with scores that need no learning.
 
-Here: the held-out users' candidates as matrices, the plain scores, the measures and the figures. Not here: reading files (infra/data), training
-(training/trainer.py).
-No leak: histories and item features are as of the evaluation time, and the events contain nothing later (infra/data/mapped_catalogue.py).
-A history is as long here as SimTier reads it, because much of what frequent buyers buy again they bought long ago.
+No leak: histories and item features are as of the evaluation time, and the events contain nothing later (infra/data/mapped_catalogue.py). A history is as
+long here as SimTier reads it, because much of what frequent buyers buy again they bought long ago.
 
     popularity   what the catalogue calls popularity: positives of the last days, or clicks times bid
     repeats      how often the user met the item before; among equals, popularity

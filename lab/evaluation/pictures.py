@@ -1,7 +1,4 @@
-"""The pictures of the report: gains beside the paper's, quality and cost by number of bridges, loss by number of bits; and that of `aif eval online`.
-
-Here: drawing. Not here: the arithmetic of the numbers (tables.py, bits.py, drift.py), the text around a picture (report.py).
-"""
+"""The pictures of the report: gains beside the paper's, quality and cost by number of bridges, loss by number of bits; and that of `aif eval online`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

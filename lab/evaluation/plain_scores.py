@@ -1,8 +1,5 @@
 """Scores that need no learnt network: what a model has to beat before it is worth serving.
 
-Here: scores of candidates from the log before the evaluation, and scores of shown items from earlier impressions, boosted trees among them. Not here: the
-measures and figures (mapped_data.py).
-
     popularity, popularity_28d, ...   positives of the last days that the mapping names, and of each window that fits the log
     popularity_decayed                positives, each worth half as much for each shortest such window that has passed
     repeats                           how often the user met the item before; among equals, popularity

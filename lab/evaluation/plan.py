@@ -1,7 +1,4 @@
-"""Which cells `aif eval tables` trains: the full plan (every model, three seeds, trained to the plateau) and the quick one (few models, one seed).
-
-Here: sizes, hyperparameters and lists. Not here: running them (cells.py), the figures (tables.py).
-"""
+"""Which cells `aif eval tables` trains: the full plan (every model, three seeds, trained to the plateau) and the quick one (few models, one seed)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

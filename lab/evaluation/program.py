@@ -1,7 +1,4 @@
-"""One run of `aif eval tables`: trains the cells, measures costs and the law of hashing, collects the figures and writes the report.
-
-Here: the order of the work. Not here: its parts, each in a file of its own.
-"""
+"""One run of `aif eval tables`: trains the cells, measures costs and the law of hashing, collects the figures and writes the report."""
 
 import json
 from collections.abc import Sequence

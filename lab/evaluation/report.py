@@ -1,6 +1,5 @@
 """The report of a run, which shows its figures beside the paper's: RESULTS.md with its pictures.
 
-Here: the texts and tables, and the paper's numbers. Not here: the figures (tables.py), Markdown (lab/figures/markdown.py), drawing (pictures.py).
 Invariant: apart from the sections of other data (data_section.py), every number is a figure of the run; one that the run does not have is a dash.
 Source: AIF, Tables 2 and 3.
 """

@@ -1,9 +1,8 @@
 """The figures of `aif eval tables`, made of cells: each model's measures, and what each part of AIF contributes.
 
-Here: the names of the figures (TABLES; a model's measures also with `_low` and `_high`) and their arithmetic. Not here: text and pictures (report.py).
-A user's value for a model is the mean over the model's seeds. Intervals are 95% bootstrap intervals over users; all figures use the same resamples,
-so differences between models are paired. The variation between seeds is not in them; `gauc_seed_sd` shows it. All models have the same W_hash
-(cells.py), so what another draw of it would change is in neither.
+A user's value for a model is the mean over the model's seeds. Intervals are 95% bootstrap intervals over users; all figures use the same resamples, so
+differences between models are paired. The variation between seeds is not in them; `gauc_seed_sd` shows it. All models have the same W_hash (cells.py), so
+what another draw of it would change is in neither.
 
 Arrays: U users, R resamples.  Source: AIF, sections 5.1 and 5.2.
 """

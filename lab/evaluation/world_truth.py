@@ -1,6 +1,5 @@
 """The synthetic world as an evaluation set: its events in the form that training reads, the held-out users, and the measures of their rankings.
 
-Here: which candidates are ranked, and the measures per user. Not here: the world (infra/data/world.py), training, tables.
 Measures use the true click probability, so none contains the noise of drawn clicks.
 
     gauc      expected AUC over candidates that are drawn as those of impressions are (half from the user's interests), weighted by expected clicks

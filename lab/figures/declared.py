@@ -1,8 +1,6 @@
 """Declarations of everything that measures, read from lab/benches.toml: figures (name, unit, meaning) and the goals they are held to.
 
-Here: the form of a declaration. Not here: the values (infra/figures.py), the kept runs (kept.py), docs/BENCHMARKS.md made of both (document.py).
-A name may have holes: `engine_p50_ms_{candidates}` is one figure for each number of candidates. The text of a hole has no dot, except in a
-number.
+A name may have holes: `engine_p50_ms_{candidates}` is one figure for each number of candidates. The text of a hole has no dot, except in a number.
 """
 
 import operator

@@ -1,7 +1,4 @@
-"""docs/BENCHMARKS.md: the declarations of all benches with their kept runs. All of it is written here, nothing by hand.
-
-Here: the text. Not here: the declarations (lab/benches.toml), the files of the runs (lab/figures/kept.py).
-"""
+"""docs/BENCHMARKS.md: the declarations of all benches with their kept runs. All of it is written here, nothing by hand."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,7 @@
 """The runs that are kept in docs/benchmarks: NAME.json for each bench, the newest run first.
 
-Here: filing what `--json` printed, and reading it back. Not here: the document made of the runs (document.py).
-Runs that were asked the same (`config`) are repetitions, of which the last few stay. A run that was asked something else (`--quick`, fewer rows,
-another number of items) stands beside them and replaces none.
+Runs that were asked the same (`config`) are repetitions, of which the last few stay. A run that was asked something else (`--quick`, fewer rows, another
+number of items) stands beside them and replaces none.
 """
 
 import json

@@ -4,14 +4,13 @@
     steady      open loop at 80% of the capacity
     overload    open loop at 10 times the capacity: latencies of admitted and of refused requests, memory before and after
 
-Here: the turns and their figures. Not here: the load (lab/load.py), the server (server.py).
-The engine has all cores but one; the last one is shared by the load generator and the server's ports. With engine threads on all cores the generator
-would be delayed and be what is measured, and ports on all cores would delay the engine. The generator asks the kernel for short turns, as the ports do,
-because its own time slice would be in every latency otherwise. Its own lag is a figure, and a warning is printed where it is not small.
-Requests are inferences with binary tensors, so that the engine is the bottleneck and not the decoding of JSON. Every user's half is in the pool; long
-histories make SimTier the larger part of the work. Steady and overload alternate, because other processes may use the machine, and the ratio of their p99
-has an interval: with two turns of each, nine answers decide a p99, and runs gave 1.08 to 1.43. A stall of the machine touches the answers of one moment
-together, so turns are drawn again and not answers, and each turn with its neighbour of the other kind.
+The engine has all cores but one; the last one is shared by the load generator and the server's ports. With engine threads on all cores the generator would
+be delayed and be what is measured, and ports on all cores would delay the engine. The generator asks the kernel for short turns, as the ports do, because
+its own time slice would be in every latency otherwise. Its own lag is a figure, and a warning is printed where it is not small. Requests are inferences
+with binary tensors, so that the engine is the bottleneck and not the decoding of JSON. Every user's half is in the pool; long histories make SimTier the
+larger part of the work. Steady and overload alternate, because other processes may use the machine, and the ratio of their p99 has an interval: with two
+turns of each, nine answers decide a p99, and runs gave 1.08 to 1.43. A stall of the machine touches the answers of one moment together, so turns are drawn
+again and not answers, and each turn with its neighbour of the other kind.
 Source: Efron, "Bootstrap methods" (1979); percentile interval.
 """
 

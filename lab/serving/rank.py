@@ -6,7 +6,6 @@
     parity      scores and top 100, compared with the reference network in fp64 on the same rows
 
 The cases take turns. Between them is a pause, because torch's worker threads spin for a while after their work. Figures are medians over all turns.
-Here: the parts about the engine. Not here: the world (world.py), ports (protocols.py), peers (peer_runs.py).
 """
 
 import dataclasses

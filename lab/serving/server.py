@@ -2,9 +2,8 @@
 
     python -m lab.serving.server ITEMS USERS BEHAVIOURS CANDIDATES CANDIDATES_FILE CORES
 
-Here: the wiring. The process has users with long histories in its own view, writes one line of JSON when its port is open, and ends when its standard
-input does. CORES: the cores of the ports; the engine has as many threads as the process had cores when it started, and stays on those.
-Not here: the load (overload.py, affinity.py, protocols.py).
+The process has users with long histories in its own view, writes one line of JSON when its port is open, and ends when its standard input does. CORES: the
+cores of the ports; the engine has as many threads as the process had cores when it started, and stays on those.
 """
 
 import asyncio

@@ -5,7 +5,6 @@
     switching   every few seconds a new version is published, loaded beside the running one, and flipped to after the user halves have moved
     --mixed N   small versions, loaded in a fraction of a second; inferences from a few senders in a closed loop, of which N answers are judged, not timed
 
-Not here: versions in the store (versions.py), the load (lab/load.py).
 Windows at rest and with switching alternate, because other processes may use the machine. Each score depends on one row and the
 model of a version, and versions have disjoint ranges of scores. So a single row of another version is detected, and with --mixed another model, too.
 """

@@ -5,11 +5,9 @@
     online      the user half once per request during retrieval; its state is stored until the candidates are there
     real_time   both halves after the candidates are known: the item half of every candidate, the user half for every mini-batch
 
-Here: the measured costs (processor time of each half, of look-up and gather; bytes) and what a given traffic costs by them. Timeliness is the age of
-what an answer is computed from: half a day offline; nearline the wait for a batch and its way into the table; online the time of retrieval; nothing in
-real time.
-Not here: the log's part of the nearline way (`aif bench freshness` measures it through a broker), and the parts that depend on the pair (DIN,
-SimTier), which cannot be computed ahead.
+Timeliness is the age of what an answer is computed from: half a day offline; nearline the wait for a batch and its way into the table; online the time of
+retrieval; nothing in real time. Left out: the log's part of the nearline way (`aif bench freshness` measures it), and DIN and SimTier, which depend on the
+pair and cannot be computed ahead.
 Source: AIF, Table 1.
 """
 

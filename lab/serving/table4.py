@@ -5,7 +5,6 @@
     maxQPS          whole requests (call 1 and call 2) in an open loop on one engine: the highest rate whose p99 stays within the bound
     extra storage   bytes of the columns that the row adds to the items, and of the states of a pool of users
 
-Here: the measurement, and the comparison with the paper. Not here: what a row computes (table4_rows.py), the open loop (lab/load.py).
 Figures in percent are relative to the sequential base of the same run. Rows alternate, because other processes may use the machine.
 Source: AIF, Table 4.
 """

@@ -1,7 +1,6 @@
 """The compiled pass of the rows of `aif bench table4`: call 2 of a model that has only some of AIF's parts.
 
-Here: `score_row`, made of the engine's own building blocks (serving/engine/call_two/joint_pass.py), so that two rows differ in their parts and in nothing else.
-Not here: which row has which parts (table4_rows.py). The row with all of AIF is computed by the engine itself.
+The row with all of AIF is computed by the engine itself.
 
 Inputs of the first layer, X columns; a row has some of them (place -1: not this one):
 

@@ -1,8 +1,5 @@
 """The rows of the paper's Table 4 as scorers for the engine: the sequential base, and the base with one part of AIF each.
 
-Here: the user half of each row and when it is computed, and call 2 through the compiled pass. Not here: the load and the figures (table4.py), the pass
-(table4_pass.py).
-
     cold        raw item features through an embedding table, the profile and the mean of the latest behaviours, all after the candidates are known
     async       Eq. 1-4 ahead of time: the item's vector in place of its raw features, the user's vectors from call 1
     sim         cold, and the sub-sequence of the candidate's category, selected from the history after the candidates are known

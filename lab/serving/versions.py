@@ -1,8 +1,6 @@
 """Versions of a synthetic catalogue in a real index store, published one after another, for the benches of loading and flipping.
 
-Here: random rows, written as parts once for each of two kinds of version, and the entries of the control log for each version. Not here: nearline, which
-makes versions of events (streams); servers. Versions of one kind share their parts, so a new version is only a manifest and three entries, and a bench can
-publish one every second.
+Versions of one kind share their parts, so a new version is only a manifest and three entries, and a bench can publish one every second.
 
 The bids of the two kinds are so far apart that a score shows to which kind its row belongs: scores are below 1 in even versions and above 1 in odd ones.
 With `two_models` each kind also has a checkpoint of its own, of which one predicts hardly any clicks and the other nearly always clicks: rows of one kind

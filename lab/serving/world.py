@@ -1,7 +1,5 @@
 """The synthetic world of the benches in one process: an engine with a model and random item rows in memory, users' histories, and requests.
 
-Here: `RankWorld`, how much `aif bench rank` measures on it (`Plan`) and how calls are timed. Not here: what is measured (rank.py, device.py, table1.py,
-table4.py).
 Rows are random numbers and not computed by the model, because times depend on where rows lie and not on their values: ids are random, and candidates are
 drawn from all of them.
 """

@@ -1,7 +1,6 @@
 """The count by which the crash bench judges: a plain fold of a topic that says of every update whether it is applied, superseded or a dead letter.
 
-Here: the rules of item-features and new-items (docs/PROTOCOL.md, A2 to A5) written once more, in plain Python over json of the standard library. Not here: what
-is published (crash_traffic.py). Shares no code with a shard: what both judge differently is a fault of one of them.
+Shares no code with a shard: what both judge differently is a fault of one of them.
 """
 
 import json

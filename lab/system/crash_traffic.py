@@ -1,8 +1,4 @@
-"""What the crash bench publishes while everything dies around it.
-
-Here: `Traffic`, seeded updates of every kind (later and earlier versions, deletes, embeddings, bad records) with what the broker acknowledged. Not here: the
-bad records themselves (bad_records.py), the count by which it judges (crash_fold.py), the kills (crash.py).
-"""
+"""What the crash bench publishes while everything dies around it."""
 
 import itertools
 import random

@@ -1,7 +1,4 @@
-"""A disk on which now and then one write, sync, rename or link fails, with EIO or ENOSPC: for a worker and all processes that it starts.
-
-Here: building faulty_disk.c, which is preloaded before the C library, and the environment that does so. Not here: when it fails (crash.py).
-"""
+"""A disk on which now and then one write, sync, rename or link fails, with EIO or ENOSPC: for a worker and all processes that it starts."""
 
 import shutil
 import subprocess

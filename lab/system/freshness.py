@@ -7,7 +7,6 @@
 A probe is changed again only when its last change is visible. A change that was due before counts from the time at which it was due until the last one is
 visible: it could not have been visible earlier, and without it a stall would be charged to as many changes as there are probes and no more.
 All versions have the same random model, so a flip changes no score.
-Here: load, probes, looker and their figures. Not here: the freshness of single updates in the demo (lab/demo/acts.py).
 """
 
 import itertools

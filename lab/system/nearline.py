@@ -5,7 +5,7 @@
     increments      a real worker on a real broker: price changes of a live version, one update per record, and four times as many, 256 per record
     start           a worker with that catalogue in its shards: from the end of its imports to the first batch it applied
 
-Not here: freshness, crashes, sizes (lab). The rates of increments come from what the worker tells readers: offsets and times of index-deltas.
+The rates of increments come from the offsets and times that the worker writes to index-deltas.
 """
 
 import copy

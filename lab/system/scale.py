@@ -5,7 +5,7 @@
     raw_bytes_per_item_N    the bare rows: id and columns, nothing around them
     rss_mb_N, builder_rss_mb_N   peak memory of the worker and of its builder
 
-Every size has a stage of its own. Not here: how it goes on beyond one machine (docs/SCALE.md carries these figures there).
+Every size has a stage of its own.
 """
 
 import time

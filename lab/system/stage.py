@@ -1,7 +1,6 @@
 """Where a bench plays: a broker, an index store and processes of its own in one directory, a catalogue and a model nobody has to train.
 
-Here: the stage of the demo with settings of the bench, a checkpoint of random weights, the progress of workers as readers are told it. Not here: what
-is measured. A random model costs what a learnt one of the same sizes does; nothing here judges relevance.
+A random model costs what a learnt one of the same sizes does; nothing here judges relevance.
 """
 
 import contextlib

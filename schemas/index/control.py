@@ -3,8 +3,6 @@
     fold_entry(state, number, raw bytes) -> state        the state after one more entry
     plan_entry(state, entry) -> bytes                    an entry checked against the fold, ready to be put at `state.next_number`
 
-Here: what each kind of entry does to the state. Not here: entries as bytes (control_entry.py), which transitions a version has (lifecycle.py), reading and
-appending (infra/index/control_log.py).
 Invariants:
 - The log is the only truth about versions. Any worker may append; whoever finds its number taken reads on and decides again.
 - An entry of a kind that this code does not know sets `unknown_entry`: reconciling stops, and serving goes on.

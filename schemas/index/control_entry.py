@@ -1,6 +1,5 @@
 """Entries of the control log: their fields, and their JSON (FORMAT.md section 7).
 
-Here: encoding and decoding, pure. Not here: what entries do (control.py), which of them are possible (lifecycle.py).
 Invariant: a field at its default is left out, and a field that this code does not know is passed over, so an older reader reads a newer entry of a kind that
 it knows. An entry of a kind that it does not know is Incompatible, and bytes that are no entry are Corrupted.
 """

@@ -3,7 +3,6 @@
     encode_fold(state, last) -> bytes        the state up to before entry `state.next_number`; `last` is the entry before that number
     decode_fold(raw) -> (state, checksum of `last`)
 
-Here: the JSON, pure. Not here: where folds lie, who writes them and which of them a reader trusts (infra/index/control_folds.py).
 Invariants: the same entries give the same bytes, so of several writers it does not matter who is first. A field or kind of entry that this code does not
 know makes the fold unreadable here, because this code would miss what it means; the reader then takes an older one or the entries.
 """

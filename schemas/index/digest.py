@@ -1,7 +1,5 @@
 """Digests of shards and versions (FORMAT.md section 6), and the merged view that they are taken over.
 
-Here: `merge_parts` and `ShardDigest`, pure; `checksum` of small files. Not here: reading parts (infra/index/parts.py), comparing versions row by row
-(infra/index/diff.py).
 There are two digests, one over the bytes of rows and one over the hashes of inputs. Equal data digests with different row digests mean a difference of
 arithmetic, not of data. Orders and positions are in neither.
 Invariant: a digest does not depend on how the rows are cut into blocks, or on what is in the full part and what is an increment.

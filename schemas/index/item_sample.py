@@ -1,7 +1,5 @@
 """Inputs of a few items of a sealed shard, for comparing two models on the same items (FORMAT.md section 6).
 
-Here: the choice of items, the bytes, the place in the store. Not here: reading the inputs from a shard (streams/shard/reader.py), the comparison
-(streams/builders/canary.py).
 Invariant: the sample follows from the inputs of the shard alone, so two seals of the same items write the same bytes under the same name.
 
 Arrays: R rows.

@@ -1,6 +1,5 @@
 """Index keys of many ids as bytes and as arrays: FORMAT.md sections 2 and 4. No I/O.
 
-Here: the check of keys that came from outside, the keys section of a block. Not here: the key of one id (schemas/ids.py), rows (layout.py).
 Invariant: no key goes into an array before its length was compared with its id kind. Compiled look-ups rely on it.
 
 Arrays: R keys.

@@ -1,7 +1,5 @@
 """Rows, orders, blocks, increments and delta records as bytes: FORMAT.md sections 2 to 5 and 8. No I/O.
 
-Here: the layout of a version's rows, and encoding and decoding. Not here: keys (keys.py, schemas/ids.py), seals and manifests (manifest.py), who writes which
-part (infra/index/parts.py).
 Invariants: a decode checks magic, format, checksum and sizes before it gives anything, and raises Corrupted, so a reader never sees a torn row (I3). Increments
 have no checksum of their own: those of RocksDB cover them. A checksum does not say who wrote the bytes, so a decode also checks id
 kind, keys and orders: compiled readers rely on them.

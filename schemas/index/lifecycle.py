@@ -2,11 +2,10 @@
 
     wanted -> published -> live -> backup -> frozen -> removed          rejected, aborted and removed are final
 
-Here: the states, the kinds of entries, the table, and the diagram that is drawn from it. Not here: what an entry does to *other* versions (`promote` makes
-the former live version the backup), which is in control.py, in one place.
-*Building* and *sealed* are facts of single shards, not states. Wanted, published, live and backup versions receive increments and deltas. A frozen version
-receives none, and comes back only through a new revision (cause `revive`). `withhold` is what a failed canary leads to: the version stays published, and is
-not promoted by itself until `approve` (streams/versions/promotion.py).
+*Building* and *sealed* are facts of single shards, not states. What an entry does to *other* versions is in control.py. Wanted, published, live and backup
+versions receive increments and deltas. A frozen version receives none, and comes back only through a new revision
+(cause `revive`). `withhold` is what a failed canary leads to: the version stays published, and is not promoted by itself until `approve`
+(streams/versions/promotion.py).
 Invariant: a pair of state and entry that is not in the table is refused, by name.
 """
 

@@ -1,6 +1,5 @@
 """Seals and manifests: what a version consists of (FORMAT.md section 6). Values, their JSON, and their places in the store; no I/O.
 
-Here: parts, seals and manifests. Not here: reading and writing them (infra/index/parts.py), snapshots of shards (snapshot.py).
 Invariant: a manifest names every file that a reader needs, with size and sha256, and its own sha256 is in the control log. So a flipped byte, a truncated file
 and a missing file are found before they are served.
 """

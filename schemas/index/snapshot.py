@@ -1,7 +1,5 @@
 """Snapshots of shards: what a new owner starts from if it has no directory of the shard (FORMAT.md section 9, protocol A7). Values and their JSON; no I/O.
 
-Here: the manifest of a snapshot, and the places of its files. Not here: making and restoring one (streams/shard/snapshot.py), when it is removed
-(retention.py).
 A snapshot is a checkpoint of the shard's own RocksDB directory, put into the index store file by file.
 Invariant: its manifest is put last, so without the manifest there is no snapshot. It belongs to one shard of one index (`identity`) and to one moment
 (`next_offsets`).

@@ -1,8 +1,7 @@
 """The vector code of SimTier's counts: planes of 512 behaviours, one bit of each, through adders and comparisons.
 
 Their use is in serving/engine/call_two/tier_counts.py.
-Here: numba intrinsics on addresses, made of the blocks of vector_blocks.py, and the rows of the memory that they work on. Two forms, by what
-the machine has; a test compares both with the reference where both run:
+Two forms, by what the machine has; a test compares both with the reference where both run:
 
     AVX-512     a plane is a register, and a carry one instruction: distance > limit is the carry out of distance + ~limit, plane by plane. Population counts
                 of eight limits lie side by side as bytes, so that one instruction adds up all of them

@@ -1,10 +1,8 @@
 """How kernels of the model and of the engine are compiled: ahead, cached, without the GIL, and without counting references to arrays.
 
-Here: the decorators, their cache, and conversions to whole numbers. Not here: the kernels, and the order in which processes compile them
-(infra/compiled_once.py and who calls it).
-Numba counts a reference whenever a function receives or cuts an array: an atomic addition per array, in memory that the threads share. The kernels here pass
-tuples of ten arrays for every block of candidates. A call on three such tuples costs 30 ns without the counts, 450 ns with them. The counts are not needed:
-the caller of a kernel holds every array until it returns.
+Numba counts a reference whenever a function receives or cuts an array: an atomic addition per array, in memory that the threads share. The kernels here
+pass tuples of ten arrays for every block of candidates. A call on three such tuples costs 30 ns without the counts, 450 ns with them. The counts are not
+needed: the caller of a kernel holds every array until it returns.
 
 Invariants: a kernel allocates nothing; its caller gives it the memory (numba refuses to compile one that does). Code in the cache was made from today's
 sources: numba itself compares only the file of a kernel, so the index also holds a hash of this room and of the parts that the kernel calls.

@@ -1,7 +1,6 @@
 """The few instructions that plain compiled loops do not get: written once, as vector code, for whatever vectors this machine has.
 
-Here: numba intrinsics on addresses. Each is some lines of LLVM's vector form, which the compiler turns into AVX-512, AVX2 or plain code. Not here:
-the building blocks (vector_blocks.py), products (products.py), SimTier's bit planes (bit_planes.py), the passes of the engine, which are plain loops.
+Each is some lines of LLVM's vector form, which the compiler turns into AVX-512, AVX2 or plain code.
 
 Why each is here (10^4 candidates, one thread of a Zen 5 core, default sizes; the plain loop is what numba makes of the obvious code):
 

@@ -1,7 +1,5 @@
 """The one open-addressing hash table: uint64 keys to entries, in plain arrays, so that two processes can share it.
 
-Here: hashes of numbers and of bytes, the search for a key, its removal, and two uses that need nothing else. Not here: rows of a version by their ids
-(serving/engine/tables/lookup.py).
 A table is uint64 [T, 2], T a power of two, load at most one half: (key, entry + 1); 0 in the second place = empty. A key is `mix` of a number, which is a
 bijection, so equal keys are equal numbers; or a hash of bytes, which the caller then compares. Its search begins at place `key & (T - 1)`.
 

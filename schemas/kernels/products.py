@@ -1,6 +1,5 @@
 """Products of many rows with one matrix, in fp32 and fp64: the matrix is packed once, and one tile multiplies.
 
-Here: `multiply`, its tile, and the form that it reads: panels one or two vectors wide, stored row after row. Not here: the factors.
 A sum begins at its start and adds its products one by one, in order, each rounded once. So its bits depend on its row and its column alone.
 
 Measured for the first layer of the head (10^4 candidates, one thread of a Zen 5 core, default sizes): 2.5 ms; plain loops 8.2 to 11.3 ms; the library under

@@ -1,6 +1,5 @@
 """Signatures of many embeddings, compiled (Eq. 5): the bits of `lsh.encode_signatures`, which is the specification, at a fraction of its time.
 
-Here: `Signer`, of one W_hash. Not here: why the bits are the same on every machine and in every order of sums (schemas/model/lsh.py).
 BLOCK rows at a time are scaled by a power of two, rounded to whole numbers, and multiplied by W_hash in tiles. The signs of eight sums are a byte.
 
 Arrays: R rows, B of a block, M width of the embedding, K bits, W = K/8 bytes.

@@ -1,7 +1,5 @@
 """What vector code is built of: values at addresses and loops in registers. Used while a kernel is compiled.
 
-Here: pieces of LLVM's vector form, which the compiler turns into AVX-512, AVX2 or plain code. Not here: the instructions made of them
-(float32_code.py, float64_code.py, bit_planes.py, products.py).
 Addresses are int64 (`address`), strides in bytes. Nothing here checks a bound: the callers own every size.
 """
 

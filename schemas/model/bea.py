@@ -1,7 +1,6 @@
 """Bridge Embedding Approximation (Algorithm 1): a user is n vectors instead of one, and each item has weights for them.
 
-Here: the bridges B, the four lines of the algorithm, and what their weights start from. The rows of U come from user_half.py, the item key I from
-item_half.py.
+The rows of U come from user_half.py, the item key I from item_half.py.
 
     1  W = softmax(B U^T / sqrt(d))      n x m   user side, call 1
     2  V = f(W U)                        n x d'  user side, call 1; f is one MLP shared by the n rows

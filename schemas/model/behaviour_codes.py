@@ -1,8 +1,6 @@
 """What Eq. 1 reads of a behaviour itself: its item and kind as rows of embedding tables, and its recency; and the category that stands for none.
 No torch, so that serving shares them.
 
-Not here: a behaviour's features (schemas/features.py), its item's row (of the index).
-
 Arrays: L behaviours of a user, oldest first, S scales.
 """
 

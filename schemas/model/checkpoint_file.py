@@ -1,7 +1,6 @@
 """The file of a checkpoint, read and judged without torch: all that a server on a CPU needs, and the first half of what a worker checks.
 
-Here: every check but the run of the network (checkpoint.py, which lists them all, says the form, and writes). Invariants: nothing read from a file can run
-code (safetensors and JSON only); no memory is taken for a size that the file itself does not have.
+Invariants: nothing read from a file can run code (safetensors and JSON only); no memory is taken for a size that the file itself does not have.
 """
 
 import hashlib

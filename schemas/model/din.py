@@ -1,6 +1,6 @@
 """DIN over hash similarity (Eq. 8): a sum of projected behaviours weighted by their similarity to the candidate, over the whole history.
 
-Here: the direct form (`din_reference`) and its exact factoring (`DinSums`). The similarity is linear in the signs s = 2 bit - 1, so:
+The similarity is linear in the signs s = 2 bit - 1, so:
 
     sim_ij = (1 + s_i . s_j / K) / 2
     sum_j sim_ij V_j = (sum_j V_j + s_i (S^T V) / K) / 2

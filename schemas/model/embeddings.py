@@ -1,7 +1,5 @@
 """Embedding tables: the features of one scope as one concatenated vector.
 
-Here: `FeatureEmbedding`, one table for all categorical and bag features of a scope (each has its own rows). Not here: raw values to buckets
-and numbers (schemas/features.py), the order in the vector (feature_places.py).
 Bucket 0 = missing: a categorical has a trained row for it, the mean of a bag leaves it out; an empty bag is zeros. Numbers and embedding features are
 copied, clipped to +-VALUE_ABS_MAX: a finite event must never give a score that is not finite.
 

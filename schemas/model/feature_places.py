@@ -1,7 +1,7 @@
 """Where the features of one scope lie: in their embedding table and in the vector they become. Shared by every form that embeds them.
 
-Here: places and widths, no numbers. Not here: the embedding itself (embeddings.py in torch, serving/engine/call_one/attention.py in NumPy). No torch.
-Order in the vector: categorical, bags, numeric, embeddings, each in declared order. One table for all categorical and bag features, each its own rows.
+No torch. Order in the vector: categorical, bags, numeric, embeddings, each in declared order. One table for all categorical and bag features, each its own
+rows.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The head: from one user's state and C candidates to logits (call 2).
 
-Here: the segments of the head's input in their plain form, which is the specification. Not here: the exact split of the first layer
-(serving/engine/call_one/user_state.py), scores (score.py). Segments, in order (the user and context segments are the same for all candidates of a request):
+Segments, in order (the user and context segments are the same for all candidates of a request):
 
     user     [profile; Eq. 2; Eq. 3]               context   request features
     item     async vector I                        user_x    (P_u u) * I and its sum

@@ -1,8 +1,7 @@
 """The network's inputs, and the state between its two calls, as tensors with documented shapes.
 
-Here: the dataclasses and their builders, from plain values and from item rows as they are stored in an index (structured arrays of a row layout,
-schemas/index/layout.py). The same `CandidateRows` are built by training (from `item_rows`, with
-gradient), by serving (from index rows as stored, fp16) and by the audit that recomputes answers. Not here: arithmetic.
+The same `CandidateRows` are built by training (from `item_rows`, with gradient), by serving (from index rows as stored, fp16) and by the audit that
+recomputes answers.
 
 Behaviours are oldest first and RIGHT-aligned: padding (mask false) is on the left, so "the latest n" are the last n columns. L >= 1.
 

@@ -1,7 +1,6 @@
 """The item half: what nearline computes for an item, independent of the user (Eq. 4, and the item side of Algorithm 1).
 
-Here: item features to the async vector and to the bridge key. Not here: the softmax over bridges (bea.py), stored rows
-(item_network.py, the same compiled). Both outputs end in a LayerNorm: without it the bridges do not learn, and it bounds every stored value for fp16.
+Both outputs end in a LayerNorm: without it the bridges do not learn, and it bounds every stored value for fp16.
 
 Arrays: R rows, D width, I width of the concatenated item features.
 Source: AIF, eq. (4). Differs: LayerNorm after the MLP; a second MLP makes the key that meets the bridges.

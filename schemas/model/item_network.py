@@ -1,8 +1,5 @@
 """The item half compiled: features of items to stored rows. A row has the same bits on every machine and in every batch.
 
-Here: `ItemNetwork`, the one thing that computes stored rows: the build, the increment path and a replay all call it; and the fingerprint of its arithmetic.
-Not here: what an item half computes (item_half.py and bea.py in torch, which are the specification and what is trained), the
-instructions (schemas/kernels/float64_code.py).
 Torch itself cannot compute stored rows: a row's bits depend on its batch there; alone and among 4,096 it differs in 5-20% of rows even after fp16.
 
     inputs_BX    embeddings looked up, means of bags, numbers and vectors clipped, widened to fp64       feature_places.py has their order

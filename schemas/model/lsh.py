@@ -1,6 +1,5 @@
 """Signatures: multimodal embeddings to K bits (Eq. 5), and the similarity of two signatures (Eq. 6).
 
-Here: NumPy only, so the nearline core and loaders use it without torch. Not here: DIN (din.py), SimTier (simtier.py).
 A signature is K/8 bytes, most significant bit first: the bits 00110101 are the byte 53.
 
 Invariant: a signature has the same bits on every CPU, with every BLAS, in every batch. W_hash lies on the grid 2^-10 and within +-8; an

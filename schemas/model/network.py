@@ -1,9 +1,5 @@
 """The AIF network: the parts of this folder in the order of the paper's two calls.
 
-Here: `AifNetwork` (item half, user half, joint part), `scores`, the slow specification of call 2's answer (`rank_reference`), and the same without the
-rounding of fp32 (`InFloat64`), which other forms are compared with.
-Not here: signatures (Eq. 5, lsh.py), rows as they are stored (item_network.py), files (checkpoint.py), the loss (Eq. 10, streams/training).
-
     item_rows     nearline          item features -> async vector, bridge weights           Eq. 4, Algorithm 1 line 3
     user_states   call 1, online    profile, behaviours -> UserStates                       Eq. 1-3, Algorithm 1 lines 1-2, sums of Eq. 8, section 3.3
     joint_logits  call 2, online    UserStates x candidates -> logits                       Algorithm 1 line 4, Eq. 6-9, head

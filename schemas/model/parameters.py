@@ -1,7 +1,6 @@
 """A model's parameters as plain arrays by the network's own names: what a checkpoint file holds, and all that serving on a CPU needs of a model.
 
-Here: `Parameters`, and which arrays a spec has (`parameter_shapes`), so that a file is judged before anything of its size is allocated. No torch:
-the network itself is network.py, and a test holds the two to the same names and shapes.
+No torch: the network itself is network.py, and a test holds the two to the same names and shapes.
 """
 
 import itertools

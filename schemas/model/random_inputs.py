@@ -1,6 +1,6 @@
 """Inputs drawn for any schema: items, users with a short history, candidates, for runs whose result alone matters.
 
-Not here: what such runs look for (checkpoint.py, request_split.py). Without a generator everything is zero or missing.
+Without a generator everything is zero or missing.
 Arrays: B users, L behaviours, C candidates, R rows.
 """
 

@@ -5,7 +5,6 @@
     click * shown               the catalogue: how likely an item is shown at all, times how likely it is then clicked
     click * buy^0.5 * bid       any tasks of the model and `bid`, each at most once, each with an exponent above 0 if it is not 1
 
-Here: the formula as data, and its value on torch tensors or NumPy arrays. Not here: the probabilities (network.py).
 Invariant: a score grows with every probability and with the bid, so bounds of the probabilities give bounds of the score.
 
 Source: AIF, eq. (10), which compares y * bid, the expected revenue (eCPM). Differs: the paper has one task; a product of powers is what rankers with

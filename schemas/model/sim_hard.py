@@ -1,8 +1,7 @@
 """SIM-hard: a user's history split by item category before the candidates are known (paper, section 3.3).
 
-Here: the table that the user half computes (one entry per category of the user), and its look-up by candidates. Not here: the projection of behaviours
-(user_half.py). An entry is the mean of the latest `sim_behaviours` projected behaviours of that category, and log1p of their number. A category that is
-not in the history, and the missing category 0, give zeros.
+An entry is the mean of the latest `sim_behaviours` projected behaviours of that category, and log1p of their number. A category that is not in the
+history, and the missing category 0, give zeros.
 
 Arrays: B users, L behaviours (oldest first, right-aligned), G categories of a user, C candidates, D width.
 Source: AIF, section 3.3; SIM (Pi et al. 2020). Differs: a mean instead of attention inside the sub-sequence.

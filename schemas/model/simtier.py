@@ -1,7 +1,5 @@
 """SimTier: how many of the latest behaviours fall into each tier of similarity to a candidate (Eq. 9), and the head's features from that.
 
-Here: signatures as signs and the number of equal bits as a matrix product (Eq. 6), the NumPy reference, the torch form (counts have no gradient), the
-features. Not here: the reference of Eq. 6 (lsh.py).
 Tier 0 is below the first edge; tier t is [edge t-1, edge t). The last of the default edges is 1.0: their top tier counts equal signatures only.
 
 Arrays: B users, C candidates, S behaviours, K bits, W bytes, N tiers.

@@ -1,7 +1,6 @@
 """The user half: everything about a user that does not depend on the candidates (Eq. 1-3), computed in call 1.
 
-Here: the projections of behaviours and profile, self-attention over the latest behaviours, the profile's attention, and the rows of U for
-Algorithm 1. Not here: bridges (bea.py), DIN sums (din.py), sub-sequences (sim_hard.py). Nothing here reads the request's time or context.
+Nothing here reads the request's time or context.
 
 Arrays: B users, L behaviours (right-aligned, masked), D width, m rows of U (G), S scales of recency.
 Source: AIF, eq. (1)-(3). Differs: the projection of the profile has a bias; in eq. (2) the projected sequence is added to what the FFN gives, past attention

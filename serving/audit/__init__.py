@@ -1,1 +1,7 @@
-"""Answers computed again by the reference network: recorded ones from files and the log, and a share of all beside the engine."""
+"""Answers computed again by the reference network. The judges share `schemas` with the engine, and no code of serving/engine.
+
+parity.py             recorded answers, from the files of their version and the log; version_rows.py: its rows at a watermark
+parity_sampler.py     a share of all answers, in the server; reference_answer.py: call 2 computed slowly
+answer_recorder.py    answers and their histories to a file; fresh_answers.py: answers asked for now
+topic_history.py      a user's history as the topics have it; superseded.py: updates that changed nothing
+"""

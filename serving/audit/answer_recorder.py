@@ -1,6 +1,5 @@
 """A bounded sample of the server's answers in a file, with the histories they were computed from: the input of `aif verify-answers`.
 
-Here: which answers are written, and their lines. Not here: recomputing them (parity.py).
 Only an answer whose user half was made for it, from a whole history, can be recomputed exactly (protocol D1). An answer from a kept state is not written,
 so a server that answers call 1 and call 2 apart records little; `aif query --record` records one answer at will.
 """

@@ -1,7 +1,4 @@
-"""Answers asked for now, so that `aif verify-answers` has something to check on any running system.
-
-Here: a few rankings for users of the topics. Not here: recomputing them (parity.py).
-"""
+"""Answers asked for now, so that `aif verify-answers` has something to check on any running system."""
 
 from schemas.requests import PrerankRequest
 from serving.audit.parity import RecordedAnswer

@@ -1,9 +1,8 @@
 """The audit of answers (invariant I2): every answer recomputed by the reference network from the files of the version it names.
 
-Here: reading recorded answers, scoring them in the plain form, counting those that equal no single version. Not here: rows at a watermark
-(version_rows.py), what "equal" means (core/answer_check.py). Nothing of serving/engine is imported: the audit shares only `schemas` with it.
-The user half is computed from the history recorded with the answer, on the rows at the answer's watermark. So record requests that bring their history:
-an answer from a kept state of an older watermark may differ if the row of a behaviour changed in between (protocol D1).
+Nothing of serving/engine is imported: the audit shares only `schemas` with it. The user half is computed from the history recorded with the answer, on the
+rows at the answer's watermark. So record requests that bring their history: an answer from a kept state of an older watermark may differ if the row of a
+behaviour changed in between (protocol D1).
 
 Tolerance of a probability: server and reference may sum in different orders, so both differ from the exact value by rounding errors of the same size. The
 network itself gives that size: the greatest difference between its fp32 and its fp64 form on the first answers of the version, times 8 (for both sides,

@@ -3,8 +3,6 @@
     parity_difference_max   greatest difference of a probability since the start      parity_overlap_min   least share of the reference's top
     parity_samples          checked | moved | busy | failed
 
-Here: choosing answers, copying their rows in the engine's own turn, running the reference in a thread of its own, one at a time. Not here: the audit of
-recorded answers from files, which checks the whole path (parity.py).
 If a delta was applied between the answer and the copy, the watermarks differ and the sample is dropped as "moved". The user half is the request's own
 state, with the rows of its behaviours at call 1 (protocol D1).
 Reference: reference_answer.py, which is `AifNetwork.joint_logits` without torch, in blocks of candidates so that its memory is bounded.

@@ -1,6 +1,5 @@
 """Updates of candidates that changed nothing because the index holds a newer version: what `aif query --trace` tells a publisher.
 
-Here: the newest records of item-features against the live version's files. Not here: the fold (streams/core/item_state.py).
 The files have the order of each item at their seal; everything after it is in the topic. At most RECORDS_MAX records of a partition are read.
 """
 

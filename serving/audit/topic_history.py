@@ -1,7 +1,4 @@
-"""A user's history as the topics have it now, in the form of a request: what `aif query --record` sends, so that the answer can be recomputed.
-
-Here: reading the user's partition of both topics. Not here: the fold (schemas/users.py), the server's own view (serving/users).
-"""
+"""A user's history as the topics have it now, in the form of a request: what `aif query --record` sends, so that the answer can be recomputed."""
 
 import contextlib
 from typing import Any

@@ -1,7 +1,5 @@
 """The engine behind an admission control: it measures what each piece of work takes, predicts waits, and refuses work that would be too late, or a flood.
 
-Here: measuring from outside, the list of waiting work, the refusals as errors. Not here: the arithmetic (core/admission.py), the engine's own bound on
-its queue (engine/loop/engine.py).
 - The engine works in the order of arrival. So a piece of work began when it was submitted or when the piece before it was done, whichever was later.
 - The user half of a long history is made by a helper beside the queue (`Engine.is_long`), so it waits for other such halves alone, and nothing in the
   queue waits for it. Were it counted there, one half of 50,000 behaviours would have every ranking refused for 20 ms.

@@ -2,7 +2,6 @@
 
     plan the request -> choose the version (version_choice.py) -> find the user half (user_rungs.py) -> rank in the engine -> describe the answer
 
-Here: these steps. Not here: scores (engine), the form of an answer (protocols/answer_body.py, protocols/open_inference.py).
 Version: the one of the request's token if it is resident. If not, the current one, and the answer says `version_changed`; a pinned request is refused.
 """
 

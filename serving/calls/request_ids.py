@@ -1,7 +1,4 @@
-"""The ids in a request, decoded to the catalogue's kind: candidates as one array or list, behaviours as columns.
-
-Not here: the shape of the request (schemas/requests.py, protocols/http_body.py), whether an item exists (engine/candidates.py).
-"""
+"""The ids in a request, decoded to the catalogue's kind: candidates as one array or list, behaviours as columns."""
 
 from collections.abc import Sequence
 

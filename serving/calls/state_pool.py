@@ -1,7 +1,5 @@
 """The user states that call 1 left for call 2: a pool with bounds on entries and bytes.
 
-Here: keys, leases, bounds, age, staleness. Not here: how a state is made (engine), that it is made only once (user_flights.py), which state a request
-takes (user_rungs.py).
 - The key is (user, version), plus the request id if the request itself brought the user's history (protocol C5).
 - A state made from the server's own view of a user remembers the offsets of that history; a newer behaviour makes it stale. A stale state stays until a
   fresh one replaces it, because it is a rung of the ladder.

@@ -1,8 +1,6 @@
 """Call 1: the user half of a request, computed while retrieval still runs and kept for call 2.
 
-    identify the user -> find the history -> choose the version -> take the kept state, or compute it and keep it -> describe it
-
-Here: these steps. Not here: histories, states and flights (user_halves.py), the arithmetic (engine).
+identify the user -> find the history -> choose the version -> take the kept state, or compute it and keep it -> describe it
 """
 
 from schemas.errors import Incompatible

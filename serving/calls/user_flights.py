@@ -1,7 +1,6 @@
 """Single flight: each user half (user, version, history) is computed at most once at a time, and every request that needs it waits for that one.
 
-Here: who waits, and cancelling the work when nobody waits any more. Work that has begun is never cancelled: it costs the same whether somebody waits or
-not, and call 2 may still come for its state. Not here: computing (engine), keeping (state_pool.py).
+Work that has begun is never cancelled: it costs the same whether somebody waits or not, and call 2 may still come for its state.
 Everything runs in the server's event loop.
 """
 

@@ -1,7 +1,5 @@
 """Users for both calls: finding a user's history, computing the user half once for all requests that need it, keeping its state.
 
-Here: what a request brings or the server knows of its user, the work for the engine, the pool and the flights. Not here: call 1 (user_call.py), what
-call 2 does if a state is missing (user_rungs.py), the arithmetic (engine).
 A request that brings features or behaviours is answered from these alone, and its state is kept under its request id.
 """
 

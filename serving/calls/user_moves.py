@@ -4,7 +4,6 @@ A user half belongs to one version. Without this, each user's first request afte
 answer in ten, 3.5 ms later than the others. Here the same work is done while the former version still answers: one half at a time and only while no
 request waits, so that a request waits for at most one of them.
 
-Here: which halves, and when. Not here: the flip (versions/version_follower.py), the pool (state_pool.py), the work itself (engine).
 Bounds: the most recently used halves come first. After MOVE_S_MAX the version goes live with those that are done; requests compute the rest. A half whose
 history came in a request is not moved, because only that request knows the history.
 """

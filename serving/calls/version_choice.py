@@ -1,7 +1,5 @@
 """Which version answers a request: the one of its token if that is resident, else the current one, unless the request is pinned; and not before its rows
 include what the request asks for: consistency "at least (topic, partition, offset)".
-
-Not here: versions coming and going (versions/version_follower.py), where watermarks come from (the engine takes them from delta headers).
 """
 
 import asyncio

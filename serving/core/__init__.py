@@ -1,0 +1,10 @@
+"""Decisions of the server as pure functions: values in, values out.
+
+admission.py      who is admitted: costs learnt, waits predicted, floods recognised
+ladder.py         where call 2 gets the user half from
+routing.py        which server gets a user's calls
+row_ages.py       how old rows are; broker_clock.py: this machine's clock against the broker's
+user_view.py      the bytes of the view of users, and whether a stored one still fits
+tensors.py        tensors of the Open Inference Protocol; infer_body.py: the bodies around them; json_bounds.py: how large a JSON text is
+answer_check.py   whether an answer equals a reference; timeline.py: a request drawn as text
+"""

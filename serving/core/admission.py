@@ -9,8 +9,6 @@ is given. The two differ in what comes afterwards. So the first `BURST_WORK` mea
 the engine can do by `EXCESS_WORK` mean pieces, the rush is a flood. In a flood the queue only has to keep the engine busy until the next request comes.
 With more load that time is shorter, so the bound on the queue falls as the load grows. Waiting work beyond the bound gets the refusal too.
 
-Here: learnt costs, the offered load, the flood, the bound, the decisions. Not here: measuring (serving/calls/paced_engine.py), the number of requests in
-work (serving/protocols/intake.py), what can still be answered in the time left (core/ladder.py).
 Source: a standing queue has no use, a burst has: CoDel (Nichols and Jacobson, 2012).
 """
 

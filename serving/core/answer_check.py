@@ -1,6 +1,5 @@
 """Whether an answer is a correct top-k of known scores, given how much two correct computations may differ.
 
-Here: the comparison alone, on plain values. Not here: the reference scores (serving/audit/parity.py).
 Items whose scores differ by less than the tolerance may be in either order, and at the end of the list either may be missing; all else must agree.
 
 Arrays: C known candidates, T tasks.

@@ -1,7 +1,4 @@
-"""This machine's clock against the broker's, which dates the records of item topics and reports.
-
-Here: the comparison. Not here: the records that it comes from (serving/reports.py).
-"""
+"""This machine's clock against the broker's, which dates the records of item topics and reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,7 +4,6 @@
     answer    the same, outputs instead of inputs; without binary outputs it is JSON alone
 
 The length of the header travels in `Inference-Header-Content-Length` whenever raw bytes follow.
-Here: bytes to `InferCall` and tensors to bytes. Not here: what the tensors mean (protocols/open_inference.py).
 Invariant: every byte of the body belongs to the header or to exactly one tensor; a body with too many or too few bytes is refused.
 Source: KServe, Open Inference Protocol v2; Triton, binary tensor data extension.
 """

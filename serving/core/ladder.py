@@ -9,7 +9,6 @@
     profile_only  made from the profile alone                                      all behaviours
     item_prior    the empty user's half: items are ranked by themselves            everything about the user
 
-Here: the best rung that a situation allows. Not here: taking it (serving/calls/user_rungs.py), predicted times (core/admission.py).
 A state that is there is taken whatever the time (the first two rungs), so the table begins with what a call without one can do. Its last rung is always
 allowed: a worse answer is better than none, and the answer names its rung.
 """

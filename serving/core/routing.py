@@ -5,7 +5,6 @@
 
 When a server leaves, its partitions are spread over all others and no other partition moves; when it comes back it gets its own again. If a server is
 lost, or has more than its share of running requests, the next one in the order is asked. It has no kept state: slower, but never wrong.
-Here: the order and the choice, as pure functions. Not here: calling servers (serving/merger/merger.py).
 Source: Thaler and Ravishankar, rendezvous hashing (1998); Mirrokni et al., consistent hashing with bounded loads (arXiv 1608.01350).
 """
 

@@ -1,6 +1,5 @@
 """How old rows are: the time since a watermark was at the end of the source topics, per shard.
 
-Here: `SourceEnds`, what was seen of the ends, and `RowAges`, what follows for a watermark. Not here: reading the ends (versions/end_watch.py).
 A shard's rows are as old as the newest look at the ends that its watermark has reached. So a shard without new events stays fresh, a shard that lags in
 one topic does not look fresh because of the other, and no clock of another machine takes part. An age is at most one look too high, and never too low.
 """

@@ -1,7 +1,5 @@
 """Tensors of the Open Inference Protocol: names of datatypes, raw little-endian bytes, plain JSON values; and back.
 
-Here: the two forms in which values travel, each checked against the shape before use. Not here: which tensors a model has
-(protocols/open_inference.py), the bodies around them (infer_body.py), the protobuf messages (protocols/grpc_api.py).
 Values of fixed size are read in place, without a loop (10^4 int64 ids: 1 us). A BYTES tensor is a list of byte strings, each preceded by its length in
 four bytes, little-endian.
 Source: KServe, Open Inference Protocol v2; Triton, binary tensor data extension.

@@ -1,9 +1,7 @@
 """The timeline of one request, drawn as text.
 
-    retrieval   |##################------|   0.0 ..  31.2 ms
-    call 1      |####                    |   0.1 ..   7.9 ms  inline, 5 behaviours
-
-Here: spans and the drawing. Not here: measuring (merger/merger.py).
+retrieval   |##################------|   0.0 ..  31.2 ms
+call 1      |####                    |   0.1 ..   7.9 ms  inline, 5 behaviours
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,6 @@
     profiles    index key of the user                -> features as JSON
     behaviours  length, index key, number of a block -> up to BLOCK events, one JSON array each, a line apart
 
-Here: keys, values, what appending events changes. Not here: the database (serving/users/user_store.py), the meaning of the fold (schemas/users.py).
 Invariants: appending an event rewrites one block, never a whole history. All blocks except the last are full. The newest BEHAVIOURS_PER_USER_MAX events of
 a user are kept; blocks that lie wholly before them are dropped.
 """

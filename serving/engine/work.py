@@ -1,6 +1,5 @@
 """The engine's input and output as plain values.
 
-Here: the work of call 1 (`UserWork`), of call 2 (`RankWork`), their results, and the engine's status. Not here: who computes them (loop/engine.py).
 Every result names the token of the one version it was computed from (I2). A future that fails carries an AifError:
 
     RejectedInput   `bad_id`, `too_many_candidates`, `bad_top_k`, `too_many_behaviours`: the request is wrong in itself

@@ -3,8 +3,6 @@
     arrival ──┬── retrieval ─────────────── candidates ──┬── call 2 (rank) ── answer
               └── call 1 (user half) ── version token ───┘
 
-Here: the flow of the two calls over any servers that speak schemas/requests.py, routing and failover. Not here: the order of servers (core/routing.py),
-retrieval (given by the caller; a stand-in is in retrieval.py), ranking.
 Invariants: call 2 is sent as soon as there are candidates; if call 1 is late, the server waits for it. If a server is lost between the two calls, the next
 one computes the user half again, without an error; with `carries_state` it does not even have to, because call 2 brings the state. After a refusal the
 next server is asked. If all refuse, they are asked again after the time that they named, a few times and within the deadline.

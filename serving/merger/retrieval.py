@@ -1,6 +1,6 @@
 """A stand-in for retrieval: candidates from a given pool after a given latency, to show the time that call 1 saves beside it.
 
-Not here: finding candidates. A real system gives `Merger` a function of its own.
+A real system gives `Merger` a function of its own.
 """
 
 import asyncio

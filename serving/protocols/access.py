@@ -1,6 +1,5 @@
 """Who may ask: one bearer token for the whole server, and no open port to the world by accident.
 
-Here: the comparison, and the check at the start that an address beyond loopback has a token. Not here: TLS (listener.py, grpc_listener.py).
 The health and readiness probes are answered without a token: an orchestrator that asks them has none, and the answer reveals nothing else.
 """
 

@@ -1,7 +1,5 @@
 """A ranking as the body of the JSON routes: bytes straight from the engine's arrays.
 
-Here: `RankAnswer` of schemas/requests.py as JSON, written without creating the pydantic models (100 items: 0.03 ms instead of 0.2 ms). Not here: the
-tensors of the Open Inference Protocol (open_inference.py), the ranking itself (calls/rank_call.py).
 Invariant: the bytes equal those of the pydantic model, field by field (a test checks it). The same serializer writes both, so numbers look the same.
 """
 

@@ -1,8 +1,5 @@
 """A client of HTTP that goes away before its answer: its request is given up, so that nobody computes for nobody while others wait.
 
-Here: asking Granian whether the client is still there, once a request takes longer than one that did not have to wait. Not here: what giving up means to
-work (calls/deadline.py: it is not computed unless it has begun; calls/user_flights.py: a user half goes on while another request waits for it), nor
-gRPC, whose library cancels a call of itself.
 Asking costs 20 to 40 us, a timer 1: so a request that is answered at once is never asked for.
 """
 

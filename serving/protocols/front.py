@@ -1,7 +1,4 @@
-"""What the HTTP port and the gRPC port share: the inference operations, access control, the bound on concurrent requests, metrics, the access log.
-
-Here: these shared parts, created once per process. Not here: the two ports (http_api.py, grpc_api.py), what a request computes (calls/).
-"""
+"""What the HTTP port and the gRPC port share: the inference operations, access control, the bound on concurrent requests, metrics, the access log."""
 
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The Open Inference Protocol over gRPC: messages to calls, answers to messages. Runs in the same event loop as the HTTP port.
 
-Here: the service `inference.GRPCInferenceService` and its messages; no exception leaves this file. Not here: what the operations do
-(open_inference.py), the port (grpc_listener.py).
 - Messages are parsed here, not by the library: it would answer INTERNAL to a malformed message, which is the sender's fault.
 - Only unary calls: in Python a stream is slower. They are registered as calls with a stream of messages, of which the first is read. On the wire both
   are the same. But this way a call that is one too many is refused before its message is read, and a call whose message never comes can be ended; the

@@ -1,6 +1,5 @@
 """The gRPC port: grpc.aio in our event loop, next to the HTTP one. Its health service and its reflection.
 
-Here: address, TLS, token, bounds and life of the server. Not here: the methods (grpc_api.py), the library's server (grpc_server.py).
 A refused token ends a call before its message is read. Bounds (I8): a message is dropped by the library beyond BODY_BYTES_MAX, also when it arrives
 packed; headers beyond its own 16 KiB. A connection that does not speak HTTP/2, has no call, or does not read is closed after `idle_s`: silent ones would
 take the files that the process may open, and with them the HTTP port. A client's library connects again by itself. A client that closes its sending side

@@ -4,7 +4,6 @@ grpc.aio decodes the method name of a call inside the loop that accepts calls, b
 the loop, and with it the port and every running call. The loop decodes only names that no handler is registered for. So every method here is registered,
 and `_Calls` answers the calls of all other methods itself: they never reach that loop.
 
-Here: that detour. Not here: the methods, the options, the life of the port (grpc_listener.py).
 It overrides `_request_call` of the library's compiled class, which is not public. `pyproject.toml` pins the library's version, and
 tests/serving/protocols/test_grpc_port.py fails if an upgrade changes this.
 """

@@ -6,8 +6,6 @@
     GET  /metrics                            Prometheus text
     ...  /v2/...                             the Open Inference Protocol (open_inference_http.py)
 
-Here: routing, access, deadlines, one log line per request; no exception leaves this file. Not here: what the routes compute (calls/user_call.py,
-calls/rank_call.py), reading and validating a body (http_body.py), how errors are reported (http_reply.py).
 Invariant: cheap checks come first: number of headers, token, route, number of requests in work, body. A request that is refused by its head is answered
 as soon as that has arrived; its body is read and thrown away after the answer.
 """

@@ -1,7 +1,5 @@
 """The body of an HTTP request: read and unpacked within its bound, and JSON to the models of schemas/requests.py.
 
-Not here: the ids in a request (calls/request_ids.py), how errors are reported (http_reply.py).
-
 Invariant (I8): at most BODY_BYTES_MAX bytes are kept, packed or unpacked. The rest is read and thrown away, so that the client can read its 413. A body
 that is too slow or ends too early gets an error answer too.
 A small body whose length is declared is awaited once, as a whole. Any other body comes in pieces, and each piece costs a turn of the event loop.

@@ -2,10 +2,9 @@
 
 Granian takes no more connections than it has places, and a client that comes then waits in the kernel. Granian cannot be told to close one. But the
 kernel knows when bytes last went over a connection, and how many clients wait for the listening socket.
-Here: these looks, and the closing. Not here: the number of places (ports.py), when to look (listener.py).
 A connection is idle if nothing ever came on it, or if an answer went over it later than all that came, as whole ticks of the kernel tell. So one whose
-request is in work, or is still coming, stays; so do those whose answer took less than a tick, until `idle_s`.
-Every look is at a copy of a file descriptor, because its number may be another file's a moment later.
+request is in work, or is still coming, stays; so do those whose answer took less than a tick, until `idle_s`. Every look is at a copy of a file
+descriptor, because its number may be another file's a moment later.
 """
 
 import contextlib

@@ -1,6 +1,5 @@
 """How many inferences each version answered and how long they took, in the form of Triton's statistics extension.
 
-Here: counters of this process since its start. Not here: metrics for dashboards and alarms (/metrics, infra/metrics.py).
 A failed request counts under the version it named, else under the current one. Queue time and compute time are not separated, because both happen in one
 turn of the engine.
 """

@@ -1,7 +1,4 @@
-"""How many requests are in work and how many bytes of bodies are being read, over all ports, and the refusal of more (I8).
-
-Here: the counts. Not here: the engine's queue, how a refusal is reported in a protocol (http_reply.py, grpc_api.py).
-"""
+"""How many requests are in work and how many bytes of bodies are being read, over all ports, and the refusal of more (I8)."""
 
 import contextlib
 from collections.abc import Callable, Iterator

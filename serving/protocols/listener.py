@@ -1,6 +1,5 @@
 """Granian inside our event loop: one process, one loop, one application. (Granian's multi-process server would create one engine per worker.)
 
-Here: TLS and the life of the listener. Not here: the application (http_api.py), the socket (ports.py).
 - We give Granian a listening socket. Its own would set SO_REUSEPORT, so that two servers could share a port unnoticed, and it would wait permanently for a
   client that does not read its answer.
 - An open connection holds one of `backpressure` places (ports.py). If all are taken and clients wait, the longest idle are closed

@@ -5,8 +5,6 @@
 
 One more input is accepted but not listed, because only our own clients have it: user_state [1] BYTES (calls/carried_state.py).
 What an answer says about itself (version token, rung, degraded, watermark, ...) is in the parameters of the answer.
-Here: tensors to a `RankRequest`, a `Ranked` to tensors, metadata, readiness, statistics, the resident versions. Not here: bytes and paths
-(open_inference_http.py), protobuf messages (grpc_api.py), the ranking (calls/rank_call.py).
 A request that names a version is pinned to it. A version that is not resident is refused, with the list of the resident ones.
 Source: KServe, Open Inference Protocol v2; statistics and timeout: Triton's extensions.
 """

@@ -1,11 +1,9 @@
 """The Open Inference Protocol over HTTP: paths to operations, JSON and binary tensors to calls, answers to replies.
 
-    GET   /v2    /v2/health/live    /v2/health/ready
-    GET   /v2/models/stats
-    GET   /v2/models/prerank[/versions/V]    and below it  /ready  /stats
-    POST  /v2/models/prerank[/versions/V]/infer
-
-Here: the HTTP part of it. Not here: what the operations do (open_inference.py), the form of the bodies (core/infer_body.py), errors (http_reply.py).
+GET   /v2    /v2/health/live    /v2/health/ready
+GET   /v2/models/stats
+GET   /v2/models/prerank[/versions/V]    and below it  /ready  /stats
+POST  /v2/models/prerank[/versions/V]/infer
 """
 
 import functools

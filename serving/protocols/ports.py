@@ -1,6 +1,5 @@
 """TCP ports of a server: bound, or refused with a clear message; and how many connections each may hold.
 
-Here: sockets and their bounds. Not here: what speaks on them (listener.py, grpc_listener.py).
 A connection is an open file. A process that has no files left can neither accept requests nor read its index, so both ports together may use half of the
 process's limit. The other half is for RocksDB, the index and the broker.
 """

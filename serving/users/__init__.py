@@ -1,1 +1,7 @@
-"""The server's own view of users: their topics followed and folded into a local database, and the letters of what was refused."""
+"""The server's view of users: both user topics folded into a local database.
+
+user_follower.py        the thread that follows the topics: read it first
+user_store.py           the database, and decoded users in memory; user_store_start.py: opening it; user_batch.py: what a batch changes
+user_dead_letters.py    refused records to their dead-letter topics; refused_records.py: their bytes until then
+user_settings.py        its settings
+"""

@@ -3,9 +3,8 @@
     key    topic / partition / offset
     value  length of the head, head as JSON (place, rejections, lengths), then the record's key, value and header values byte for byte
 
-Here: these bytes. Not here: when they are written and deleted (user_store.py), dead letters (infra/kafka/dead_letters.py), sending (user_dead_letters.py).
-A record is stored once, however many of its updates were refused: its dead letters (up to 256 of 4 MiB each) are made sequentially when sent.
-An oversized record is stored as its dead letters keep it: truncated.
+A record is stored once, however many of its updates were refused: its dead letters (up to 256 of 4 MiB each) are made sequentially when sent. An oversized
+record is stored as its dead letters keep it: truncated.
 """
 
 import json

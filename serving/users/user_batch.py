@@ -1,8 +1,6 @@
 """What records of the user topics change in the server's view of users, as one database batch.
 
-Here: decoding a record to changes of users, and folding changes into the stored heads and last blocks. Not here: when a batch is written and with which
-offsets (user_store.py), the byte formats (core/user_view.py). The rules of order are those of schemas/users.py: profile and behaviours each carry the
-last offset folded, and a change that is not newer changes nothing.
+The rules of order are those of schemas/users.py: profile and behaviours each carry the last offset folded, and a change that is not newer changes nothing.
 """
 
 import dataclasses

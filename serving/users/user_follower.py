@@ -1,12 +1,9 @@
 """The thread that keeps the server's view of users up to date, from the offsets at which the view stands.
 
-Here: the decision whether the stored view can go on or must be built again, gaps in the log, readiness, a broker that is away. Not here: what a record
-changes in the view (user_store.py), sending dead letters (user_dead_letters.py, which is started and closed here).
 Ready = the view has reached the end offsets that were read at the start, or at its last rebuild. It stays ready afterwards: an older view may answer,
 because a user's history is not part of a version. For the same reason a stored view answers after a start without a broker; `behind` says so until the log
-was read.
-A topic with more partitions than the index has user partitions is followed in all of them: what clients put into the wrong one is refused by name, with a
-dead letter, and nothing of it vanishes. Partitions that are added later are found within seconds.
+was read. A topic with more partitions than the index has user partitions is followed in all of them: what clients put into the wrong one is refused by
+name, with a dead letter, and nothing of it vanishes. Partitions that are added later are found within seconds.
 Surplus partitions of item topics are looked for in the same turns, and named: the workers stop there.
 Gaps: user-features is compacted, so gaps are normal there. In user-behaviours transactions may have taken the offsets, which is normal too. Any other gap is
 read again; if it is still there, the records are lost for every reader, and the view continues after the gap and counts it.

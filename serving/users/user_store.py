@@ -1,7 +1,5 @@
 """The server's own view of users: the fold of user-features and user-behaviours (schemas/users.py) in a RocksDB directory.
 
-Here: folding records, snapshots of one user, the decoded users in memory. Not here: following the topics (user_follower.py), opening the directory
-(user_store_start.py), decoding records and what a batch changes (user_batch.py), the byte formats (core/user_view.py).
 Invariants:
 - One WriteBatch holds the changed users, the refused records and the next offsets. So no record is ever half folded, and a restart continues from the
   offsets. Folding a record twice changes nothing.

@@ -3,7 +3,6 @@
 A server that serves a version waits: the next one goes live with every delta that was in the log at the hand-over (C2). A server that has just started
 and cannot (the broker is away, or the deltas are damaged or gone) serves the sealed files with what it could apply, because the alternative is no answer.
 It says so (`behind`) until the version has reached the end of the log.
-Here: `CatchUp`. Not here: following (deltas.py), the load and the flip (version_follower.py).
 """
 
 import threading

@@ -1,6 +1,5 @@
 """Follows index-deltas for one resident version, from that version's own positions, and gives its changes to the engine.
 
-Here: one thread per resident version (at most two). Not here: the row-order rule (engine/tables/tables.py), when the engine flips (version_follower.py).
 This thread decodes; the engine gets arrays, one whole record at a time (at most DELTA_RECORD_BYTES_MAX), with its position, watermark and time. So no
 answer sees half a record, and none claims more than was applied.
 Invariant: a position that the log no longer holds is an error (`delta_position_gone`), never a silent jump; a record of another cluster's index-deltas is

@@ -1,6 +1,5 @@
 """Looks at the ends of the item topics twice a second, so that the ages of rows are known.
 
-Here: the thread and its connection. Not here: ages (core/row_ages.py).
 Without a broker there are no looks, and ages grow: the server does not know what it has not seen.
 """
 

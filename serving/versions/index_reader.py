@@ -1,6 +1,5 @@
 """The loader process: reads one version from the index store, verifies all of it, and fills a slot. No torch in this process.
 
-Here: the process's loop and the filling. Not here: the other end of the socket (loader.py), the slot's layout (engine/tables/slots.py), deltas (deltas.py).
 Loading inside the serving process would make the p99 of its requests 1.2 to 5 times as long. A separate process that writes into memory which is already
 mapped does not. The first version loads at full speed, because the server waits for it. Later loads get only the time that requests leave: the system
 schedules the process behind all others of its session (so it must share the server's session, see loader.py), and it rests between short turns, because

@@ -1,8 +1,7 @@
 """The serving process's handle on the loader process: starts it, sends it slots, asks it to load. One caller at a time.
 
-Here: the process and the memory of the two slots. Not here: the loading (index_reader.py), when to load (version_follower.py).
-The slots are created for the first version, and sent to the loader as file descriptors. A loader that died is started again and gets them again;
-as a version is served by then, it gives way to requests from its first instruction on.
+The slots are created for the first version, and sent to the loader as file descriptors. A loader that died is started again and gets them again; as a
+version is served by then, it gives way to requests from its first instruction on.
 A slot that is too small for a version is replaced by a larger one before the load. The loader process touches its pages, so that the requests on the version
 in the other slot do not wait for them.
 """

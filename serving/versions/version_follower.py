@@ -1,7 +1,5 @@
 """Follows the control log: loads the version that should be served into the free slot, applies its deltas, flips.
 
-Here: what to do next, in which order. Not here: the loader process (loader.py), following deltas (deltas.py), the flip itself (engine/loop/engine.py).
-
     control log -> manifest -> loader fills the free slot -> checkpoint -> admit -> deltas up to the end of the log at that moment
     -> warm up -> user halves move (calls/user_moves.py) -> flip
 

@@ -1,8 +1,5 @@
 """What similarity is measured on in the family: one float vector per item in which signatures and embeddings stand side by side.
 
-Here: the vectors, and Eq. 7-9 in forms that have a gradient where the paper's have one. Not here: the packed forms that serving runs
-(schemas/model/{lsh,din,simtier}.py), against which the tests hold these.
-
 A signature of K bits becomes the unit vector s / sqrt(K) with s = 2 bit - 1, so s_i . s_j / K = 2 sim - 1; an embedding is made a unit
 vector. So both kinds of similarity are one dot product in -1..1, and both DINs factor. By similar angles: cos(pi (1 - sim)) is the cosine
 that a share `sim` of equal bits stands for, so the tiers of the two kinds have the same meaning.

@@ -1,11 +1,10 @@
 """The head of the family: the fields of a (user, item) pair that a variant has, and the trunk that reads them.
 
-Here: the segments of the served head (schemas/model/head.py) in plain form, those that the variant has, with the similarities that it names.
-Not here: what is computed of the user or the item alone (network.py). A variant in the served form does not use this head: it is the served
-network itself. COLD, the paper's baseline, weighs the fields by squeeze-and-excitation and passes them through seven layers. It is sequential: at ranking
-time every pair passes through all of it. Differs from COLD: the gate is twice a sigmoid, so that fields are unchanged at the start of a training. The layers
-start with He's variance: with torch's default, a signal loses five sixths of its variance in each layer, and seven layers learn late. A linear map from the
-fields to the logits is added to the layers; without it, a short training does not find the products of user and item.
+A variant in the served form does not use this head: it is the served network itself. COLD, the paper's baseline, weighs the fields by
+squeeze-and-excitation and passes them through seven layers. It is sequential: at ranking time every pair passes through all of it. Differs from COLD: the
+gate is twice a sigmoid, so that fields are unchanged at the start of a training. The layers start with He's variance: with torch's default, a signal loses
+five sixths of its variance in each layer, and seven layers learn late. A linear map from the fields to the logits is added to the layers; without it, a
+short training does not find the products of user and item.
 
 Arrays: B users, C candidates, L behaviours, D width, P bridge width, G rows of U, X code width or the sum of fields' widths, F fields,
 T tasks.

@@ -1,6 +1,5 @@
 """The network of a variant: the halves of the served network, without the parts that the variant lacks, and the head that the variant names.
 
-Here: `build_network`. Not here: the fields of the head (head.py), the training set in the form that it reads (codes.py).
 Invariant: a variant in the served form is the served network itself (schemas/model/network.py), so what is measured as AIF is what serves requests.
 
 Arrays: B users, C candidates, L behaviours, R rows, D width, T tasks.

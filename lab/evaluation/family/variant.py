@@ -1,6 +1,5 @@
 """The models of the paper's Tables 2 and 3 and of its Figure 6, as configurations of one family of models.
 
-Here: `Variant`, which names the parts of a model, and the lists of variants. Not here: the network that is built from one (network.py), training.
 Invariant: a variant's fields determine its model. A cell's file is found by these fields (cells.py), so a change of the model that does
 not change a field must change `FORM` there.
 

@@ -6,7 +6,7 @@
 There is no softmax: what a query takes from earlier tokens (`Kv`) and what it takes from tokens of its own piece are two sums. Positions are rotations of q
 and k (RoPE): q . k depends on the distance alone, and a stored key never changes when the sequence grows.
 
-Here: one layer on one piece. Not here: which tokens make a piece (ranker.py). All functions take leading dimensions `...` (of a batch).
+All functions take leading dimensions `...` (of a batch).
 Arrays: n tokens of the piece, m earlier tokens, D width, H heads, d = D / H, Y layers.
 Source: HSTU (arXiv 2402.17152), eq. (1)-(3).
 """

@@ -11,7 +11,6 @@ Any cut gives the same logits, because a token sees what is before it and nothin
 A candidate's token is its id and what AIF says of it (its logits); its final logit is AIF's plus what the ranker adds. So a ranker that has learnt nothing
 gives AIF's order.
 
-Here: the network. Not here: which behaviours it reads (spec.py, `window_start`), pools and queues (serving/relay).
 Arrays: B users, n tokens, C candidates, D width, T tasks, Y layers.
 Source: RelayGR; HSTU; M-FALCON (candidates in micro-batches).
 """

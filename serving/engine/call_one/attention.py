@@ -1,7 +1,5 @@
 """Call 1 after the history: attention over the latest behaviours (Eq. 2 among themselves, Eq. 3 by the profile), and the bridge vectors of Algorithm 1.
 
-Here: `attend`, compiled; `UserVectors`, in NumPy because they are tiny. Not here: the projection before them (history.py), the specification
-(schemas/model/user_half.py, schemas/model/bea.py).
 Scores and weights of BLOCK rows at a time stay in the cache; products use the tiles of call 2. The last layer of Eq. 2's network is linear and is followed
 by a mean, so it is applied once, to the mean.
 

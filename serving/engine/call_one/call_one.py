@@ -1,8 +1,6 @@
 """Call 1 of one version, the same for every device: a user's state, from scratch or from an earlier one, folded through the head.
 
-Here: `CallOne`, read from top to bottom; `find_base`, which says whether an earlier state can be extended. Not here: the compiled passes (history.py,
-attention.py), the state and the fold (user_state.py), call 2, when a state is stale (serving/calls/state_pool.py). The specification is
-`AifNetwork.user_states` (schemas/model/network.py); a test compares the two.
+The specification is `AifNetwork.user_states` (schemas/model/network.py); a test compares the two.
 
 After a few new behaviours, an earlier state is extended. This equals the whole history up to rounding, and computes only what the new ones change:
 

@@ -1,7 +1,5 @@
 """A user's history: its join with one version's rows, and one compiled pass that projects each behaviour (Eq. 1) and adds it to the sums that are kept.
 
-Here: `join_history`, which needs no Python object per behaviour, and `read_history`. Not here: attention over the latest behaviours (attention.py), the fold
-of histories (schemas/users.py).
 A behaviour whose item the version does not have keeps its hashed id, kind and features; its vector, category and signature are zeros (D1).
 
     newest behaviours first, BLOCK at a time; the rows of the next block are prefetched

@@ -1,8 +1,5 @@
 """A user's state: the arrays that call 1 makes, their fold through the head's first layer, and the state's bytes for a client that carries it.
 
-Here: `UserArrays`, `FoldedUser` and `UserFold` that makes it, `EngineUserState`. Not here: how the arrays are made (call_one.py), the plain form of the head
-(schemas/model/head.py, the specification), the use of the tables (call_two/joint_pass.py, devices/cuda.py), signatures and Base64 of carried states
-(serving/calls/carried_state.py), which verifies bytes before they come here.
 Call 1 folds the user's part of call 2, so that requests need not compute it again. The bytes leave it out: call 2 folds the same arrays to the same bits.
 With M_x the weights of a product segment, its sum column included (`product_weights`), the exact split of the first layer, segment by segment, is
 

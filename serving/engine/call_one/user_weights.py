@@ -1,8 +1,5 @@
 """The user half's weights, and features of one scope as one vector, in the forms that the passes and the small products of call 1 read.
 
-Here: `EmbeddedFeatures` in NumPy, because torch costs too much per call on tiny tensors; `UserWeights`, made once per version. Not here: their use (history.py,
-attention.py), the specification of the features (schemas/model/embeddings.py).
-
 Arrays: R rows, B bags, V values of a bag, E embedding width, X inputs of a behaviour's projection, D width, Dp the same padded to a vector.
 """
 

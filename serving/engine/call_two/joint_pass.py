@@ -1,8 +1,5 @@
 """Call 2 in one compiled pass: rows are gathered, joined with the user and run through the head, block by block, so that a block stays in the cache.
 
-Here: `score_part`, one thread's share of the candidates. Not here: the user's and the version's tables (call_one/user_state.py,
-version_weights.py), threads (devices/workers.py), vector code (schemas/kernels, tier_counts.py).
-
     order        candidates of the user's own categories first: the other blocks leave the sub-sequences out, which would be products with zeros
     signatures   gathered for the whole share; SimTier counts one block of behaviours after the other, whose tables stay in the cache
     then for BLOCK candidates at a time:

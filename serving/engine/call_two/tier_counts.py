@@ -1,8 +1,6 @@
 """SimTier counted bit-sliced: 512 behaviours side by side, one bit of each in a vector, so that one instruction serves hundreds of pairs.
 
-Here: a user's behaviours in blocks (`arrange_behaviours`, once per state), the tables of a block (`build_word_table`) and the counts (`take_beyond`). Not
-here: their vector code (schemas/kernels/bit_planes.py), what a tier is (schemas/model/simtier.py), the features made of counts (joint_pass.py). Exact:
-whole numbers all the way.
+Exact: whole numbers all the way.
 
     block       512 behaviours as 8 lanes of 64. Equal signatures are counted once, in the lanes of the binary digits of how often they occur
     planes      bit b of 512 behaviours as 512 bits

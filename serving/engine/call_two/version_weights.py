@@ -1,6 +1,5 @@
 """The part of call 2 that is the same for all users: weights of the joint inputs, the rest of the head, tier edges, real-time features.
 
-Here: these arrays for the compiled pass, made once per version. Not here: the user's part (call_one/user_state.py), the pass (joint_pass.py).
 Inputs of the first layer, X columns in this order; a part that the model does not have is left out (its place is -1):
 
     I [D] | w [N] | bea o I [D] | DIN [D] | DIN_P o I [D] | tiers [2 tiers] | realtime | SIM_P o I [D]

@@ -1,8 +1,5 @@
 """The CPU scorer: complete, in fp32, and the reference for other devices. Needs no torch.
 
-Here: both calls on one version's tables, and the shares of the threads. Not here: the passes (call_one, call_two), threads and versions (loop/engine.py),
-the equations (schemas/model).
-
 Arrays: C candidates, T tasks, D width, N bridges, H first hidden width, K bits.
 """
 

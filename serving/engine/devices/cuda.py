@@ -1,8 +1,6 @@
 """The scorer on a device of torch: the rows live there, call 1 is the CPU's (call_one.py), and of call 2 only scores come back.
 
-Here: the copy of the rows, and call 2 with the tables that call 1 folded: the inputs of the first layer as version_weights.py lists them, SimTier by one
-fused kernel where that works. Not here: the kernel (tier_kernel.py); captured graphs: they do not exist, because they could not be tried without a
-device. Same interface and same numbers (up to fp32 rounding) as cpu.py; it also runs on the device "cpu", which is how its arithmetic is tested.
+Same interface and same numbers (up to fp32 rounding) as cpu.py; it also runs on the device "cpu", which is how its arithmetic is tested.
 
 A request goes to the device in three copies (tables; slots and categories; signatures) and comes back in one. Between them are some forty operations,
 each of which costs a launch: what a version or a user has in common is prepared before.

@@ -1,8 +1,7 @@
 """What the engine needs of a device: `Scorer`; and one that changes to the CPU's, on the same rows, when its device fails.
 
-Here: the protocol, `GuardedScorer`, and which errors mean that a device is lost. Not here: the scorers (cuda.py, cpu.py).
-After most CUDA errors every later call in the process fails too, so a device that failed once is not tried again before the next start. Call 1 is the CPU's
-on every device, so kept user states stay valid. Memory that is used up is no such error: that request fails, and the next may succeed.
+After most CUDA errors every later call in the process fails too, so a device that failed once is not tried again before the next start. Call 1 is the
+CPU's on every device, so kept user states stay valid. Memory that is used up is no such error: that request fails, and the next may succeed.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""Chooses the scorer of a device, and compiles everything before the first request.
-
-Not here: the scorers (cpu.py, cuda.py).
-"""
+"""Chooses the scorer of a device, and compiles everything before the first request."""
 
 import functools
 

@@ -1,7 +1,6 @@
 """SimTier's counts on a GPU: one Triton kernel from packed signatures to each candidate's counts. No matrix of candidates x behaviours is ever written.
 
-Here: the kernel, its launch (`count_tiers`), and the check of a model's own signatures before it is used (`open_tier_kernel`). Not here: the form it is
-held to (schemas/model/simtier.py), the compiled one of the CPU (tier_counts.py), who launches it (cuda.py). Exact: whole numbers all the way.
+Exact: whole numbers all the way.
 
     program     TILE_C candidates, a thread each; it walks over the user's behaviours, TILE_S at a time, which all candidates share as they are stored
     distance    population count of the exclusive or, 32 bits at a time; what fills up the last tile is beyond every limit

@@ -3,10 +3,9 @@
     run      one request, split into shares
     beside   whole pieces of work, while the caller does others: parts of a request use one thread, and the other cores are free meanwhile
 
-Here: `Workers`, one set per process, because the cores are shared by the process. Not here: the computation. A helper decides nothing and owns nothing.
-At the first shared request, each helper and the calling thread are bound to a core of their own: unbound, two may share one core (2.7 ms became 5.8).
-Threads claim shares one by one: a helper whose core is busy takes fewer of them, and one that never woke up is not waited for. Shares run in compiled code
-without the GIL, which a helper needs only to claim one.
+A helper decides nothing and owns nothing. At the first shared request, each helper and the calling thread are bound to a core of their own: unbound, two
+may share one core (2.7 ms became 5.8). Threads claim shares one by one: a helper whose core is busy takes fewer of them, and one that never woke up is not
+waited for. Shares run in compiled code without the GIL, which a helper needs only to claim one.
 """
 
 import contextlib

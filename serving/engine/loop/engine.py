@@ -1,7 +1,6 @@
 """The engine: one thread that decides, owns the tables of the resident versions, and answers.
 
-Here: the queues, the turn (messages, bounded changes, a batch of work), which version answers, the flip. Not here: arithmetic (devices), a version
-in memory (resident.py), where versions come from (serving/versions/version_follower.py). Input and output are in work.py.
+Input and output are in work.py.
 
     turn:  1. messages (admit, flip, release, run)   2. row changes, about DELTA_ROWS_PER_APPLY_MAX rows   3. work, at most BATCH_MAX
 

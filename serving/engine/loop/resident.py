@@ -1,7 +1,5 @@
 """A version in the engine: its tables, its scorer, its watermark, how fresh its answers are; and the portions of changes that update it.
 
-Here: `Resident`, `Portion`, `apply_portion`; `Arrivals`, from the watermarks of delta records to ages. Not here: when a portion is applied, which version
-answers (engine.py), the rows themselves (tables/tables.py), metrics (serving/engine_metrics.py).
 A delta record has the time of its shard's newest source record and the shard's offsets. The age counts for each topic whose offset moved. Only a record
 with a newer time than all before it gives an age; the first one of a partition after a load gives none, because its rows may be old.
 Record times are the broker's, and so is `now_s`, as far as it is known (core/broker_clock.py); a time in the future counts as age 0.

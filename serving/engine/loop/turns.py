@@ -1,8 +1,4 @@
-"""The state of the engine's thread, from outside: when it last turned, and its errors outside a request.
-
-Here: `Turns`, and `answer`, which keeps the error of a request with its future. Not here: what a turn does (engine.py), what
-readiness concludes (serving/health.py).
-"""
+"""The state of the engine's thread, from outside: when it last turned, and its errors outside a request."""
 
 import logging
 import math

@@ -1,7 +1,5 @@
 """The candidates of a request: ids as they came, without repeats, to slots; and the best k by their scores.
 
-Here: dropping repeats (a duplicate counts once), splitting into known and unknown, the one order of the project: score descending, then id ascending
-(numbers, or bytes of text). Not here: the look-up table (lookup.py).
 A score that is not a number comes last. It takes no other's place, and an answer that has nothing better shows it (serving/reports.py counts these).
 
 Arrays: C ids as they came, K known candidates, A answers.

@@ -1,8 +1,7 @@
 """Row changes as arrays: decoded in a follower's thread or the loader, then applied by the engine in bounded turns.
 
-Here: `Changes` and its builders from delta records, increments and blocks. Not here: applying (tables.py).
-An order is packed into three int64 that compare as the row-order rule does: features version; features offset and index; embedding offset and
-index (offset * 2^16 + index: an index fits into 16 bits, and every decode refuses offsets from 2^47 on).
+An order is packed into three int64 that compare as the row-order rule does: features version; features offset and index; embedding offset and index
+(offset * 2^16 + index: an index fits into 16 bits, and every decode refuses offsets from 2^47 on).
 
 Arrays: C changes, N bytes of text ids.
 """

@@ -1,8 +1,7 @@
 """Ids to slots: the hash table of one version, whose entries are slots.
 
-Here: the kernels. Not here: the hash table itself (schemas/kernels/hash_table.py), where the arrays lie (slots.py), what a slot holds (tables.py).
-The key is that of the int64 id, or a hash of a text id, whose bytes are then compared. The slot of a forgotten id joins the list of free ones: the header has
-the first, `orders_R3[slot, 0]` the next (slot + 1, 0 = none).
+The key is that of the int64 id, or a hash of a text id, whose bytes are then compared. The slot of a forgotten id joins the list of free ones: the header
+has the first, `orders_R3[slot, 0]` the next (slot + 1, 0 = none).
 Invariants: every kernel has one signature, so a flip never compiles; an unknown id is -1, never an index.
 
 Arrays: C ids asked for, T table entries, R slots of the version.

@@ -1,10 +1,8 @@
 """The two slots: shared memory that holds one version each, and the layout of a version in it.
 
-Here: `SlotMemory` (the bytes), `plan_slot` (pure: where each array lies), `open_arrays` (the arrays as views). Not here: using them (tables.py), filling
-them (serving/versions/index_reader.py).
 A slot is anonymous memory (memfd), mapped by the serving process and by the loader process, which is sent the file descriptor. It has no name, so it is
-freed with the last of the two, however they end. A new version is written into the same memory, so that no request pays for page faults. Only a version that
-would fill more than GROW_AT of it gets a larger one, which the loader process touches first (serving/versions/loader.py).
+freed with the last of the two, however they end. A new version is written into the same memory, so that no request pays for page faults. Only a version
+that would fill more than GROW_AT of it gets a larger one, which the loader process touches first (serving/versions/loader.py).
 Invariant: the arrays of the same layout, slot size, rows and id bytes lie at the same places in both processes.
 
 Arrays: R slots (capacity), T look-up entries, M bytes of text ids.

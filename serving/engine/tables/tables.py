@@ -1,6 +1,5 @@
 """One version's rows in a slot: look-up, and changes by the row-order rule.
 
-Here: `Tables`, views over a slot, and the only code that writes to them. Not here: memory (slots.py), scoring (devices/cpu.py).
 One thread writes (the engine's; during a load the loader process), so a reader in that thread never sees half a change (I3).
 A change replaces a row only if neither component's order goes back and at least one advances. So changes may come twice, late, or in any order.
 Everything below `covered`, the watermark's next offset of item-features, is in the tables already. So an id that they do not have is deleted there, and a

@@ -9,5 +9,6 @@ affinity.py    `aif bench affinity`: several servers, one of them killed
 switch.py      `aif bench switch`: latency and answers while versions flip; versions.py: writes the versions
 table1.py      the paper's Table 1: four ways of scheduling
 table4.py      the paper's Table 4; table4_rows.py: its models; table4_pass.py: their compiled pass
+child.py       a child process that is asked over pipes
 cli.py         the commands
 """

@@ -1,6 +1,7 @@
 """Decisions of the server as pure functions: values in, values out.
 
 admission.py      who is admitted: costs learnt, waits predicted, floods recognised
+choice.py         what to do with one request; price.py: the price of a millisecond of the engine
 ladder.py         where call 2 gets the user half from
 routing.py        which server gets a user's calls
 row_ages.py       how old rows are; broker_clock.py: this machine's clock against the broker's

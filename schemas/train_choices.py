@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import Misconfigured, suggest
-from schemas.limits import BEHAVIOURS_PER_USER_MAX
 
 STARTS = ("random", "similarity")
 PASSES_STEPS_MIN, PASSES_STEPS_MAX = 100, 2_000
@@ -21,7 +20,7 @@ _PASSES_MAX = 100
 _NEGATIVES_MAX = 100
 _LOSSES = ("copr", "click", "softmax", "outcomes", "shown")
 # what a checkpoint's card tells a training that goes on from it; not the rate, which may be a follower's
-WHAT_IS_LEARNT = (*_LOSSES, "soft_labels", "behaviours_max")
+WHAT_IS_LEARNT = (*_LOSSES, "soft_labels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,6 @@ class TrainChoices:
     passes          as many steps as learn each request so often, within PASSES_STEPS_MIN and PASSES_STEPS_MAX: few requests are learnt by heart by a
                     number of steps that many need (docs/EXPERIMENTS.md)
     start           how weights begin: random, or so that an item is its embedding and a user the mean of theirs (similarity)
-    behaviours_max  of a user's history in a batch: the latest
     fits            so many fits from the same weights, each with batches of its own, one after the other; the mean of their weights is the model
     half_life_days  towards the end of a fit a request so much older than the newest is drawn half as often; 0 = all alike throughout
     copr, click     order by the ranking teacher's eCPM (Eq. 10); cross-entropy of the click
@@ -44,7 +42,6 @@ class TrainChoices:
 
     learning_rate: float = 4e-3
     batch_requests: int = 32
-    behaviours_max: int = 256
     steps: int = 0
     passes: int = 0
     seconds: float = 20.0
@@ -63,9 +60,6 @@ class TrainChoices:
     def __post_init__(self) -> None:
         _require("learning_rate", self.learning_rate, 0 < self.learning_rate <= 1, "above 0, at most 1")
         _require("batch_requests", self.batch_requests, 1 <= self.batch_requests <= _BATCH_REQUESTS_MAX, f"1 to {_BATCH_REQUESTS_MAX}")
-        _require(
-            "behaviours_max", self.behaviours_max, 1 <= self.behaviours_max <= BEHAVIOURS_PER_USER_MAX, f"1 to {BEHAVIOURS_PER_USER_MAX}"
-        )
         _require("steps", self.steps, self.steps >= 0, "from 0 (0: `passes` or `seconds` is the limit)")
         _require("passes", self.passes, 0 <= self.passes <= _PASSES_MAX, f"0 to {_PASSES_MAX} (0: `seconds` is the limit)")
         _require("negatives", self.negatives, 1 <= self.negatives <= _NEGATIVES_MAX, f"1 to {_NEGATIVES_MAX}")
@@ -85,7 +79,7 @@ class TrainChoices:
         known = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, value in given.items():
             if name not in known:
-                raise Misconfigured("bad_train_choice", f"{name} is no choice of [train]; {suggest(name, known)}")
+                raise _unknown(name, known)
             if type(value) is not type(known[name]) and not (type(value) is int and isinstance(known[name], float)):
                 raise Misconfigured("bad_train_choice", f"{name} = {value!r}, expected a value like {known[name]!r}")
         plain: dict[str, Any] = {name: float(value) if isinstance(known[name], float) else value for name, value in given.items()}
@@ -116,9 +110,14 @@ def decode_assignments(texts: list[str]) -> dict[str, Any]:
         if not sign:
             raise Misconfigured("bad_train_choice", f"{text!r} does not read; expected name=value, like learning_rate=0.002")
         if name not in known:
-            raise Misconfigured("bad_train_choice", f"{name} is no choice of [train]; {suggest(name, known)}")
+            raise _unknown(name, known)
         found[name] = _decode_value(name, value, known[name])
     return found
+
+
+def _unknown(name: str, known: Mapping[str, Any]) -> Misconfigured:
+    remedy = "it belongs in [model], because serving reads as many" if name == "behaviours_max" else suggest(name, known)
+    return Misconfigured("bad_train_choice", f"{name} is no choice of [train]; {remedy}")
 
 
 def _decode_value(name: str, text: str, kind: Any) -> Any:
@@ -135,9 +134,7 @@ def _require(name: str, value: object, fits: bool, expected: str) -> None:
 
 
 # For catalogues and histories from files: positives with sampled negatives, ranked by how likely they are.
-FOR_MAPPED_DATA = TrainChoices(
-    passes=2, learning_rate=2e-3, batch_requests=16, behaviours_max=1_000, start="similarity", copr=0.0, click=0.0, softmax=1.0
-)
+FOR_MAPPED_DATA = TrainChoices(passes=2, learning_rate=2e-3, batch_requests=16, start="similarity", copr=0.0, click=0.0, softmax=1.0)
 
 # For impressions from files: what came of shown items as probabilities, and what is shown at all.
-FOR_SHOWN = TrainChoices(passes=3, learning_rate=2e-3, behaviours_max=1_000, start="similarity", copr=0.0, outcomes=0.5)
+FOR_SHOWN = TrainChoices(passes=3, learning_rate=2e-3, start="similarity", copr=0.0, outcomes=0.5)

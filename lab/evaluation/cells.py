@@ -45,7 +45,6 @@ from streams.training.questions import score_tasks, teacher_ecpm
 from streams.training.trainer import TrainReport, fit
 
 FORM = 2  # of the file and of the measures; part of the digest: raise it when either changes, so that no old cell is read
-BEHAVIOURS_MAX = TrainChoices().behaviours_max
 
 
 @dataclass(frozen=True)
@@ -132,16 +131,16 @@ def _taught(plan: CellPlan) -> np.ndarray:
     """The eCPM that the teacher of this plan gives every impression, float32 [Q, C]."""
     data = _data_of(plan)
     teacher, _ = _train(plan, data)
-    return teacher_ecpm(teacher, data, BEHAVIOURS_MAX)
+    return teacher_ecpm(teacher, data)
 
 
 def _measure(plan: CellPlan, network: AifNetwork, data: TrainingSet) -> tuple[dict[str, UserValues], dict[str, float]]:
     truth = plan.truth
-    near_UCT = score_tasks(network, truth.questions(data, truth.near), BEHAVIOURS_MAX)
+    near_UCT = score_tasks(network, truth.questions(data, truth.near))
     near_UC = near_UCT[..., 0]
     predicted_UC = 1 / (1 + np.exp(-near_UC.astype(np.float64)))
     numbers = {"calibration": calibration(predicted_UC.ravel(), truth.probabilities(truth.near).ravel())}
-    any_UC = score_tasks(network, truth.questions(data, truth.anywhere), BEHAVIOURS_MAX)[..., 0]
+    any_UC = score_tasks(network, truth.questions(data, truth.anywhere))[..., 0]
     found = measure_near(truth, near_UC) | measure_any(truth, any_UC)
     return found | (measure_purchases(truth, near_UCT) if near_UCT.shape[-1] > 1 else {}), numbers
 

@@ -221,12 +221,12 @@ def ungroup(data: TrainingSet) -> TrainingSet:
     return dataclasses.replace(data.take(request_X), **picked)
 
 
-def examples_per_second(network: AifNetwork, data: TrainingSet, requests: int, steps: int, behaviours_max: int) -> float:
+def examples_per_second(network: AifNetwork, data: TrainingSet, requests: int, steps: int) -> float:
     """Impressions learnt per second of processor time: the median over `steps` steps, after one that is not counted. Changes the network's weights.
 
     Processor time, because other processes on the machine must not change the figure.
     """
-    learner = Learner(network, TrainChoices(1e-4, copr=0.0, behaviours_max=behaviours_max))
+    learner = Learner(network, TrainChoices(1e-4, copr=0.0))
     vectors_RD, chance, rates = item_vectors(network, data), np.random.default_rng(0), []
     for _ in range(1 + steps):
         started = time.process_time()
@@ -235,9 +235,9 @@ def examples_per_second(network: AifNetwork, data: TrainingSet, requests: int, s
     return float(np.median(rates[1:]))
 
 
-def grouped_speedup(network: AifNetwork, data: TrainingSet, requests: int = 32, steps: int = 8, behaviours_max: int = 256) -> float:
+def grouped_speedup(network: AifNetwork, data: TrainingSet, requests: int = 32, steps: int = 8) -> float:
     """Examples per second of request-grouped batches over those of batches with as many single impressions."""
     shown = max(1, round(float((data.row_QC != NOT_AN_ITEM).sum(axis=1).mean())))
-    grouped = examples_per_second(network, data, requests, steps, behaviours_max)
-    single = examples_per_second(network, ungroup(data), requests * shown, steps, behaviours_max)
+    grouped = examples_per_second(network, data, requests, steps)
+    single = examples_per_second(network, ungroup(data), requests * shown, steps)
     return grouped / single

@@ -103,15 +103,15 @@ def run_drift(plan: DriftPlan, progress: Tell = lambda *_: None) -> DriftCurves:
     """Trains on the past, then goes through the periods. The same plan gives the same numbers on one machine."""
     torch.manual_seed(plan.seed)
     catalogue = DriftingCatalogue(plan.seed, plan.size, plan.periods, plan.past_requests_per_user, plan.phase)
-    spec = dataclasses.replace(default_spec(catalogue.first.schema), recency=plan.recency)
+    spec = dataclasses.replace(default_spec(catalogue.first.schema), behaviours_max=_BEHAVIOURS_MAX, recency=plan.recency)
     w_hash_KM = make_w_hash(plan.seed, spec.hash_bits, spec.schema.mm_width)
     exam = _Exam(catalogue, spec, w_hash_KM, plan.candidates)
-    view = View(spec, w_hash_KM, _BEHAVIOURS_MAX)
+    view = View(spec, w_hash_KM)
     known = Events(list(catalogue.first.items()), list(catalogue.first.new_items()), list(catalogue.first.users()), [], [])
     view.fold(known)
     learner = OnlineLearner(
         _train_on_past(catalogue, plan, view, AifNetwork(spec, w_hash_KM), progress),
-        TrainChoices(plan.learning_rate, seed=plan.seed, behaviours_max=_BEHAVIOURS_MAX),
+        TrainChoices(plan.learning_rate, seed=plan.seed),
     )
     frozen = AifNetwork(spec, w_hash_KM)
     frozen.load_state_dict(learner.network.state_dict())
@@ -129,7 +129,7 @@ def run_drift(plan: DriftPlan, progress: Tell = lambda *_: None) -> DriftCurves:
 def _train_on_past(catalogue: DriftingCatalogue, plan: DriftPlan, view: View, network: AifNetwork, progress: Tell) -> AifNetwork:
     behaviours, impressions = list(catalogue.behaviours(0)), list(catalogue.impressions(0))
     view.fold(Events([], [], [], behaviours, []))
-    chosen = TrainChoices(steps=plan.steps, behaviours_max=_BEHAVIOURS_MAX, seed=plan.seed)
+    chosen = TrainChoices(steps=plan.steps, seed=plan.seed)
     fit(network, view.join(impressions), chosen, lambda share: progress("train on the past", share))
     return network
 
@@ -167,7 +167,7 @@ class _Exam:
 
     def hit_rates(self, network: AifNetwork) -> np.ndarray:
         """HR@K of each user by a model, [U]."""
-        logits_UC = score_tasks(network, self._questions(), _BEHAVIOURS_MAX)[..., 0].astype(np.float64)
+        logits_UC = score_tasks(network, self._questions())[..., 0].astype(np.float64)
         scores_UC = self._catalogue.first.world.items.bid_I[self._rows_UC] / (1 + np.exp(-logits_UC))
         return hit_rates(scores_UC, self._relevant_UC, K).value_U
 

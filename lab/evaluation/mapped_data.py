@@ -192,9 +192,7 @@ def _measure_shown(network: AifNetwork, data: TrainingSet, later: TrainingSet, p
     user_X = np.broadcast_to(later.user_Q[:, None], known_QC.shape)[known_QC]
     labels, tasks = shown_labels(later), list(data.spec.tasks)
     by_task = shown_scores(data, later)
-    logits_QCT = score_tasks(
-        network, later, network.spec.simtier_behaviours, lambda share: progress.update(task, completed=round(100 * share))
-    )
+    logits_QCT = score_tasks(network, later, lambda share: progress.update(task, completed=round(100 * share)))
     found: dict[str, dict[str, UserValues]] = {}
     for name, label_X in labels.items():
         scores = by_task[name] | {MODEL: logits_QCT[..., tasks.index(name)][known_QC]}
@@ -243,7 +241,7 @@ def model_scores(
     """The scores that the network ranks by (`rank_by` of its spec), float64 [U, C]; an item that the log does not describe comes last.
     `progress` gets the share that is done."""
     questions = ask(data, [user.user_id for user in evaluation.users], evaluation.now_ms, candidates.ids_UC)
-    logits_UCT = score_tasks(network, questions, network.spec.simtier_behaviours, progress).astype(np.float64)
+    logits_UCT = score_tasks(network, questions, progress).astype(np.float64)
     scores_UC = rank_scores(network.spec.rank_terms, network.spec.tasks, 1 / (1 + np.exp(-logits_UCT)), questions.bid_QC)
     return np.where(questions.row_QC >= 0, scores_UC, -1.0)
 

@@ -48,7 +48,7 @@ Case = Callable[[], object]
 
 
 def bench_spec() -> ModelSpec:
-    """A model with all parts and the default sizes, except that SimTier reads as many behaviours as a history can have."""
+    """A model with all parts and the default sizes, except that it reads as many behaviours as a history can have, in SimTier too."""
     schema = FeatureSchema(
         (
             Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=_CATEGORIES),
@@ -63,7 +63,7 @@ def bench_spec() -> ModelSpec:
         bid="bid",
         multimodal="image",
     )
-    return ModelSpec(schema, simtier_behaviours=BEHAVIOURS_PER_USER_MAX)
+    return ModelSpec(schema, behaviours_max=BEHAVIOURS_PER_USER_MAX, simtier_behaviours=BEHAVIOURS_PER_USER_MAX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from schemas.ids import Id, encode_index_key
 from schemas.model.bea import BridgeEmbedding, start_bridges
 from schemas.model.din import build_din_sums
 from schemas.model.head import Head
-from schemas.model.inputs import CandidateRows, FeatureTensors, UserInputs, UserStates
+from schemas.model.inputs import CandidateRows, FeatureTensors, UserInputs, UserStates, map_tensors
 from schemas.model.item_half import ItemHalf
 from schemas.model.parameters import Parameters
 from schemas.model.ranker.ranker import Ranker
@@ -58,8 +58,9 @@ class AifNetwork(nn.Module):
         return vectors_RD, self.bea.item_weights(keys_RD)
 
     def user_states(self, users: UserInputs) -> UserStates:
-        """Call 1 for B users. Behaviours are right-aligned; each part reads as many of the latest ones as the spec says."""
-        behaviours, spec = users.behaviours, self.spec
+        """Call 1 for B users. Behaviours are right-aligned; all read the latest `behaviours_max`, and some parts fewer."""
+        spec = self.spec
+        behaviours = map_tensors(users.behaviours, lambda t: t[:, -spec.behaviours_max :])
         projected_BLD = self.behaviour(behaviours)
         attended = slice(-spec.attended_behaviours, None)
         user_BU, rows_BGD = self.user_half(users.profile, projected_BLD[:, attended], behaviours.mask_BL[:, attended])

@@ -35,9 +35,12 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "hash_bits": (8, HASH_BITS_MAX),
     "item_id_buckets": (0, HASH_BUCKETS_MAX),
     **dict.fromkeys(("item_hidden", "user_hidden", "bridge_hidden", "head_hidden"), (1, HIDDEN_MAX)),
-    **dict.fromkeys(("attended_behaviours", "simtier_behaviours", "sim_behaviours", "recency"), (1, BEHAVIOURS_PER_USER_MAX)),
+    **dict.fromkeys(
+        ("behaviours_max", "attended_behaviours", "simtier_behaviours", "sim_behaviours", "recency"), (1, BEHAVIOURS_PER_USER_MAX)
+    ),
 }
-_LATER = frozenset({"recency", "ranker"})  # fields that older checkpoints lack: not in the JSON where they are off
+# Fields that older checkpoints lack, and what those do: not in the JSON where they are so.
+_LATER: Mapping[str, Any] = {"recency": (), "behaviours_max": BEHAVIOURS_PER_USER_MAX, "ranker": None}
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class ModelSpec:
     embedding_width     width of a categorical or bag feature's embedding
     item_id_buckets     rows of the behaviour item-id table, of which hashed ids take all but the first; 0 = no trainable ids (they overfit on small data)
     item_hidden, user_hidden, bridge_hidden, head_hidden   widths of hidden layers
+    behaviours_max      of a user's history the model reads the latest so many, in training as in serving
     attended_behaviours / simtier_behaviours / sim_behaviours   how many of the latest behaviours Eq. 2-3, SimTier, SIM-hard (per category) see
     tier_edges          lower edges of the N - 1 upper tiers in LSH similarity (Eq. 9), ascending; tier 0 is below the first
     din                 "centred" = sum((2 sim - 1) V) / l; "raw" = the sum of Eq. 8 as printed
@@ -72,6 +76,7 @@ class ModelSpec:
     user_hidden: tuple[int, ...] = (64,)
     bridge_hidden: tuple[int, ...] = (64,)
     head_hidden: tuple[int, ...] = (128, 64)
+    behaviours_max: int = 1_000
     attended_behaviours: int = 256
     simtier_behaviours: int = 1_000
     sim_behaviours: int = 50
@@ -138,11 +143,11 @@ class ModelSpec:
         return len(self.tier_edges) + 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the inverse of `decode_model_spec`. A field of `_LATER` is left out where it is off, so that a model without it
-        keeps the fingerprint it had before the field existed."""
+        """Plain values for JSON; the inverse of `decode_model_spec`. A field of `_LATER` is left out where it is as older
+        models have it, so that these keep the fingerprint they had before the field existed."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"schema": self.schema.to_dict()}
         plain["ranker"] = self.ranker and dataclasses.asdict(self.ranker)
-        return {name: value for name, value in plain.items() if name not in _LATER or value}
+        return {name: value for name, value in plain.items() if name not in _LATER or value != _LATER[name]}
 
     @property
     def fingerprint(self) -> str:
@@ -156,9 +161,9 @@ def _ascend(numbers: Sequence[float]) -> bool:
 
 def decode_model_spec(raw: Mapping[str, Any]) -> ModelSpec:
     """A spec from plain values. Raises Misconfigured (`bad_model_spec`, `bad_feature_schema`)."""
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k not in ("schema", "ranker")}
+    fields: dict[str, Any] = {**_LATER} | {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k != "schema"}
     try:
-        ranker = RankerSpec(**raw["ranker"]) if raw.get("ranker") else None
-        return ModelSpec(schema=decode_feature_schema(raw["schema"]), ranker=ranker, **fields)
+        fields["ranker"] = RankerSpec(**fields["ranker"]) if fields["ranker"] else None
+        return ModelSpec(schema=decode_feature_schema(raw["schema"]), **fields)
     except (TypeError, KeyError) as error:
         raise Misconfigured("bad_model_spec", f"the model spec does not read: {error}") from error

@@ -46,7 +46,7 @@ class UserState(Protocol):
 
     @property
     def behaviours(self) -> int:
-        """How many behaviours are in it."""
+        """How many behaviours are in it: all, or the latest that the model reads."""
 
     @property
     def behaviours_without_row(self) -> int:

@@ -38,7 +38,7 @@ def keep_out(data: TrainingSet, share: float) -> tuple[TrainingSet, TrainingSet]
     return data.take(np.flatnonzero(~out_Q)), data.take(out[np.argsort(data.time_Q[out], kind="stable")][-REQUESTS_MAX:])
 
 
-def measure_held_out(network: AifNetwork, held: TrainingSet, behaviours_max: int) -> dict[str, Any] | None:
+def measure_held_out(network: AifNetwork, held: TrainingSet) -> dict[str, Any] | None:
     """[value, low, high] of each measure, the bounds of a 95% interval over requests; None where no request has a click and an item without one."""
     shown_QC = held.row_QC != NOT_AN_ITEM
     relevant_QC = shown_QC & (held.clicked_QC > 0)
@@ -46,7 +46,7 @@ def measure_held_out(network: AifNetwork, held: TrainingSet, behaviours_max: int
         return None
     rows_QD = _with_drawn(held)
     asked = dataclasses.replace(held, row_QC=rows_QD, bid_QC=held.items.bid_R.numpy()[np.maximum(rows_QD, 0)])
-    logits_QD = np.where(rows_QD != NOT_AN_ITEM, score_tasks(network, asked, behaviours_max)[..., 0], -np.inf)
+    logits_QD = np.where(rows_QD != NOT_AN_ITEM, score_tasks(network, asked)[..., 0], -np.inf)
     relevant_QD = np.pad(relevant_QC, ((0, 0), (0, rows_QD.shape[1] - relevant_QC.shape[1])))
     aucs = user_aucs(np.nonzero(shown_QC)[0], logits_QD[:, : shown_QC.shape[1]][shown_QC], relevant_QC[shown_QC])
     by_row_QD = rows_QD.argsort(axis=1)  # the shown ones come first: a model that tells nothing apart would find every click

@@ -72,10 +72,10 @@ class TrainingSet:
         taken = {name: getattr(self, name)[requests] for name in columns}
         return dataclasses.replace(self, **taken, context=map_tensors(self.context, lambda t: t[torch.from_numpy(requests)]))
 
-    def batch(self, requests: np.ndarray, behaviours_max: int) -> Batch:
-        """The requests with these numbers, [B], each with its latest `behaviours_max` behaviours."""
+    def batch(self, requests: np.ndarray) -> Batch:
+        """The requests with these numbers, [B], each with the latest `behaviours_max` behaviours of the spec."""
         rows_BC, at = torch.from_numpy(self.row_QC[requests]), torch.from_numpy(requests)
-        users, rows_BL = self._users(requests, behaviours_max)
+        users, rows_BL = self._users(requests)
         return Batch(
             users=users,
             rows_BL=rows_BL,
@@ -112,9 +112,9 @@ class TrainingSet:
             shown_BC=widen(batch.mask_BC, False),
         )
 
-    def _users(self, requests: np.ndarray, behaviours_max: int) -> tuple[UserInputs, Tensor]:
+    def _users(self, requests: np.ndarray) -> tuple[UserInputs, Tensor]:
         user_B, end_B = self.user_Q[requests], self.history_end_Q[requests]
-        begin_B = np.maximum(self.histories.begin_U[user_B], end_B - behaviours_max)
+        begin_B = np.maximum(self.histories.begin_U[user_B], end_B - self.spec.behaviours_max)
         length = max(1, int((end_B - begin_B).max()))
         place_BL = end_B[:, None] - length + np.arange(length)
         mask_BL = torch.from_numpy(place_BL >= begin_B[:, None])

@@ -109,7 +109,7 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
             except KeyboardInterrupt:
                 progress.console.print(_what_is_kept(plan), highlight=False, soft_wrap=True)
                 raise
-            found = measure_held_out(network, held, chosen.behaviours_max)
+            found = measure_held_out(network, held)
             path = _write(network, plan, number, _card(data, known, plan, chosen, report) | {"held_out": found})
             losses = "".join(f", {loss} {value:.4f}" for loss, value in (("COPR", report.copr), ("click", report.click)) if value)
             losses += "" if found is None else f"; GAUC {found['gauc'][0]:.4f} of {found['requests']} requests that were not learnt"

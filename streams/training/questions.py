@@ -50,9 +50,7 @@ def ask(
 
 
 @torch.no_grad()
-def score_tasks(
-    network: AifNetwork, questions: TrainingSet, behaviours_max: int, progress: Callable[[float], None] = lambda _: None
-) -> np.ndarray:
+def score_tasks(network: AifNetwork, questions: TrainingSet, progress: Callable[[float], None] = lambda _: None) -> np.ndarray:
     """Logits of every task, float32 [Q, C, T], the click first, undefined where no candidate stands; `progress` gets the share that is done, 0 to 1."""
     network.eval()
     vectors_RD = item_vectors(network, questions)
@@ -60,15 +58,15 @@ def score_tasks(
     # Copied, because a tensor that is kept lies among larger ones that are not, and their memory is not used again: 3 to 10 MB for each chunk.
     logits_QCT = np.empty((*questions.row_QC.shape, len(questions.spec.tasks)), np.float32)
     for first in range(0, len(questions), chunk):
-        batch = questions.batch(np.arange(first, min(first + chunk, len(questions))), behaviours_max)
+        batch = questions.batch(np.arange(first, min(first + chunk, len(questions))))
         logits_QCT[first : first + chunk] = task_logits(network, questions, batch, vectors_RD).numpy()
         progress(min(1.0, (first + chunk) / len(questions)))
     return logits_QCT
 
 
-def teacher_ecpm(teacher: AifNetwork, data: TrainingSet, behaviours_max: int) -> np.ndarray:
+def teacher_ecpm(teacher: AifNetwork, data: TrainingSet) -> np.ndarray:
     """A network's click probability times the bid of each impression of `data`, float32 [Q, C]; 0 where a place is padding: what stands for the ranking
     stage behind pre-ranking where a log has no eCPM of it."""
-    logits_QC = score_tasks(teacher, data, behaviours_max)[..., 0].astype(np.float64)
+    logits_QC = score_tasks(teacher, data)[..., 0].astype(np.float64)
     ecpm_QC = data.bid_QC / (1 + np.exp(-logits_QC))
     return np.where(data.row_QC == NOT_AN_ITEM, 0.0, ecpm_QC).astype(np.float32)

@@ -139,7 +139,7 @@ class Learner:
 
     def take_step(self, data: TrainingSet, requests: np.ndarray, vectors_RD: Tensor, rate: float) -> Learnt:
         """One step from the requests with these numbers, [B], at `rate` times the learning rate."""
-        batch = data.batch(requests, self.chosen.behaviours_max)
+        batch = data.batch(requests)
         shown_task = self.network.spec.shown_task
         if shown_task is not None:
             batch = data.with_negatives(batch, requests, self._chance, self.chosen.negatives)

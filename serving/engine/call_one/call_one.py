@@ -61,8 +61,9 @@ class CallOne:
         arrays, missing = self._make(work) if base is None else _extend_arrays(self, base, work)
         cold, newest = not work.profile and not work.behaviours, work.behaviours[-1] if work.behaviours else None
         extensions = 0 if base is None else base.extensions + 1
+        read = min(len(work.behaviours), self.spec.behaviours_max)
         folded = self._fold.fold(arrays)
-        return EngineUserState(self.version, arrays, folded, len(work.behaviours), missing, cold, newest, extensions)
+        return EngineUserState(self.version, arrays, folded, read, missing, cold, newest, extensions)
 
     def folded(self, state: EngineUserState) -> FoldedUser:
         """What call 2 reads of a state; it is made here for one that a client carried."""
@@ -77,7 +78,7 @@ class CallOne:
         length = len(work.behaviours)
         if length > BEHAVIOURS_PER_USER_MAX:
             raise RejectedInput("too_many_behaviours", f"{length} behaviours, expected at most {BEHAVIOURS_PER_USER_MAX}")
-        history = join_history(self.weights, self.tables, work.behaviours)
+        history = join_history(self.weights, self.tables, work.behaviours[-self.spec.behaviours_max :])
         sums = self.read(history, self.spec.attended_behaviours, self.spec.simtier_behaviours, 0, self.spec.sim_behaviours)
         user_U, bridges_NP = self.make_vectors(work, sums.attended_AD)
         arrays = UserArrays(
@@ -146,15 +147,15 @@ def _extend_arrays(call: CallOne, base: EngineUserState, work: UserWork) -> tupl
 def find_base(spec: ModelSpec, version: int, work: UserWork) -> EngineUserState | None:
     """The state to extend, or None if the whole history must be read.
 
-    It must be of this version, contain the first of these behaviours, lack only a few, and not have been extended too often. A history at its maximum length
-    cannot be extended: it has lost its oldest behaviours, which the sums still contain. Neither can any history of a model that reads recency: a new
+    It must be of this version, contain the first of these behaviours, lack only a few, and not have been extended too often. A history longer than the
+    model reads cannot be extended: the sums would still contain the oldest behaviours. Neither can any history of a model that reads recency: a new
     behaviour changes that of all others, which are in the sums as they were.
     """
     base, events = work.base, work.behaviours
     if not isinstance(base, EngineUserState) or base.version != version or base.extensions >= STATE_EXTENSIONS_MAX or spec.recency:
         return None
     few = 0 < len(events) - base.behaviours <= spec.attended_behaviours
-    if not few or base.newest is None or len(events) >= BEHAVIOURS_PER_USER_MAX:
+    if not few or base.newest is None or len(events) > min(spec.behaviours_max, BEHAVIOURS_PER_USER_MAX - 1):
         return None
     return base if events[base.behaviours - 1] == base.newest else None
 

@@ -101,9 +101,12 @@ class Engine:
 
     def count_unread(self, work: UserWork) -> int:
         """How many behaviours a user half has to read: those that its earlier state lacks, or all if that state cannot be extended; from any thread."""
-        resident = None if work.base is None else self.find_resident(work.version)
-        base = None if resident is None else find_base(resident.scorer.parameters.spec, resident.version, work)
-        return len(work.behaviours) - (0 if base is None else base.behaviours)
+        resident = self.find_resident(work.version)
+        if resident is None:
+            return len(work.behaviours)
+        spec = resident.scorer.parameters.spec
+        base = find_base(spec, resident.version, work)
+        return min(len(work.behaviours), spec.behaviours_max) - (0 if base is None else base.behaviours)
 
     @property
     def current(self) -> VersionToken | None:

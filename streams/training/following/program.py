@@ -172,7 +172,7 @@ def _open_learner(
 
 def _open_view(learning: TrainChoices, base: Checkpoint, place: Place, log: FollowedLog) -> View:
     """The items and users of the topics up to `place`."""
-    view = View(base.spec, base.w_hash, learning.behaviours_max)
+    view = View(base.spec, base.w_hash)
     view.settled_ms = place.settled_ms
     with collector_paused():
         view.fold(log.read(place.ends))

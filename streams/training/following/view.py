@@ -29,8 +29,8 @@ _version, _time_ms = attrgetter("version"), attrgetter("time_ms")
 class View:
     """Items and users for one model. `settled_ms`: no earlier impression is expected; items may be unknown to one that comes all the same."""
 
-    def __init__(self, spec: ModelSpec, w_hash_KM: np.ndarray | None, behaviours_max: int) -> None:
-        self._spec, self._w_hash_KM, self._behaviours_max = spec, w_hash_KM, behaviours_max
+    def __init__(self, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> None:
+        self._spec, self._w_hash_KM = spec, w_hash_KM
         self._items: dict[Id, list[ItemFeaturesUpdate]] = {}  # ascending versions
         self._embeddings: dict[Id, NewItem] = {}
         self._users: dict[Id, UserHistory] = {}
@@ -91,4 +91,4 @@ class View:
 
     def _seen_between(self, history: UserHistory, first_ms: int, last_ms: int) -> UserHistory:
         begin, end = (bisect.bisect_left(history.behaviours, at, key=_time_ms) for at in (first_ms, last_ms))
-        return dataclasses.replace(history, behaviours=history.behaviours[max(0, begin - self._behaviours_max) : end])
+        return dataclasses.replace(history, behaviours=history.behaviours[max(0, begin - self._spec.behaviours_max) : end])

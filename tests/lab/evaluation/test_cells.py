@@ -71,7 +71,7 @@ def test_a_taught_model_learns_the_order_of_a_teacher_who_saw_clicks_alone() -> 
 def test_the_teachers_ecpm_is_its_click_probability_times_the_bid_of_each_impression() -> None:
     data = taste_world(users=4)
     network = network_of(data).eval()
-    ecpm = teacher_ecpm(network, data, 8)
+    ecpm = teacher_ecpm(network, data)
     clicks = torch.sigmoid(logits_of(network, data, range(len(data)))).numpy()
     expected = clicks * data.bid_QC * (data.row_QC >= 0)
     np.testing.assert_allclose(ecpm, expected, rtol=1e-5)

@@ -96,5 +96,5 @@ def test_grouping_runs_the_user_half_once_per_request_and_not_once_per_impressio
     network = network_of(data)
     users: list[int] = []
     network.user_half.register_forward_hook(lambda _module, _inputs, output: users.append(len(output[0])))
-    assert grouped_speedup(network, data, requests=32, steps=1, behaviours_max=8) > 0
+    assert grouped_speedup(network, data, requests=32, steps=1) > 0
     assert users == [32, 32, 32 * 8, 32 * 8]

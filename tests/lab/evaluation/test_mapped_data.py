@@ -86,7 +86,7 @@ def test_the_model_is_measured_by_the_formula_that_it_is_served_by() -> None:
     network = AifNetwork(spec, make_w_hash(0, spec.hash_bits, spec.schema.mm_width))
     asked = Evaluation((HeldOutUser(1, {}, [], np.array([0, 1, 2, 77], object), frozenset({1})),), {}, "recall", 300)
     found = model_scores(network, data, asked, collect_candidates(asked))
-    p = 1 / (1 + np.exp(-score_tasks(network, ask(data, [1], 300, np.array([[0, 1, 2]], object)), spec.simtier_behaviours).astype(float)))
+    p = 1 / (1 + np.exp(-score_tasks(network, ask(data, [1], 300, np.array([[0, 1, 2]], object))).astype(float)))
     bids = data.items.bid_R.numpy()[data.items.rows_as_of(np.array([0, 1, 2]), np.full(3, 300))]
     np.testing.assert_allclose(found[0, :3], p[0, :, 0] * p[0, :, 1] ** 0.5 * bids**0.25, rtol=1e-6)
     assert found[0, 3] == -1.0, "what the log does not describe comes last"

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import RejectedInput
+from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.model import checkpoint_file as module
 from schemas.model.checkpoint import describe_checkpoint, encode_checkpoint, read_checkpoint, write_checkpoint
+from schemas.model.spec import decode_model_spec
 from tests.schemas.model.samples import SPECS, make_network
 
 CARD = {"until": "2026-11-01", "gauc": 0.7}
@@ -54,7 +56,11 @@ def test_a_checkpoint_comes_back_with_every_bit(tmp_path, name):
 
 
 def test_a_model_without_what_came_later_keeps_the_manifest_and_the_fingerprint_that_it_had():
-    assert SPECS["full"].fingerprint == "13efbbb2d3541ecf" and SPECS["one_feature"].fingerprint == "5243342f80ba7aa7"
+    for sample, fingerprint in (("full", "13efbbb2d3541ecf"), ("one_feature", "5243342f80ba7aa7")):
+        manifest = {name: value for name, value in SPECS[sample].to_dict().items() if name != "behaviours_max"}
+        older = decode_model_spec(manifest)
+        assert older.fingerprint == fingerprint and older.to_dict() == manifest
+        assert older.behaviours_max == BEHAVIOURS_PER_USER_MAX
     assert "recency" not in SPECS["full"].to_dict() and SPECS["recency"].to_dict()["recency"] == (2, 30)
 
 

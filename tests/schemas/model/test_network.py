@@ -120,6 +120,17 @@ def test_each_part_sees_the_latest_behaviours_that_its_spec_says():
     torch.testing.assert_close(network.user_states(cut).user_BU, whole.user_BU, **CLOSE)
 
 
+def test_nothing_reads_more_of_a_history_than_the_spec_says():
+    whole = trained_like(SPECS["full"])
+    bounded = trained_like(dataclasses.replace(SPECS["full"], behaviours_max=7))
+    bounded.load_state_dict(whole.state_dict())
+    user = make_user(whole, make_items(12, seed=8))
+    latest = dataclasses.replace(user, behaviours=map_tensors(user.behaviours, lambda t: t[:, -7:]))
+    assert bounded.user_states(user).din.count_B.item() < whole.user_states(user).din.count_B.item()
+    for ours, theirs in ((bounded.user_states(user), whole.user_states(latest)),):
+        torch.testing.assert_close(dataclasses.asdict(ours), dataclasses.asdict(theirs), **CLOSE)
+
+
 def test_a_candidate_without_a_signature_has_zeros_for_din_and_tiers():
     network = trained_like(SPECS["raw_din_two_tasks"])
     states, rows = network.user_states(make_user(network, make_items(9))), make_candidates(network, make_items(4, seed=1))

@@ -53,15 +53,15 @@ def test_clicked_items_are_looked_for_among_those_shown_and_drawn(
     """By a model that knows the clicks, and by its opposite; of the shop's items known by then, two were shown and one is drawn."""
     _, held = keep_out(joined(range(1, 400)), 0.1)
 
-    def score(_: AifNetwork, asked: TrainingSet, behaviours_max: int) -> np.ndarray:
+    def score(_: AifNetwork, asked: TrainingSet) -> np.ndarray:
         known = asked.row_QC >= 0
-        assert (known.sum(axis=1) == 3).all() and behaviours_max == 8
+        assert (known.sum(axis=1) == 3).all()
         rows: Any = np.where(known, asked.row_QC, 0)
         return sign * (rows == held.row_QC[:, :1])[..., None].astype(np.float32)
 
     monkeypatch.setattr(held_out, "score_tasks", score)
     monkeypatch.setattr(held_out, "K", 1)
-    found = measure_held_out(None, held, 8)  # type: ignore[arg-type]
+    found = measure_held_out(None, held)  # type: ignore[arg-type]
     assert found is not None and found["gauc"] == [auc] * 3 and found["recall_at_1"] == [recall] * 3
     assert (found["requests"], found["users"]) == (len(held), len(users_of(held)))
 
@@ -75,11 +75,11 @@ def test_a_model_that_tells_nothing_apart_finds_the_clicked_by_chance_alone(monk
         for u in range(200)
     ]
     held = join_events(spec, None, dataclasses.replace(events, items=items, impressions=impressions), every_item=True)
-    monkeypatch.setattr(held_out, "score_tasks", lambda network, asked, behaviours_max: np.zeros((*asked.row_QC.shape, 1), np.float32))
-    found = measure_held_out(None, held, 8)  # type: ignore[arg-type]
+    monkeypatch.setattr(held_out, "score_tasks", lambda network, asked: np.zeros((*asked.row_QC.shape, 1), np.float32))
+    found = measure_held_out(None, held)  # type: ignore[arg-type]
     assert found is not None and found["gauc"][0] == 0.5 and 0.05 < found["recall_at_100"][0] < 0.15
 
 
 def test_nothing_is_said_where_no_request_has_both_a_click_and_an_item_without_one() -> None:
     for data in (joined(range(1, 5)).take(np.array([], np.int64)), joined(range(1, 5), (1, False))):
-        assert measure_held_out(None, data, 8) is None  # type: ignore[arg-type]
+        assert measure_held_out(None, data) is None  # type: ignore[arg-type]

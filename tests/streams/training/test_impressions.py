@@ -42,11 +42,15 @@ def test_a_history_ends_strictly_before_the_impression(joined: TrainingSet) -> N
 
 def test_an_unknown_item_is_masked_and_counted_and_a_request_of_only_such_is_left_out(joined: TrainingSet) -> None:
     assert len(joined) == 3 and joined.skipped_items == 2
-    assert joined.row_QC[1, 2] == NOT_AN_ITEM and not joined.batch(np.array([1]), 8).mask_BC[0, 2]
+    assert joined.row_QC[1, 2] == NOT_AN_ITEM and not joined.batch(np.array([1])).mask_BC[0, 2]
+
+
+def bounded(data: TrainingSet, behaviours_max: int) -> TrainingSet:
+    return dataclasses.replace(data, spec=dataclasses.replace(data.spec, behaviours_max=behaviours_max))
 
 
 def test_a_batch_holds_the_latest_behaviours_right_aligned(joined: TrainingSet) -> None:
-    batch = joined.batch(np.array([0, 1, 2]), behaviours_max=3)
+    batch = bounded(joined, 3).batch(np.array([0, 1, 2]))
     behaviours = batch.users.behaviours
     assert behaviours.mask_BL.tolist() == [[False, True, True], [True, True, True], [False, False, False]]
     assert behaviours.has_signature_BL.tolist() == [[False, True, True], [True, True, False], [False, False, False]]
@@ -77,7 +81,7 @@ def test_no_future_in_any_join(seed: int) -> None:
     def prices(rows: torch.Tensor) -> list[float | None]:
         return [None if row == NOT_AN_ITEM else float(data.items.bid_R[row]) for row in rows.tolist()]
 
-    batch = data.batch(np.arange(len(requests)), behaviours_max=100)
+    batch = data.batch(np.arange(len(requests)))
     for q, (user, number, time_ms) in enumerate(requests):
         assert prices(torch.from_numpy(data.row_QC[q])) == [price_at(number, time_ms)]
         expected = [price_at(n, time_ms) for u, n, at in actions if u == user and at < time_ms]  # as serving joins them: of now
@@ -117,7 +121,7 @@ def test_outcomes_stand_by_the_models_tasks_and_padded_places_have_none() -> Non
     told = dataclasses.replace(events, impressions=[first.model_copy(update={"items": items}), second, *rest])
     data = join_events(dataclasses.replace(spec, tasks=("click", "love", "buy")), make_w_hash(1, spec.hash_bits, 16), told)
     assert data.outcomes_QCT.shape == (*data.row_QC.shape, 2) and data.outcomes_QCT.sum() == 1 == data.outcomes_QCT[0, 0, 1]
-    assert data.batch(np.array([0]), 8).outcomes_BCT.tolist()[0][0] == [0.0, 1.0]
+    assert data.batch(np.array([0])).outcomes_BCT.tolist()[0][0] == [0.0, 1.0]
     one = join_events(spec, make_w_hash(1, spec.hash_bits, 16), told)
     assert one.outcomes_QCT.shape[-1] == 0
 
@@ -128,7 +132,7 @@ def test_negatives_are_items_of_the_time_beside_shown_places_and_only_the_task_s
     late = ItemFeaturesUpdate(item_id=77, version=200, features={})
     data = join_events(spec, make_w_hash(1, spec.hash_bits, 16), dataclasses.replace(events, items=[*events.items, late]), every_item=True)
     requests = np.arange(len(data))
-    plain = data.batch(requests, 8)
+    plain = data.batch(requests)
     batch = data.with_negatives(plain, requests, np.random.default_rng(0), 5)
     shown = plain.rows_BC.shape[1]
     assert batch.rows_BC.shape[1] == 6 * shown and (batch.rows_BC[:, :shown] == plain.rows_BC).all()
@@ -159,7 +163,7 @@ def test_the_largest_accepted_numbers_reach_no_batch_as_a_warning_or_an_infinity
     records = {topic: [SourceRecord(topic, 0, 0, b"1", json.dumps(value).encode())] for topic, value in values.items()}
     joined = join_events(spec, make_w_hash(1, spec.hash_bits, spec.schema.mm_width), decoder.decode_all(records))
     assert +decoder.skipped == {"new-items": 1} and len(joined) == 1  # + leaves out zeros
-    batch = joined.batch(np.array([0]), 8)
+    batch = joined.batch(np.array([0]))
     for numbers in (joined.items.realtime_RQ, joined.items.bid_R, joined.items.inputs.numeric, batch.bid_BC, batch.context.numeric):
         assert torch.isfinite(numbers).all()
     assert np.isfinite(joined.items.multimodal_RM).all() and batch.users.behaviours.has_signature_BL.tolist() == [[False, True]]

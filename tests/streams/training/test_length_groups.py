@@ -29,7 +29,7 @@ def test_groups_change_no_logit_and_no_gradient(monkeypatch: pytest.MonkeyPatch)
     data = join_events(spec, make_w_hash(1, spec.hash_bits, 16), events)
     torch.manual_seed(0)
     network = AifNetwork(spec, make_w_hash(1, spec.hash_bits, 16))
-    batch = data.batch(np.array([1, 2, 0, 1]), 8)  # histories of 4, none, 2 and 4
+    batch = data.batch(np.array([1, 2, 0, 1]))  # histories of 4, none, 2 and 4
     monkeypatch.setattr(trainer, "SHORT", 1)
     assert len(group_by_length(batch.users.behaviours.mask_BL)) == 3
     found = []

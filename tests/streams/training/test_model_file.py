@@ -124,17 +124,22 @@ def test_the_command_line_comes_before_the_file_and_the_file_before_the_defaults
     result = CliRunner().invoke(build_app(), ["train", "--model", str(path), "--set", "softmax=0.5", "--dry-run", "--json"])
     rows = {row["name"]: (row["value"], row["origin"]) for row in json.loads(result.stdout)["train"]}
     assert rows["softmax"] == (0.5, "command line") and rows["steps"] == (9, f"file {path} [train]") and rows["copr"] == (0.3, "default")
-    for text, words in (("softmx=1", "did you mean 'softmax'"), ("steps=many", "expected int"), ("steps", "name=value")):
+    for text, words in (
+        ("softmx=1", "did you mean 'softmax'"),
+        ("behaviours_max=9", r"belongs in \[model\]"),
+        ("steps=many", "expected int"),
+        ("steps", "name=value"),
+    ):
         with pytest.raises(Misconfigured, match=words):
             decode_assignments([text])
 
 
 def test_without_a_file_what_is_learnt_is_what_the_checkpoint_was_taught(tmp_path: Path) -> None:
     base, stream = tmp_path / "base.safetensors", TasteStream()
-    taught = TrainChoices(copr=0.0, click=0.0, softmax=1.0, behaviours_max=9, steps=7, learning_rate=0.1)
+    taught = TrainChoices(copr=0.0, click=0.0, softmax=1.0, soft_labels=True, steps=7, learning_rate=0.1)
     write_checkpoint(base, stream.network(), "base", {"train": taught.to_dict()})
     plan = TrainPlan(tmp_path, None, base, "aif", 0, 1, 1, False, given={"softmax": 0.5})
-    expected = TrainChoices(copr=0.0, click=0.0, softmax=0.5, behaviours_max=9)
+    expected = TrainChoices(copr=0.0, click=0.0, softmax=0.5, soft_labels=True)
     assert plan.train == expected
     assert FollowPlan(tmp_path, given={"softmax": 0.5, "learning_rate": 4e-3}).learning({"train": taught.to_dict()}) == expected
     shown = CliRunner().invoke(build_app(), ["train", "--warm-start", str(base), "--dry-run", "--json"])

@@ -55,7 +55,7 @@ def held_out_gauc(data: TrainingSet) -> float:
     network = AifNetwork(data.spec, make_w_hash(1, 64, 16))
     fit(network, data.take(np.arange(80)), TrainChoices(steps=60, batch_requests=16, copr=0.0))
     held_out = data.take(np.arange(80, USERS))
-    scores = score_tasks(network, held_out, 8)[..., 0]
+    scores = score_tasks(network, held_out)[..., 0]
     return gauc(np.repeat(np.arange(len(held_out)), SHOWN), scores.ravel(), held_out.clicked_QC.ravel())
 
 
@@ -74,7 +74,7 @@ def test_the_same_tell_tale_from_the_impression_on_is_useless(behaviours_ms: int
 def read_by_a_step(events: Events) -> list[np.ndarray]:
     """What a step reads of users and items, as of each impression of the shop."""
     data = join_events(shop()[0], None, events)
-    batch = data.batch(np.arange(len(data)), 8)
+    batch = data.batch(np.arange(len(data)))
     found: list[np.ndarray] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

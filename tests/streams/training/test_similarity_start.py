@@ -27,7 +27,7 @@ def test_the_products_start_as_the_mean_similarity_of_a_candidate_to_the_history
                 table.weight.zero_()
     data = join_events(spec, None, events)
     vectors_RD = network.item_rows(data.items.inputs)[0].detach()
-    batch = data.batch(torch.arange(2).numpy(), behaviours_max=8)
+    batch = data.batch(torch.arange(2).numpy())
     seen: list[torch.Tensor] = []
     network.user_half.register_forward_hook(lambda *call: seen.append(call[2][0]))
     task_logits(network, data, batch, vectors_RD)[..., 0]

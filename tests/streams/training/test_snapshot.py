@@ -39,7 +39,7 @@ def test_the_topics_and_their_snapshot_give_the_same_batches(
     assert sources[0].decoder.skipped == sources[1].decoder.skipped and len(ours) == 3 and ours.digest == theirs.digest
     seen: list[list[torch.Tensor]] = [[], []]
     for data, tensors in zip((ours, theirs), seen, strict=True):
-        map_tensors(data.batch(np.arange(3), 8), lambda t, into=tensors: (into.append(t), t)[1])  # type: ignore[misc]
+        map_tensors(data.batch(np.arange(3)), lambda t, into=tensors: (into.append(t), t)[1])  # type: ignore[misc]
     assert all(torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)) for a, b in zip(*seen, strict=True))
 
 

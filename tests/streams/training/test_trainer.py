@@ -48,7 +48,7 @@ def taste_world(users: int = 60, items: int = 40) -> TrainingSet:
 @torch.no_grad()
 def logits_of(network: AifNetwork, data: TrainingSet, requests: Sequence[int]) -> torch.Tensor:
     """Click logits [len(requests), C]."""
-    return task_logits(network, data, data.batch(np.array(requests), 8), item_vectors(network, data))[..., 0]
+    return task_logits(network, data, data.batch(np.array(requests)), item_vectors(network, data))[..., 0]
 
 
 def test_the_same_seed_and_steps_give_the_same_weights() -> None:
@@ -116,7 +116,7 @@ def test_what_stands_in_masked_and_padded_places_never_matters() -> None:
     spec, events = shop()
     data = join_events(spec, make_w_hash(1, spec.hash_bits, 16), events)
     network = network_of(data).eval()
-    batch = data.batch(np.arange(3), 8)
+    batch = data.batch(np.arange(3))
     b = batch.users.behaviours
     junk = dataclasses.replace(
         b,

@@ -31,7 +31,7 @@ def test_a_short_training_finds_what_held_out_users_want_far_better_than_popular
     questions = ask(data, [u.user_id for u in evaluation.users], evaluation.now_ms, np.stack([u.candidates for u in evaluation.users]))
     relevant = np.array([[item in user.relevant for item in user.candidates.tolist()] for user in evaluation.users])
     assert relevant.sum(axis=1).tolist() == [10] * 50
-    scores = questions.bid_QC / (1 + np.exp(-score_tasks(network, questions, 256)[..., 0]))
+    scores = questions.bid_QC / (1 + np.exp(-score_tasks(network, questions)[..., 0]))
     learned = hit_rates(scores, relevant, TOP).mean()
     popularity = hit_rates(np.stack([evaluation.popularity_of(user.candidates) for user in evaluation.users]), relevant, TOP).mean()
     assert learned > 1.3 * popularity > 1.3 * TOP / 900, (learned, popularity)

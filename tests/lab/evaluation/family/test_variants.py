@@ -87,7 +87,7 @@ def test_the_family_in_aifs_configuration_gives_the_served_networks_logits() -> 
 def test_every_model_of_the_tables_trains_and_gives_finite_logits(variant: Variant) -> None:
     data = shop_data(variant)
     network = network_of(variant, data)
-    fit(network, data, TrainChoices(steps=2, behaviours_max=8))
+    fit(network, data, TrainChoices(steps=2))
     assert logits_of(network, data).isfinite().all()
     unused = [name for name, p in network.named_parameters() if p.grad is None]
     assert not [name for name in unused if not name.startswith(("bea.", "user_half.", "item_half.key"))], unused
@@ -128,7 +128,7 @@ def test_full_cross_is_algorithm_1_with_the_candidate_as_its_only_bridge() -> No
     data = shop_data(variant)
     network = network_of(variant, data)
     assert isinstance(network, FamilyNetwork)
-    batch = data.batch(np.array([0]), 8)
+    batch = data.batch(np.array([0]))
     keys_RD = network.item_rows(data.items.inputs)[1]
     rows = data.candidate_rows(batch, keys_RD[batch.rows_BC], keys_RD[batch.rows_BC])
     behaviours = dataclasses.replace(batch.users.behaviours, vectors_BLD=torch.zeros(1, batch.rows_BL.shape[1], data.spec.width))

@@ -14,6 +14,7 @@ from serving.engine.call_one.user_state import EngineUserState
 from serving.engine.devices.cpu import CpuScorer
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
+from tests.serving.engine.call_one.test_user_state import assert_equal_up_to_rounding, wanted_arrays
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version
 
 VERSIONS: dict[str, tuple[Version, CpuScorer]] = {}
@@ -90,6 +91,18 @@ def test_where_recency_counts_the_whole_history_is_read_because_every_behaviour_
     state = scorer.user_state(work)
     assert state.extensions == 0
     assert_same(scorer, state, scorer.user_state(dataclasses.replace(work, base=None)))
+
+
+def test_a_history_longer_than_the_model_reads_is_cut_as_in_training() -> None:
+    """The reference network, which training runs, reads the same behaviours, and an earlier state would contain older ones."""
+    version = make_version(dataclasses.replace(SPECS["full"], behaviours_max=20, **SHORT), 60)
+    scorer, behaviours = version.scorer(), make_behaviours(version, 23)
+    state = scorer.user_state(UserWork(PROFILE, behaviours[:19], 1))
+    extended = scorer.user_state(UserWork(PROFILE, behaviours[:20], 1, state))
+    cut = scorer.user_state(UserWork(PROFILE, behaviours, 1, extended))
+    assert (state.behaviours, extended.extensions, cut.behaviours, cut.extensions) == (19, 1, 20, 0)
+    assert_same(scorer, cut, scorer.user_state(UserWork(PROFILE, behaviours[3:], 1)))
+    assert_equal_up_to_rounding(version, cut.arrays.named(), wanted_arrays(version, PROFILE, behaviours))
 
 
 def test_a_full_history_is_read_whole_because_its_oldest_behaviours_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from schemas.events import ItemFeaturesUpdate
 from schemas.model.inputs import map_tensors
+from schemas.model.spec import ModelSpec
 from streams.training.following.view import View
 from streams.training.impressions import Batch, TrainingSet, join_events
 from tests.streams.training.following.stream import TasteStream, joined
@@ -33,8 +34,12 @@ def tensors_of(batch: Batch, data: TrainingSet) -> list[torch.Tensor]:
     return found
 
 
+def bounded(stream: TasteStream) -> ModelSpec:
+    return dataclasses.replace(stream.spec, behaviours_max=BEHAVIOURS)
+
+
 def view_of(stream: TasteStream) -> View:
-    return View(stream.spec, stream.network().w_hash_KM, BEHAVIOURS)
+    return View(bounded(stream), stream.network().w_hash_KM)
 
 
 @pytest.mark.parametrize("piece", [1, 7, 40])
@@ -47,11 +52,11 @@ def test_rounds_are_joined_as_the_whole_log_is(piece: int) -> None:
         parts.append(stream.events(piece))
         view.fold(parts[-1])
         rounds.append(view.join(parts[-1].impressions))
-    whole = join_events(stream.spec, stream.network().w_hash_KM, joined(parts))
+    whole = join_events(bounded(stream), stream.network().w_hash_KM, joined(parts))
     at = 0
     for data in rounds:
-        ours = tensors_of(data.batch(np.arange(len(data)), BEHAVIOURS), data)
-        theirs = tensors_of(whole.batch(np.arange(at, at + len(data)), BEHAVIOURS), whole)
+        ours = tensors_of(data.batch(np.arange(len(data))), data)
+        theirs = tensors_of(whole.batch(np.arange(at, at + len(data))), whole)
         assert len(data) == piece and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
         at += piece
 
@@ -63,7 +68,7 @@ def test_a_backlog_that_is_folded_at_once_leaks_nothing_from_after_an_impression
     at_once.fold(joined([stream.catalogue(), first, later]))
     in_time.fold(joined([stream.catalogue(), first]))
     ours, theirs = at_once.join(first.impressions), in_time.join(first.impressions)
-    batches = [tensors_of(data.batch(np.arange(10), BEHAVIOURS), data) for data in (ours, theirs)]
+    batches = [tensors_of(data.batch(np.arange(10)), data) for data in (ours, theirs)]
     assert all(torch.equal(a, b) for a, b in zip(*batches, strict=True))
 
 

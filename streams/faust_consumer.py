@@ -20,6 +20,8 @@ from faust.types.transports import SchedulingStrategyT
 from faust.types.tuples import ConsumerMessage
 
 _WAITING_POLL_S = 0.05
+# The client has one fetch under way at a broker. A fetch of partitions without news holds up all others, also those that were just assigned and sought.
+_FETCH_WAIT_MS_MAX = 100
 _RUN_RECORDS_MAX = 250  # partitions take turns run by run, so that a batch has work for every shard
 
 
@@ -53,11 +55,11 @@ class NothingRead(dict[TP, int | None]):
 
 
 class CommittedThread(AIOKafkaConsumerThread):
-    """Reads committed records only. (Faust would do so only together with transactions of its own.)"""
+    """Reads committed records only (Faust would do so only together with transactions of its own), and waits less for news than Faust's 1.5 s."""
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
-        consumer._isolation_level = "read_committed"  # its fetcher takes it at the start
+        consumer._isolation_level, consumer._fetch_max_wait_ms = "read_committed", _FETCH_WAIT_MS_MAX  # its fetcher takes them at the start
         return consumer
 
 

@@ -116,8 +116,10 @@ def test_a_slow_assignment_loses_nothing_wherever_the_former_owner_had_been(
     if left_by_the_former_owner is not None:
         commit(bootstrap_servers, topic_prefix, left_by_the_former_owner)
     seen: dict[int, list[int]] = {0: [], 1: []}
+    waits_ms: set[int] = set()
 
-    async def take(_: ShellApp, records: Sequence[SourceRecord]) -> None:
+    async def take(app: ShellApp, records: Sequence[SourceRecord]) -> None:
+        waits_ms.add(app.consumer._thread._consumer._fetch_max_wait_ms)  # type: ignore[attr-defined] # Faust: the type is that of any transport
         for record in records:
             seen[record.partition].append(record.offset)
 
@@ -125,6 +127,7 @@ def test_a_slow_assignment_loses_nothing_wherever_the_former_owner_had_been(
     consume(tmp_path / "f", bootstrap_servers, topic_prefix, ownership, lambda: sum(map(len, seen.values())) >= RECORDS - 100, take)
     assert seen == {0: list(range(RECORDS // 2)), 1: list(range(100, RECORDS // 2))}
     assert committed(bootstrap_servers, topic_prefix) == {0: RECORDS // 2, 1: RECORDS // 2}, "tools outside would show a lag"
+    assert max(waits_ms) <= 100, "a fetch without news that is under way at the seek holds up every partition for so long"
 
 
 def test_after_a_seek_back_every_record_comes_again(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:

@@ -54,17 +54,14 @@ HandleBatch = Callable[[Sequence[SourceRecord]], Awaitable[None]]
 class Ownership(Protocol):
     """Who opens and closes the shards that partitions belong to."""
 
-    async def open_partitions(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
-        """Opens the shards. Returns for each partition the offset to read from."""
+    async def open_partitions(self, partitions: frozenset[Partition], generation: int) -> Mapping[Partition, int]:
+        """Opens the shards of an assignment, closes all others. Returns for each partition the offset to read from."""
 
     def takes(self, partition: Partition) -> bool:
         """Whether records of a partition can be applied now. Until then they are not fetched."""
 
-    def begin_close(self) -> None:
-        """Turns batches away from now on, so that nobody waits for one that can no longer be applied."""
-
-    async def close_partitions(self) -> None:
-        """Closes every shard; the next assignment opens them again."""
+    def suspend(self) -> None:
+        """Turns batches away until the next assignment, because Faust waits for the agents' batches before it gives partitions back."""
 
 
 def stop_process(error: BaseException, doing: str) -> NoReturn:
@@ -110,7 +107,8 @@ class ShellApp(faust.App):
         """Opens the shards and moves the group to their offsets, then lets Faust handle the assignment. A slow start only delays the records."""
         if not self.should_stop:
             try:
-                offsets = await self._open_partitions(frozenset((tp.topic.removeprefix(self.prefix), tp.partition) for tp in assigned))
+                partitions = frozenset((tp.topic.removeprefix(self.prefix), tp.partition) for tp in assigned)
+                offsets = await self._open_partitions(partitions, generation_id)
                 stored = {TP(self.prefix + topic, partition): offset for (topic, partition), offset in offsets.items()}
                 if stored and not await self.consumer._thread.commit(stored):  # type: ignore[attr-defined] # Faust: the type is that of any transport
                     _log.warning("group changed during an assignment; the next assignment starts at the shards' offsets")
@@ -123,12 +121,12 @@ class ShellApp(faust.App):
                 stop_process(error, f"opening {sorted(assigned)}")
         await super()._on_partitions_assigned(assigned, generation_id)
 
-    async def _open_partitions(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
+    async def _open_partitions(self, partitions: frozenset[Partition], generation: int) -> Mapping[Partition, int]:
         """Opens the shards, and tries again while a disk, a broker or the control log does not answer; the partitions stay paused (A7)."""
         said = ""
         while True:
             try:
-                return await self.ownership.open_partitions(partitions)
+                return await self.ownership.open_partitions(partitions, generation)
             except Unavailable as error:
                 if error.code != said:
                     _log.error("partition assignment failed, retrying: %s", error)
@@ -138,10 +136,9 @@ class ShellApp(faust.App):
                 await asyncio.sleep(_RETRY_S)
 
     async def _on_partitions_revoked(self, revoked: set[TP]) -> None:
-        """Turns waiting batches away first, because Faust waits for their end; then closes the shards, for their next owner."""
-        self.ownership.begin_close()
+        """Turns waiting batches away first, because Faust waits for their end. The next assignment says which shards stay."""
+        self.ownership.suspend()
         await super()._on_partitions_revoked(revoked)
-        await self.ownership.close_partitions()
 
     def takes(self, tp: TP) -> bool:
         """Whether records of a partition are to be fetched."""

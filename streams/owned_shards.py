@@ -1,7 +1,11 @@
-"""The shards that this worker owns now: opened when they are assigned, closed when they are revoked.
+"""The shards that this worker owns now: opened when they are assigned, closed when an assignment comes without them.
 
 Here: `OwnedShards`, whom the Faust shell tells about assignments, and the way of a batch to its shards. Not here: assignment itself (faust_shell.py),
 when a shard lets its first batch in (versions/shard_versions.py).
+
+Kafka takes all partitions back whenever a worker joins or leaves, and most come back at once. Such a shard is only suspended meanwhile. It stays open if
+the group's generation of the assignment follows directly on the one in which it was owned: then no other worker has had it in between, and its directory is
+its newest copy. Otherwise it is closed, and opened with all the checks of a start.
 Invariant: both partitions of a shard have the same owner (Faust's assignor gives topics of equal partition counts together); anything else
 is refused, because a shard has one serial task.
 """
@@ -48,7 +52,8 @@ class OwnedShards:
         self._make_task, self._next_checkpoint_offset, self._on_opened = make_task, next_checkpoint_offset, on_opened
         self._tasks: dict[int, ShardTask] = {}
         self._gaps = GapWatch()
-        self.closing = threading.Event()  # set from `begin_close` until partitions are open again: nobody waits for anything meanwhile
+        self._generation: int | None = None  # of the group, at the last assignment
+        self.closing = threading.Event()  # set from `suspend` until partitions are open again: nobody waits for anything meanwhile
         self.assigned = False  # whether an assignment, maybe an empty one, has been handled
         self.seek: Callable[[str, int, int], Awaitable[None]] | None = None
 
@@ -57,26 +62,33 @@ class OwnedShards:
         """The shards owned now, by number."""
         return [task for _, task in sorted(dict(self._tasks).items())]
 
-    async def open_partitions(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
-        """Opens the shards of an assignment; the next offset of every partition in it. Raises Incompatible (`split_shard`)."""
+    async def open_partitions(self, partitions: frozenset[Partition], generation: int) -> Mapping[Partition, int]:
+        """Opens the shards of an assignment that do not stay, and closes the others; the next offset of every partition in it. `generation` is the group's.
+        Raises Incompatible (`split_shard`)."""
         numbers = _shard_numbers(partitions)
-        await self.close_partitions()
-        offsets: dict[Partition, int] = {}
-        if numbers:
+        follows = self._generation is not None and generation == self._generation + 1
+        staying = {number: task for number, task in self._tasks.items() if follows and number in numbers and task.suspended}
+        leaving, self._tasks = [task for number, task in self._tasks.items() if number not in staying], dict(staying)
+        await asyncio.gather(*(asyncio.to_thread(task.close) for task in leaving))
+        if opened := sorted(numbers - staying.keys()):
             ranges = await asyncio.to_thread(fetch_log_ranges, self._bootstrap, self._prefix)
-            opening = (asyncio.to_thread(self._open, n, {t: ranges[t][n] for t in SHARD_TOPICS}) for n in sorted(numbers))
+            opening = (asyncio.to_thread(self._open, n, {t: ranges[t][n] for t in SHARD_TOPICS}) for n in opened)
             # All have ended before one is raised, so the next attempt can close those that opened.
             for failed in await asyncio.gather(*opening, return_exceptions=True):
                 if failed is not None:
                     raise failed
-            for task in self.tasks:
-                held = await asyncio.wrap_future(task.submit(lambda shard: shard.next_offsets))
-                offsets |= {(topic, task.number): offset for topic, offset in held.items()}
+        offsets: dict[Partition, int] = {}
+        for task in self.tasks:
+            held = await asyncio.wrap_future(task.submit(lambda shard: shard.next_offsets))
+            offsets |= {(topic, task.number): offset for topic, offset in held.items()}
         if (MODEL_CHECKPOINTS, 0) in partitions:
             offsets[MODEL_CHECKPOINTS, 0] = await asyncio.to_thread(self._next_checkpoint_offset)
-        self.assigned = True
+        for task in staying.values():
+            task.resume()
+        self.assigned, self._generation = True, generation
         self.closing.clear()
-        _log.info("shards owned: %s, next offsets %s", sorted(numbers), {f"{t}/{p}": o for (t, p), o in sorted(offsets.items())})
+        places = {f"{t}/{p}": o for (t, p), o in sorted(offsets.items())}
+        _log.info("shards owned: %s, stayed open: %s, next offsets %s", sorted(numbers), sorted(staying), places)
         self._on_opened()
         return offsets
 
@@ -92,8 +104,14 @@ class OwnedShards:
         topic, number = partition
         return topic not in SHARD_TOPICS or ((task := self._tasks.get(number)) is not None and task.admitted)
 
+    def suspend(self) -> None:
+        """Turns batches away until the next assignment, so that Faust does not wait for one that can no longer be applied."""
+        self.closing.set()
+        for task in self.tasks:
+            task.suspend()
+
     def begin_close(self) -> None:
-        """Turns batches away."""
+        """Turns batches away for good."""
         self.closing.set()
         for task in self.tasks:
             task.begin_close()

@@ -56,6 +56,7 @@ class ShardTask:
         self._executor = ThreadPoolExecutor(1, f"shard-{shard.number}", self._note_thread)
         self._admission: Future[None] = Future()
         self._closing = threading.Event()
+        self.suspended = False
         self._sent = -1  # highest outbox sequence handed to the sender
         self._confirmed = self._confirming = -1
         self._ticking = False
@@ -116,7 +117,7 @@ class ShardTask:
         if not self._admission.done():
             await asyncio.wait({asyncio.wrap_future(self._admission)})
         pause_s = _RETRY_S_FIRST
-        while not self._closing.is_set():
+        while not (self.suspended or self._closing.is_set()):
             done = asyncio.wrap_future(self.submit(lambda shard: self._apply(shard, records)))
             await asyncio.wait({done})
             if done.cancelled():  # by `close`. The agent must not be cancelled: Faust would take that for its end
@@ -216,6 +217,18 @@ class ShardTask:
             self._confirming = confirmed
 
     # --- end ---------------------------------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Turns batches away until `resume`; one that is running is finished, and other steps go on. One that waits for admission cannot be turned away
+        without the end of the shard."""
+        if not self.admitted:
+            self.begin_close()
+        else:
+            self.suspended = True
+
+    def resume(self) -> None:
+        """Lets batches in again."""
+        self.suspended = False
 
     def begin_close(self) -> None:
         """Turns batches away from now on; one that is running is finished."""

@@ -27,7 +27,8 @@ class SlowOwnership:
     def __init__(self, offsets: Mapping[Partition, int], open_s: float = 0.0, failures: int = 0) -> None:
         self.offsets, self.open_s, self.failures, self.opened = offsets, open_s, failures, 0
 
-    async def open_partitions(self, partitions: frozenset[Partition]) -> Mapping[Partition, int]:
+    async def open_partitions(self, partitions: frozenset[Partition], generation: int) -> Mapping[Partition, int]:
+        assert generation > 0, "by it an owner knows what another one may have had meanwhile"
         self.opened += 1
         await asyncio.sleep(self.open_s)
         if self.opened <= self.failures:
@@ -37,8 +38,7 @@ class SlowOwnership:
     def takes(self, partition: Partition) -> bool:
         return True
 
-    def begin_close(self) -> None: ...
-    async def close_partitions(self) -> None: ...
+    def suspend(self) -> None: ...
 
 
 Body = Callable[[ShellApp, Sequence[SourceRecord]], Awaitable[None]]

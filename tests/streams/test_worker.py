@@ -68,6 +68,7 @@ def test_two_workers_share_the_shards_and_one_takes_over_from_offset_0_when_the_
     first = stage.start_ready("first")
     second = stage.start_ready("second")
     assert "no_shards_because" not in stage.log("first") + stage.log("second")
+    assert re.search(r"shards owned: \[(\d)\], stayed open: \[\1\]", stage.log("first")), "the join closes only the shard that goes"
     idle = stage.start_ready("idle")
     assert "the other workers own all shards" in stage.log("idle")
     assert stop_cleanly(idle) == 0 and "worker stopped" in stage.log("idle")

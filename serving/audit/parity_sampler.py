@@ -118,7 +118,7 @@ class ParitySampler:
 
 def _compare(copied: _Copied, context: Mapping[str, Any], result: RankResult) -> ParityFigures:
     assert isinstance(result.state, EngineUserState)
-    scores_C, probabilities_CT = score_plainly(copied.parameters, result.state.arrays, copied.rows_C, context)
+    scores_C, probabilities_CT = score_plainly(copied.parameters, result.state.arrays.named(), copied.rows_C, context)
     place = {one: at for at, one in enumerate(copied.ids)}
     return compare_answer(place, scores_C, probabilities_CT, result.ids, result.probabilities_AT)
 

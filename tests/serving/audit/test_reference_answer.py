@@ -7,7 +7,6 @@ import torch
 from schemas.model.inputs import candidate_rows
 from schemas.model.network import InFloat64
 from serving.audit.reference_answer import score_plainly
-from serving.engine.call_one.user_state import arrays_of
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, make_behaviours, make_version, named_states, reference_inputs
 
@@ -19,7 +18,7 @@ def test_the_plain_form_is_the_networks_joint_part_in_fp64(name: str, monkeypatc
     for length in (0, 30):
         with torch.inference_mode():
             states = version.network.user_states(reference_inputs(version, PROFILE, make_behaviours(version, length)))
-        scores_C, probabilities_CT = score_plainly(version.parameters, arrays_of(named_states(states)), version.rows, CONTEXT)
+        scores_C, probabilities_CT = score_plainly(version.parameters, named_states(states), version.rows, CONTEXT)
         rows = candidate_rows(version.spec, version.rows, CONTEXT)
         with torch.inference_mode(), InFloat64():
             wanted, expected = version.network.scores(version.network.joint_logits(states, rows), rows.bid_BC)

@@ -1,7 +1,5 @@
 """One seed, one history: a few dozen steps of everybody, chosen by chance, then calm, then every invariant.
 
-Here: what may happen and how often, and how a history comes to rest. Not here: what a step does (worker.py, server.py), what must hold (checks.py).
-
 Length and mix are chosen by what they find a second of processor time: of the seven bugs in plants.py that are found most rarely, in 600 histories of
 each with everything below drawn at random. Shorter histories are cheaper and find less a second, because most of these bugs need a version that servers
 follow before something happens to its owner.
@@ -22,17 +20,8 @@ The last finds nothing of four bugs that this one found 18 times (a zero that is
 revision, roll-back or freeze and, a second, a third of the restored snapshots. Where everything was drawn at random (4,820 histories), worlds that had
 grown old found most a second, 1.6 +- 0.2 times the mean, and other beginnings 0.6 to 1.0, although old worlds cost most.
 
-Nor do histories share a beginning, which is a fifth of one's time. A copy of the process (os.fork, everything frozen before) costs as much before it
-does anything, and as much again for the 2,400 pages that it writes to. Three histories sequentially in a world, each with its chaos, calm and
-checks, were held against three worlds: 4,100 histories each over 15 bugs, a second of processor time, on a busy machine:
-
-    each in a world of its own                        55 histories    2.7 +- 0.2 finds
-    three in a row                                    58              2.7 +- 0.2
-    and 2-3 rounds in the later ones                  72              2.8 +- 0.2
-    and calm rounds before them                       60              2.3 +- 0.2
-
-So nothing is gained: the third is faster because its histories find less each, more of what has to do with older versions (a replay adopted as it is: 27
-finds for 16) and less of what has to do with seals and failed writes (21 finds of four bugs for 49), and of one of the rarest bugs nothing.
+Nor do histories share a beginning, which is a fifth of one's time. A copy of the process (os.fork) costs as much. Three histories sequentially in one
+world find no more a second than three worlds (2.7 +- 0.2 finds each, 4,100 histories over 15 bugs), and fewer seals and failed writes.
 """
 
 import contextlib

@@ -9,7 +9,6 @@ import gc
 import gzip
 import json
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,12 @@ TENSORS = [
     Tensor("request_id", "BYTES", (1,), [b"r-1"]),
     Tensor("top_k", "INT64", (1,), np.array([3])),
 ]
-JSON_TENSORS = [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in TENSORS]
+
+
+def describe(tensors: list[Tensor]) -> list[dict[str, Any]]:
+    return [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in tensors]
+
+
 FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -72,8 +76,9 @@ def binary_body() -> tuple[bytes, dict[str, str]]:
     return body, {"inference-header-content-length": str(length)}
 
 
-def infer_message() -> bytes:
-    message: Any = pb.ModelInferRequest(model_name="prerank", inputs=JSON_TENSORS, raw_input_contents=[encode_raw(one) for one in TENSORS])
+def infer_message(*more: Tensor) -> bytes:
+    inputs, raw = describe([*TENSORS, *more]), [encode_raw(one) for one in (*TENSORS, *more)]
+    message: Any = pb.ModelInferRequest(model_name="prerank", inputs=inputs, raw_input_contents=raw)
     message.parameters["context.hour"].int64_param = 3
     message.outputs.add(name="scores")
     return bytes(message.SerializeToString())
@@ -83,7 +88,7 @@ USER = {"user_id": 1, "features": {"age": 1.0, "city": "rome"}, "behaviours": [{
 RANK = {"user_id": 1, "item_ids": [1, 2, 3], "top_k": 2, "context": {"hour": 3}, "consistency": "latest", "deadline_ms": 5000}
 JSON_INFER = {
     "id": "a",
-    "inputs": [{**one, "data": ["r-1"] if one["datatype"] == "BYTES" else [1] * one["shape"][0]} for one in JSON_TENSORS],  # type: ignore[index]
+    "inputs": [{**one, "data": ["r-1"] if one["datatype"] == "BYTES" else [1] * one["shape"][0]} for one in describe(TENSORS)],
     "outputs": [{"name": "scores", "parameters": {"binary_data": True}}],
 }
 BODIES: list[tuple[str, bytes, dict[str, str]]] = [
@@ -358,24 +363,13 @@ def test_clients_that_go_away_leave_no_request_in_work(front: Front, client: htt
     for _ in range(20):
         with connect(front.http) as raw:
             raw.sendall(b"POST /v1/prerank HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n{")
-    end = time.monotonic() + 20
-    while time.monotonic() < end and front.in_work() > 0:
-        assert client.get("/v2/health/live").status_code == 200
-    assert front.in_work() == 0
+    wait_until(lambda: client.get("/v2/health/live").status_code == 200 and front.in_work() == 0, 20, "no request in work")
 
 
 @pytest.fixture(scope="module")
 def carried(client: httpx.Client) -> str:
     """A valid state of user 1, as call 1 gave it out."""
-    answer = client.post("/v1/user", json={**USER, "carry_state": True})
-    return str(answer.json()["user_state"])
-
-
-def infer_with_state(state: bytes) -> bytes:
-    tensors = [*TENSORS, Tensor("user_state", "BYTES", (1,), [state])]
-    inputs = [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in tensors]
-    message: Any = pb.ModelInferRequest(model_name="prerank", inputs=inputs, raw_input_contents=[encode_raw(one) for one in tensors])
-    return bytes(message.SerializeToString())
+    return str(client.post("/v1/user", json={**USER, "carry_state": True}).json()["user_state"])
 
 
 def test_a_damaged_user_state_is_refused_by_name_on_every_route(client: httpx.Client, channel: grpc.Channel, carried: str) -> None:
@@ -384,8 +378,11 @@ def test_a_damaged_user_state_is_refused_by_name_on_every_route(client: httpx.Cl
         bodies = {"/v1/rank": {**RANK, "user_state": state}, INFER: {"inputs": inputs}}
         return [client.post(path, json=body) for path, body in bodies.items()]
 
+    def send(state: bytes) -> grpc.StatusCode:
+        return ask(channel, "ModelInfer", infer_message(Tensor("user_state", "BYTES", (1,), [state])))
+
     assert [answer.status_code for answer in post(carried)] == [200, 200] and post(carried)[0].json()["rung"] == "carried"
-    assert ask(channel, "ModelInfer", infer_with_state(carried.encode())) is grpc.StatusCode.OK
+    assert send(carried.encode()) is grpc.StatusCode.OK
 
     @settings(FUZZ, max_examples=60)
     @given(damaged(carried.encode()))
@@ -398,6 +395,6 @@ def test_a_damaged_user_state_is_refused_by_name_on_every_route(client: httpx.Cl
         for answer in post(raw.decode(errors="replace")):
             check_answer(answer)
             assert raw == b"" or answer.json()["code"] in ("bad_user_state", "bad_request"), answer.text
-        assert ask(channel, "ModelInfer", infer_with_state(raw)) in ALLOWED
+        assert send(raw) in ALLOWED
 
     fuzz()

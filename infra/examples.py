@@ -32,7 +32,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "publish behaviours": ("aif publish behaviours behaviours.jsonl",),
     "publish users": ("aif publish users users.jsonl",),
     "publish checkpoint": ("aif publish checkpoint checkpoints/aif-0000.safetensors",),
-    "index list": ("aif index list",),
+    "index list": ("aif index list", "aif index list --all"),
     "index show": ("aif index show",),
     "index verify": ("aif index verify",),
     "index diff": ("aif index diff", "aif index diff 2 live"),

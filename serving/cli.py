@@ -1,7 +1,6 @@
 """The `aif` commands of `serving`: serve, query, verify-answers. Only typer and the standard library at module level; heavy imports belong
 inside the commands."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,10 +93,8 @@ def query(
 ) -> None:
     """Rank candidates for one user and print the best."""
     from infra.settings import load_settings
-    from schemas.requests import PrerankRequest
-    from serving.catalogue import draw_items, read_items
-    from serving.client import client_of
-    from serving.http_calls import make_body
+    from serving.audit.topic_history import find_users
+    from serving.query import ask, draw_items, read_items
     from serving.settings import ServerSettings
 
     if items is not None and random is not None:
@@ -106,31 +103,18 @@ def query(
         raise typer.BadParameter("--trace and --record are two kinds of request; give one of them")
     settings = load_settings(ServerSettings, {"index": {"store": store}})
     if user is None:
-        from serving.audit.topic_history import find_users
-
         (user,) = find_users(settings, 1)
         say(f"user {user}, the first on the topic of behaviours")
     candidates = read_items(items) if items is not None else draw_items(settings.index.store, random or 1_000, seed)
     if trace:
+        from serving.audit.superseded import describe_superseded
         from serving.merger.trace import trace_request
 
         merged, lines = trace_request(settings, url, user, candidates, top_k, deadline_ms, retrieval)
-        from serving.audit.superseded import describe_superseded
-
         say("\n".join([*lines, *describe_superseded(settings, candidates)]))
         answer = merged.answer
     else:
-        fields = {"user_id": user, "item_ids": candidates, "top_k": top_k, "deadline_ms": deadline_ms}
-        if record is not None:
-            from serving.audit.topic_history import read_history
-
-            fields |= read_history(settings, user)
-        body = make_body(PrerankRequest, fields)
-        with client_of(settings.serve, url) as client:  # ids go as text: a server of an int64 catalogue accepts decimal strings
-            answer = client.prerank(body)
-        if record is not None:
-            with record.open("a") as file:
-                file.write(json.dumps({"request": body.model_dump(mode="json"), "answer": answer.model_dump(mode="json")}) + "\n")
+        answer = ask(settings, url, user, {"item_ids": candidates, "top_k": top_k, "deadline_ms": deadline_ms}, record)
     if as_json:
         typer.echo(answer.model_dump_json())
     else:

@@ -228,8 +228,7 @@ class AsyncClient:
 
 def client_of(serve: "ServeSection", url: str | None = None) -> Client:
     """A client of the server that these settings describe, or of another one under the same token and certificate."""
-    scheme = "http" if serve.tls_cert is None else "https"
-    return Client(url or f"{scheme}://{serve.host}:{serve.port}", token=serve.token, ca=serve.tls_cert)
+    return Client(url or serve.url, token=serve.token, ca=serve.tls_cert)
 
 
 def _user_request(user_id: Id, options: UserOptions) -> UserRequest:

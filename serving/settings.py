@@ -53,6 +53,11 @@ class ServeSection(Section):
     leave_s: float = Field(0.25, ge=0, le=60, description="Time to answer while not ready after SIGTERM, so that load balancers move on")
     drain_s: float = Field(5.0, ge=0, le=60, description="Time to wait for running requests after that")
 
+    @property
+    def url(self) -> str:
+        """The address of HTTP."""
+        return f"{'http' if self.tls_cert is None else 'https'}://{self.host}:{self.port}"
+
 
 class EngineSection(Section):
     """The engine: its device, the memory of versions, the checks of its answers."""

@@ -28,6 +28,7 @@ FormerVersion = Annotated[int | None, typer.Argument(min=0, help="The version nu
 Reason = Annotated[str, typer.Option(help="The reason, kept in the control log.")]
 Force = Annotated[bool, typer.Option("--force", help="Also if the version's rows are behind those of the others.")]
 _BY = "aif index"
+_LISTED, _LIST_COLUMNS = 10, ("version", "state", "mark", "model", "age_s", "reason")
 _FEATURE_COLUMNS = ("scope", "kind", "buckets", "width", "transform", "realtime")
 
 
@@ -35,12 +36,19 @@ _FEATURE_COLUMNS = ("scope", "kind", "buckets", "width", "transform", "realtime"
 
 
 @index_app.command("list")
-def list_versions(as_json: AsJson = False) -> None:
-    """Every version with its state, newest first."""
+def list_versions(
+    every: Annotated[bool, typer.Option("--all", help="Print every version with all columns.")] = False, as_json: AsJson = False
+) -> None:
+    """The newest ten versions with their states, the newest first."""
     from infra.index.describe import describe_versions
 
     log = _open_log()
-    print_table("versions", describe_versions(log.refresh(), log.store, SystemClock().now_ms()), as_json)
+    rows = describe_versions(log.refresh(), log.store, SystemClock().now_ms())
+    if not (every or as_json):
+        if len(rows) > _LISTED:
+            say(f"{len(rows) - _LISTED} older versions are not listed; --all lists them")
+        rows = [{column: row[column] for column in _LIST_COLUMNS} for row in rows[:_LISTED]]
+    print_table("versions", rows, as_json)
 
 
 @index_app.command(short_help="Show one version: its state, its manifest, its files.")

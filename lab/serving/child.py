@@ -19,7 +19,7 @@ class LineChild(Closeable):
     """Use as a context manager. `errors`: the file of its standard error; None: this process's own."""
 
     def __init__(self, command: Sequence[str], errors: IO[str] | None = None) -> None:
-        pipe = subprocess.PIPE
+        pipe, self._name = subprocess.PIPE, " ".join(command[1:3])
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, process_group=0)
 
     def ask(self, question: str = "", starts: str = "", within_s: float = _ANSWER_S_MAX) -> str:
@@ -41,7 +41,10 @@ class LineChild(Closeable):
                         return line
         finally:
             late.cancel()
-        raise Unavailable("child_died", f"it ended with exit code {self._process.wait()} and gave no answer to {question or 'its start'!r}")
+        asked = f"the question {question!r}" if question else "its start"
+        raise Unavailable(
+            "child_died", f"{self._name} ended with exit code {self._process.wait()} and did not answer {asked}; read its messages"
+        )
 
     def close(self) -> None:
         """Close its standard input and wait for its end; kill it if it does not end."""

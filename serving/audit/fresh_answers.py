@@ -3,9 +3,9 @@
 from schemas.requests import PrerankRequest
 from serving.audit.parity import RecordedAnswer
 from serving.audit.topic_history import find_users, read_history
-from serving.catalogue import draw_items
 from serving.client import client_of
 from serving.http_calls import make_body
+from serving.query import draw_items
 from serving.settings import ServerSettings
 
 _USERS, _CANDIDATES, _DEADLINE_MS = 3, 200, 10_000

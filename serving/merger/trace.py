@@ -18,8 +18,7 @@ def trace_request(
 ) -> tuple[Merged, list[str]]:
     """The answer and the lines to show. `url`: one server, or several separated by commas. Raises as `Merger.recommend`, and Misconfigured."""
     serve = settings.serve
-    scheme = "http" if serve.tls_cert is None else "https"
-    urls = [check_url(one) for one in (url or f"{scheme}://{serve.host}:{serve.port}").split(",")]
+    urls = [check_url(one) for one in (url or serve.url).split(",")]
     headers, authorities = bearer_headers(serve.token), trust(serve.tls_cert)
     source = Retrieval(candidates, len(candidates), decode_latency(retrieval))
 

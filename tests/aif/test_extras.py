@@ -28,7 +28,7 @@ NEEDS = {
     "": (["aif", "infra.kafka.json_lines", "infra.settings"], set[str]()),
     "worker": (["streams.worker", "streams.builders.process", "streams.shard.cli", "streams.replay.cli"], {"obstore"}),
     "serve": (
-        ["serving.server", "serving.merger.trace", "serving.catalogue", "infra.tools.cli", "infra.kafka.dlq_cli"],
+        ["serving.server", "serving.merger.trace", "serving.query", "infra.tools.cli", "infra.kafka.dlq_cli"],
         {"obstore", "torch", "triton", "grpcio-tools"},
     ),
     "train": (["streams.training.cli", "infra.data.cli"], {"obstore"}),

@@ -176,13 +176,21 @@ def test_status_of_an_empty_store_says_that_nothing_is_served(store: IndexStore)
     assert run_aif("status", exit_code=1)["served"] == "nothing"
 
 
-@pytest.mark.parametrize("arguments", [("diff", "0", "0"), ("show",), ("list",)])
+@pytest.mark.parametrize("arguments", [("diff", "0", "0"), ("show",), ("list", "--all")])
 def test_people_see_what_has_parts_as_tables_and_no_python(store: IndexStore, arguments: tuple[str, ...]) -> None:
     empty = CliRunner().invoke(build_app(), ["index", "list"])
     assert (empty.stdout, empty.stderr) == ("", "no versions\n")
     publish_version(store)
     shown = CliRunner().invoke(build_app(), ["index", *arguments]).stdout
     assert "0.0" in shown and "{'" not in shown and "[{" not in shown
+
+
+def test_the_list_of_versions_is_short_unless_all_are_asked_for(store: IndexStore) -> None:
+    for _ in range(12):
+        publish_version(store)
+    short, every = (CliRunner().invoke(build_app(), ["index", "list", *more]) for more in ((), ("--all",)))
+    assert len(short.stdout.splitlines()) == 11 and short.stderr.startswith("2 older versions")
+    assert len(every.stdout.splitlines()) == 13 and "token" in every.stdout and "token" not in short.stdout
 
 
 @pytest.mark.parametrize("off_h", [-1.1, 1.1])

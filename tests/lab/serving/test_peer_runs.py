@@ -63,7 +63,7 @@ def test_a_peer_is_asked_over_its_pipes_and_one_that_dies_is_null(
     measure_peers(small_world(), PLAN, figures)
     assert [figures.value(f"{peer}_p50_ms_5") for peer in PEERS] == [7.0, None, None]
     told = capsys.readouterr().err
-    assert "no room for it here" in told and "exit code 0 and gave no answer to '5'" in told
+    assert "no room for it here" in told and "exit code 0 and did not answer the question '5'" in told
 
 
 def test_a_peer_that_hangs_is_killed_and_tried_once_more(
@@ -78,7 +78,7 @@ def test_a_peer_that_hangs_is_killed_and_tried_once_more(
     measure_peers(small_world(), PLAN, figures)
     assert (
         figures.value("triton_p50_ms_5") is None
-        and capsys.readouterr().err.count("no figure of triton: child_died: it ended with exit code -9") == 2
+        and capsys.readouterr().err.count("ended with exit code -9 and did not answer its start") == 2
     )
 
 

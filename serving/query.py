@@ -1,10 +1,12 @@
-"""Candidates for `aif query`: from a file, or drawn from the live version in the index store.
+"""One ranking as `aif query` asks for it: its user, its candidates, its record for `aif verify-answers`.
 
 Ids are sent as text; a server with an int64 catalogue reads them as numbers.
 """
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_full_part, read_incremental_part, read_manifest
@@ -12,6 +14,11 @@ from infra.index.store import open_index_store
 from schemas.errors import RejectedInput, Unavailable
 from schemas.ids import Id, decode_index_key
 from schemas.index.digest import merge_parts
+from schemas.requests import PrerankRequest, RankAnswer
+from serving.audit.topic_history import read_history
+from serving.client import client_of
+from serving.http_calls import make_body
+from serving.settings import ServerSettings
 
 
 def read_items(path: Path) -> list[Id]:
@@ -38,3 +45,17 @@ def draw_items(store_url: str, count: int, seed: int) -> list[Id]:
         for block in merge_parts(manifest.layout, read_full_part(store, seal.full, manifest.layout), increments):
             keys += block.keys
     return [str(decode_index_key(key, kind)) for key in random.Random(seed).sample(keys, min(count, len(keys)))]
+
+
+def ask(settings: ServerSettings, url: str | None, user: str, fields: dict[str, Any], record: Path | None = None) -> RankAnswer:
+    """Rank once for a user. With `record` the user's history from the topics is in the request, and request and answer are appended to that file.
+
+    Raises what the server answers, and Unavailable where it, or the broker, does not answer.
+    """
+    body = make_body(PrerankRequest, {"user_id": user, **fields, **({} if record is None else read_history(settings, user))})
+    with client_of(settings.serve, url) as client:
+        answer = client.prerank(body)
+    if record is not None:
+        with record.open("a") as file:
+            file.write(json.dumps({"request": body.model_dump(mode="json"), "answer": answer.model_dump(mode="json")}) + "\n")
+    return answer

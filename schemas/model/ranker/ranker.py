@@ -15,28 +15,15 @@ Arrays: B users, n tokens, C candidates, D width, T tasks, Y layers.
 Source: RelayGR; HSTU; M-FALCON (candidates in micro-batches).
 """
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from schemas.features import Scope
-from schemas.ids import Id, hash_bucket
 from schemas.model.embeddings import FeatureEmbedding, normal_parameter
 from schemas.model.inputs import FeatureTensors
 from schemas.model.ranker.layers import Kv, Layers, alone, causal
-from schemas.model.ranker.spec import RankerSpec
 from schemas.model.spec import ModelSpec
-
-ITEM_SALT = b"ranker-item"  # hash salt of the ranker's item table
-
-
-def encode_items(spec: RankerSpec, items: Sequence[Id]) -> np.ndarray:
-    """int64 [n]: rows of the ranker's item table."""
-    return np.fromiter((hash_bucket(item, spec.item_buckets, ITEM_SALT) for item in items), np.int64, len(items))
-
 
 class Ranker(nn.Module):
     """REQUIRES: spec.ranker is not None."""

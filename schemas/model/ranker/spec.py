@@ -1,14 +1,21 @@
-"""Sizes of the ranker, and which part of a history it reads. No torch.
+"""Sizes of the ranker, which part of a history it reads, and the rows of its item table. No torch.
 
 Source: RelayGR (prefix, suffix, candidates); HSTU (the layers). Differs: positions are rotations (RoPE) instead of a learnt bias, which made a prefix of
 1,024 tokens 1.8 times as long to compute on a CPU.
 """
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from schemas.errors import Misconfigured
+from schemas.ids import Id, hash_bucket
 from schemas.limits import BEHAVIOURS_PER_USER_MAX, HASH_BUCKETS_MAX, WIDTH_MAX
 
+_ITEM_SALT = b"ranker-item"  # hash salt of the item table
+_ITEMS_KEPT = 1_000_000  # hashed ids in memory
 _BOUNDS = {
     "width": (8, WIDTH_MAX),
     "heads": (1, 64),
@@ -60,3 +67,11 @@ def window_start(spec: RankerSpec, length: int) -> int:
     """The first behaviour that a ranking of a history of `length` reads: 0, or the least multiple of `history_step` that leaves at most `history_max`."""
     beyond = max(0, length - spec.history_max)
     return -(-beyond // spec.history_step) * spec.history_step
+
+
+_row = functools.lru_cache(_ITEMS_KEPT, typed=True)(hash_bucket)
+
+
+def encode_items(spec: RankerSpec, items: Sequence[Id]) -> np.ndarray:
+    """int64 [n]: rows of the ranker's item table."""
+    return np.fromiter((_row(item, spec.item_buckets, _ITEM_SALT) for item in items), np.int64, len(items))

@@ -18,8 +18,8 @@ from schemas.model.inputs import FeatureTensors
 from schemas.model.random_inputs import draw_block
 from schemas.model.ranker import layers as layers_file
 from schemas.model.ranker.layers import Kv
-from schemas.model.ranker.ranker import Ranker, encode_items
-from schemas.model.ranker.spec import RankerSpec, window_start
+from schemas.model.ranker.ranker import Ranker
+from schemas.model.ranker.spec import RankerSpec, encode_items, window_start
 from tests.schemas.model.samples import SPECS, make_network
 
 SPEC = SPECS["ranker"]

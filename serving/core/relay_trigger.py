@@ -1,0 +1,99 @@
+"""Which prefixes are computed before their rankings: those without which the ranking would be late, as far as memory and load allow. Pure.
+
+    a signal arrives -> what would this ranking take, computed whole, at its 99th percentile? -> more than the budget: at risk
+    at risk          -> are there pages for its KV, beside all that rankings in flight hold? is there load left for prefixes? -> admitted
+
+The percentile counts the queue: a service time that fits the budget is late as soon as two requests meet (M/D/1). At low load the wait is what is left of
+the one job ahead.
+Here: decisions from numbers. Not here: computing a prefix (serving/relay).
+Source: RelayGR, sequence-aware trigger.
+"""
+
+import enum
+import math
+from dataclasses import dataclass, replace
+
+from schemas.model.ranker.spec import RankerSpec
+
+_BUCKET_S = 0.2  # work that prefixes may take at once after a pause
+_RATE_S = 2.0  # over which arrivals are averaged
+_SATURATED = 0.95
+_COST_SHARE = 0.1  # of a new measurement in the average
+_START_MS = 2.5e-7  # per multiply-add, until measured
+
+
+class Decision(enum.StrEnum):
+    """What becomes of a signal; the answer contains the value."""
+
+    ADMITTED = "admitted"
+    EXTENDED = "extended"  # a kept prefix is extended by the newer behaviours
+    RESIDENT = "resident"  # it is there already
+    RUNNING = "running"  # another signal has started it
+    NOT_AT_RISK = "not_at_risk"
+    NO_ROOM = "no_room"
+    NO_LOAD = "no_load"
+    NO_RANKER = "no_ranker"
+    NO_HISTORY = "no_history"
+
+
+def count_work(spec: RankerSpec, new: int, past: int, causal: bool = True) -> float:
+    """Multiply-adds of `new` tokens after `past` ones; candidates are not causal."""
+    seen = past + (new / 2 if causal else 1)
+    return spec.layers * new * (5.0 * spec.width**2 + 2.0 * seen * spec.width)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayCosts:
+    """ms per multiply-add, measured: of rankings, and of prefixes, which give way to everything else."""
+
+    rank: float = _START_MS
+    prefix: float = _START_MS
+
+    def fold_rank(self, work: float, took_ms: float) -> "RelayCosts":
+        """With one more measured ranking."""
+        return replace(self, rank=self.rank + _COST_SHARE * (took_ms / max(work, 1.0) - self.rank))
+
+    def fold_prefix(self, work: float, took_ms: float) -> "RelayCosts":
+        """With one more measured piece of a prefix."""
+        return replace(self, prefix=self.prefix + _COST_SHARE * (took_ms / max(work, 1.0) - self.prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Arrivals and the work left for prefixes, at `at_s` on the monotonic clock."""
+
+    per_s: float = 0.0
+    left_ms: float = 1000 * _BUCKET_S
+    at_s: float = 0.0
+
+    def arrive(self, now_s: float, share: float) -> "Load":
+        """With one more request; `share`: the most of a core's time that prefixes may take."""
+        passed = max(0.0, now_s - self.at_s)
+        left_ms = min(1000 * _BUCKET_S, self.left_ms + 1000 * share * passed)
+        return Load(self.per_s * math.exp(-passed / _RATE_S) + 1 / _RATE_S, left_ms, max(now_s, self.at_s))
+
+    def spend(self, work_ms: float) -> "Load":
+        """With so much less left for prefixes."""
+        return replace(self, left_ms=self.left_ms - work_ms)
+
+
+def predict_p99_ms(service_ms: float, per_s: float) -> float:
+    """The 99th percentile of wait and service if every request took `service_ms` in one queue (M/D/1)."""
+    rho = per_s * service_ms / 1000
+    if rho >= _SATURATED:
+        return math.inf
+    busy = max(0.0, math.log(max(1.0, 100 * rho))) * service_ms * rho / (2 * (1 - rho))
+    idle = service_ms * max(0.0, 1 - 0.01 / max(rho, 1e-9))
+    return service_ms + max(busy, idle)
+
+
+def decide(at_risk: bool, work_ms: float, load: Load, pages_wanted: int, pages_free: int) -> Decision:
+    """What to do with a prefix that is not there. `pages_free`: those that no ranking in flight needs.
+
+    Monotone: what is refused stays refused with less room, less load left, or more work.
+    """
+    if not at_risk:
+        return Decision.NOT_AT_RISK
+    if pages_wanted > pages_free:
+        return Decision.NO_ROOM
+    return Decision.ADMITTED if work_ms <= load.left_ms else Decision.NO_LOAD

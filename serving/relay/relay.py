@@ -1,0 +1,410 @@
+"""The relay: prefixes computed while retrieval runs, and the final rankings that take them over. Two threads beside the engine's.
+
+    signal          decides (core/relay_trigger.py) and reserves pages; the prefix thread computes, a piece at a time, at low priority
+    rank            the ranking thread takes the best rung that is in time (core/relay_rungs.py) and orders AIF's answer
+    expect, arrive  a signal's prefix is held until its ranking comes, or counts as wasted when its time is over
+
+A ranking never waits for the prefix thread: it takes over an unfinished prefix and computes the rest itself, so a thread of low priority never holds up one of
+high priority. Nothing is computed twice at once: a signal finds the prefix that another has started.
+Keys are (user, version): a prefix never crosses versions, and all of a version's go when it is not resident any more.
+
+Here: threads, queues, who computes what. Not here: torch (backend.py), pages (kv_pool.py), requests (final_call.py).
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infra.guarded_thread import GuardedThread
+from infra.metrics import Metrics
+from schemas.errors import Unavailable
+from schemas.ids import Id
+from schemas.limits import MIB
+from schemas.model.parameters import Parameters
+from schemas.model.ranker.spec import RankerSpec
+from schemas.model.spec import ModelSpec
+from serving.core.relay_rungs import FinalRung, FinalSituation, choose_final_rung
+from serving.core.relay_trigger import Decision, Load, RelayCosts, count_work, decide, predict_p99_ms
+from serving.relay.kv_pool import PAGE_ELEMENTS, KvPool, Prefix, PrefixKey
+from serving.relay.settings import RelaySection
+from serving.relay.window import Window, open_window
+from serving.users.user_store import KnownUser
+
+if TYPE_CHECKING:
+    from serving.relay.backend import RankerBackend
+
+PIECE = 128  # tokens of a prefix between two looks at what else there is to do: 1 to 4 ms
+_NICE = 10  # of the prefix thread
+_TRUNCATED_MIN = 32  # behaviours
+
+
+@dataclass(frozen=True, slots=True)
+class FinalWork:
+    """One final ranking. `item_ids` and `aif_logits_CT` in AIF's order; `due_s`: when it must be answered, on the monotonic clock."""
+
+    user_id: Id
+    user: KnownUser
+    version: int
+    request_id: str
+    item_ids: Sequence[Id]
+    aif_logits_CT: np.ndarray
+    context: Mapping[str, Any]
+    due_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinalResult:
+    """Logits float32 [C, T]; the rung; which behaviours were read: from place `start` of the history, `read` of them, of which `kept` were there already;
+    `offset`: the newest record of the behaviour log among them."""
+
+    rung: FinalRung
+    logits_CT: np.ndarray
+    start: int = 0
+    read: int = 0
+    kept: int = 0
+    offset: int = -1
+    predicted_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the ranking thread found for one ranking. `older`: the window of a kept prefix that begins before the one that is due."""
+
+    window: Window
+    prefix: Prefix | None
+    expected: bool
+    same: bool
+    older: Window | None
+    truncated: Window
+
+
+class Relay:
+    """`find_parameters(version)`: a resident version's model, None if it is gone. `device`: of the engine."""
+
+    def __init__(
+        self, settings: RelaySection, metrics: Metrics, find_parameters: Callable[[int], Parameters | None], device: str = "cpu"
+    ) -> None:
+        self._settings, self._metrics, self._find_parameters, self._device = settings, metrics, find_parameters, device
+        self._pool: KvPool | None = None
+        self._backends: dict[int, RankerBackend] = {}
+        self._wanted: frozenset[int] = frozenset()
+        self._prefixes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._rankings: queue.SimpleQueue[tuple[FinalWork, Future[FinalResult]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self.costs, self._load = RelayCosts(), Load()
+        self._stopping = threading.Event()
+        self._threads: list[GuardedThread] = []
+        self._shown = (0, 0, 0)
+
+    # --- versions -------------------------------------------------------------------------------------------------------
+
+    def follow(self, versions: Collection[int]) -> None:
+        """Called again and again with the resident versions: opens the rankers of new ones, drops all of those that are gone. Starts nothing while no
+        version has a ranker, so that a server without one never imports torch."""
+        alive = frozenset(versions)
+        for version in sorted(alive - self._wanted):
+            parameters = self._find_parameters(version)
+            if parameters is not None and parameters.spec.ranker is not None:
+                self._start()
+                self._prefixes.put(lambda version=version, parameters=parameters: self._open(version, parameters))  # type: ignore[misc]
+        self._wanted = alive
+        self._backends = {version: backend for version, backend in self._backends.items() if version in alive}
+        if self._pool is not None:
+            self._pool.drop_other_versions(alive)
+            self._pool.expire()
+            self._show(self._pool)
+
+    def _start(self) -> None:
+        if not self._threads:
+            self._threads = [
+                GuardedThread(self._run_prefixes, "relay-prefixes", self._stopping),
+                GuardedThread(self._run_rankings, "relay-rankings", self._stopping),
+            ]
+            for thread in self._threads:
+                thread.start()
+
+    def _open(self, version: int, parameters: Parameters) -> None:
+        from serving.relay.backend import PageMemory, RankerBackend
+
+        if self._pool is None:
+            pages = max(1, int(self._settings.kv_mib * MIB) // (2 * PAGE_ELEMENTS))
+            memory = PageMemory(pages, PAGE_ELEMENTS, self._device)
+            host_bytes, of_time = int(self._settings.host_mib * MIB), (self._settings.signal_s, self._settings.keep_s)
+            self._pool = KvPool(memory, pages, host_bytes, *of_time)
+        if version in self._wanted:
+            self._backends = {**self._backends, version: RankerBackend(parameters, self._device)}
+
+    def spec(self, version: int) -> ModelSpec | None:
+        """The spec of a version whose ranker is ready; None without one."""
+        backend = self._backends.get(version)
+        return None if backend is None else backend.spec
+
+    # --- the signal -----------------------------------------------------------------------------------------------------
+
+    def signal(self, user_id: Id, user: KnownUser, version: int, request_id: str, candidates: int) -> Decision:
+        """Decides about a prefix and, if it is admitted, begins it. Called from any thread."""
+        decision = self._decide(user_id, user, version, request_id, candidates)
+        self._metrics.counter("relay_signals").labels(decision.value).inc()
+        return decision
+
+    def _decide(self, user_id: Id, user: KnownUser, version: int, request_id: str, candidates: int) -> Decision:
+        backend, pool = self._backends.get(version), self._pool
+        if backend is None or pool is None:
+            return Decision.NO_RANKER
+        if not len(user.behaviours):
+            return Decision.NO_HISTORY
+        spec, window, key = backend.ranker, open_window(backend.spec, user), PrefixKey(user_id, version)
+        whole = count_work(spec, window.tokens, 0) + count_work(spec, candidates, window.tokens, causal=False)
+        with self._lock:
+            self._load = self._load.arrive(time.monotonic(), self._settings.load_share)
+            risk_ms = predict_p99_ms(self.costs.rank * whole, self._load.per_s)
+        with pool.lock:
+            prefix = pool.find(key)
+            known = prefix is not None and window.begins_with(prefix.window)
+            if prefix is not None and known and len(prefix.window) == len(window):
+                pool.expect(prefix, request_id)
+                return Decision.RESIDENT if prefix.finished else Decision.RUNNING
+            done = prefix.done if prefix is not None and known else 0
+            work_ms = self.costs.prefix * count_work(spec, window.tokens - done, done)
+            wanted = pool.pages_for(spec, window.tokens) - (len(prefix.pages) if prefix is not None and known else 0)
+            at_risk = risk_ms > self._settings.budget_ms - self._settings.margin_ms
+            with self._lock:
+                decision = decide(at_risk, work_ms, self._load, wanted, pool.pages_free)
+                if decision is Decision.ADMITTED:
+                    self._load = self._load.spend(work_ms)
+            if decision is not Decision.ADMITTED:
+                return decision
+            return self._admit(pool, backend, key, window, prefix if known else None, request_id)
+
+    def _admit(
+        self, pool: KvPool, backend: "RankerBackend", key: PrefixKey, window: Window, prefix: Prefix | None, request_id: str
+    ) -> Decision:
+        """REQUIRES: the pool's lock."""
+        decision = Decision.EXTENDED
+        if prefix is not None:
+            if not pool.grow(prefix, window):
+                return Decision.NO_ROOM
+            pool.expect(prefix, request_id)
+        else:
+            reloaded = pool.reload(key, backend.ranker, window)
+            decision = Decision.ADMITTED if reloaded is None else Decision.EXTENDED
+            prefix = reloaded or pool.reserve(key, backend.ranker, window)
+            if prefix is None:
+                return Decision.NO_ROOM
+            pool.expect(prefix, request_id)
+            prefix.leases -= 1  # of `reserve`: the signal's hold is there instead
+        admitted = prefix
+        self._prefixes.put(lambda: self._compute(backend, pool, admitted))
+        return decision
+
+    def _compute(self, backend: "RankerBackend", pool: KvPool, prefix: Prefix) -> None:
+        """The prefix thread: the pieces of one prefix, until it is finished, dropped, or taken over by a ranking."""
+        with pool.held(prefix):
+            past = pool.memory.read(backend.ranker, prefix.pages, prefix.done) if prefix.done else None
+            while not (prefix.dropped or prefix.taken_over or prefix.finished or self._stopping.is_set()):
+                window, first = prefix.window, prefix.done
+                end, began_s = min(first + PIECE, window.tokens), time.perf_counter()
+                piece = backend.extend(window, first, end, past)
+                took_ms = 1000 * (time.perf_counter() - began_s)
+                with pool.lock:
+                    if prefix.dropped or prefix.taken_over:
+                        break
+                    pool.memory.write(backend.ranker, prefix.pages, first, piece)
+                    prefix.done = end
+                past = piece if past is None else past.join(piece)
+                with self._lock:
+                    self.costs = self.costs.fold_prefix(count_work(backend.ranker, end - first, first), took_ms)
+            if prefix.finished:
+                pool.save(prefix)
+
+    # --- the ranking ----------------------------------------------------------------------------------------------------
+
+    def submit_rank(self, work: FinalWork) -> "Future[FinalResult]":
+        """The final ranking of AIF's answer. Fails only with Unavailable (`stopping`)."""
+        future: Future[FinalResult] = Future()
+        if self._stopping.is_set() or not self._threads:
+            future.set_result(_aif_order(work))
+        else:
+            self._rankings.put((work, future))
+        return future
+
+    def _rank(self, work: FinalWork) -> FinalResult:
+        backend, pool = self._backends.get(work.version), self._pool
+        if backend is None or pool is None:
+            return _aif_order(work)
+        began_s = time.monotonic()
+        left_ms = 1000 * (work.due_s - began_s)
+        found = self._find(backend, pool, work, left_ms)
+        situation, rung = self._choose(backend.ranker, pool, work, found, left_ms)
+        if rung is FinalRung.AIF_ORDER:
+            return _aif_order(work)
+        if rung is FinalRung.RELOADED:
+            reloaded = pool.reload(PrefixKey(work.user_id, work.version), backend.ranker, found.window)
+            if reloaded is None:
+                rung = FinalRung.INLINE
+            else:
+                found = replace(found, prefix=reloaded, same=True)
+        try:
+            result, computed = self._take(backend, pool, work, found, rung)
+        finally:
+            if rung is FinalRung.RELOADED and found.prefix is not None:
+                pool.release(found.prefix)
+        took_ms = 1000 * (time.monotonic() - began_s)
+        with self._lock:
+            self.costs = self.costs.fold_rank(computed, took_ms)
+        return replace(result, predicted_ms=getattr(situation, _PREDICTED[rung]) or 0.0)
+
+    def _find(self, backend: "RankerBackend", pool: KvPool, work: FinalWork, left_ms: float) -> _Found:
+        window = open_window(backend.spec, work.user)
+        prefix, older = pool.find(PrefixKey(work.user_id, work.version)), None
+        same = prefix is not None and window.begins_with(prefix.window)
+        expected = prefix is not None and work.request_id in prefix.request_ids
+        if prefix is not None and not same and prefix.window.start < window.start:
+            other = open_window(backend.spec, work.user, prefix.window.start)
+            older = other if other.begins_with(prefix.window) else None
+        count = len(window) // 2
+        while count > _TRUNCATED_MIN and self._whole_ms(backend.ranker, count + 1, len(work.item_ids)) > left_ms:
+            count //= 2
+        return _Found(window, prefix, expected, same, older, window.cut(len(window) - count, len(window)))
+
+    def _choose(
+        self, spec: RankerSpec, pool: KvPool, work: FinalWork, found: _Found, left_ms: float
+    ) -> tuple[FinalSituation, FinalRung]:
+        candidates, window, prefix = len(work.item_ids), found.window, found.prefix
+        after_ms = None
+        if prefix is not None and found.same:
+            after_ms = self._after_ms(spec, window.tokens, prefix.done, candidates)
+        finished, expected = prefix is not None and prefix.finished, found.expected
+        older = found.older
+        situation = FinalSituation(
+            left_ms=left_ms,
+            resident_ms=after_ms if finished and expected else None,
+            waited_ms=after_ms if not finished else None,
+            extended_ms=after_ms if finished and not expected else None,
+            reloaded_ms=self._after_ms(spec, window.tokens, window.tokens - 1, candidates)
+            if not found.same and pool.find_saved(PrefixKey(work.user_id, work.version), window)
+            else None,
+            inline_ms=self._whole_ms(spec, window.tokens, candidates),
+            older_ms=None if older is None or prefix is None else self._after_ms(spec, older.tokens, prefix.done, candidates),
+            truncated_ms=self._whole_ms(spec, found.truncated.tokens, candidates) if len(found.truncated) else None,
+        )
+        return situation, choose_final_rung(situation)
+
+    def _whole_ms(self, spec: RankerSpec, tokens: int, candidates: int) -> float:
+        return self._after_ms(spec, tokens, 0, candidates)
+
+    def _after_ms(self, spec: RankerSpec, tokens: int, done: int, candidates: int) -> float:
+        work = count_work(spec, tokens - done, done) + count_work(spec, candidates, tokens, causal=False)
+        return self.costs.rank * work
+
+    def _take(
+        self, backend: "RankerBackend", pool: KvPool, work: FinalWork, found: _Found, rung: FinalRung
+    ) -> tuple[FinalResult, float]:
+        """(result, multiply-adds) of one rung."""
+        window = {FinalRung.OLDER_PREFIX: found.older, FinalRung.TRUNCATED: found.truncated}.get(rung) or found.window
+        prefix = None if rung in (FinalRung.INLINE, FinalRung.TRUNCATED) else found.prefix
+        with contextlib.ExitStack() as holding:
+            done, past = 0, None
+            if prefix is not None:
+                holding.enter_context(pool.held(prefix))
+                if rung in (FinalRung.WAITED, FinalRung.RELOADED):
+                    with pool.lock:
+                        prefix.taken_over = not prefix.finished
+                done = prefix.done
+                past = pool.memory.read(backend.ranker, prefix.pages, done) if done else None
+            kept = done
+            while done < window.tokens:
+                end = min(done + PIECE, window.tokens)
+                piece = backend.extend(window, done, end, past)
+                past, done = (piece if past is None else past.join(piece)), end
+            if prefix is not None and prefix.taken_over and past is not None:
+                self._store_rest(backend, pool, prefix, past)
+            if found.prefix is not None:
+                pool.arrive(found.prefix, work.request_id)
+        assert past is not None
+        logits_CT = backend.score(past, work.context, work.item_ids, work.aif_logits_CT)
+        computed = count_work(backend.ranker, window.tokens - kept, kept)
+        computed += count_work(backend.ranker, len(work.item_ids), window.tokens, causal=False)
+        return FinalResult(rung, logits_CT, window.start, len(window), max(0, kept - 1), window.offset), computed
+
+    @staticmethod
+    def _store_rest(backend: "RankerBackend", pool: KvPool, prefix: Prefix, past: Any) -> None:
+        """Writes what a ranking computed of a prefix that it took over, so that the user's next request finds it whole."""
+        with pool.lock:
+            tokens, first = prefix.window.tokens, prefix.done
+            rest = replace(past, keys=past.keys[..., first:tokens, :], values=past.values[..., first:tokens, :])
+            pool.memory.write(backend.ranker, prefix.pages, first, rest)
+            prefix.done, prefix.taken_over = tokens, False
+
+    # --- threads --------------------------------------------------------------------------------------------------------
+
+    def _run_prefixes(self) -> None:
+        from serving.relay.backend import limit_threads
+
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        limit_threads()
+        while (job := self._prefixes.get()) is not None:
+            job()
+            if self._pool is not None and self._prefixes.empty():
+                self._pool.check()
+
+    def _run_rankings(self) -> None:
+        from serving.relay.backend import limit_threads
+
+        limit_threads()
+        while (entry := self._rankings.get()) is not None:
+            work, future = entry
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = self._rank(work)
+            except BaseException as error:
+                future.set_exception(error)
+                raise
+            self._metrics.counter("relay_rankings").labels(result.rung.value).inc()
+            future.set_result(result)
+
+    def _show(self, pool: KvPool) -> None:
+        self._metrics.gauge("relay_resident_bytes").set(pool.resident_bytes)
+        self._metrics.gauge("relay_host_bytes").set(pool.host_bytes)
+        now = (pool.wasted, pool.evicted, pool.reloaded)
+        for name, after, before in zip(("wasted", "evicted", "reloaded"), now, self._shown, strict=True):
+            self._metrics.counter("relay_prefixes").labels(name).inc(after - before)
+        self._shown = now
+
+    def close(self) -> None:
+        """Ends the threads. Rankings that wait are failed with Unavailable (`stopping`)."""
+        self._stopping.set()
+        self._prefixes.put(None)
+        self._rankings.put(None)
+        for thread in self._threads:
+            thread.join()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                entry = self._rankings.get_nowait()
+                if entry is not None:
+                    entry[1].set_exception(Unavailable("stopping", "the server is stopping", 0.0))
+
+
+_PREDICTED = {
+    FinalRung.RESIDENT: "resident_ms",
+    FinalRung.WAITED: "waited_ms",
+    FinalRung.EXTENDED: "extended_ms",
+    FinalRung.RELOADED: "reloaded_ms",
+    FinalRung.INLINE: "inline_ms",
+    FinalRung.OLDER_PREFIX: "older_ms",
+    FinalRung.TRUNCATED: "truncated_ms",
+}
+
+
+def _aif_order(work: FinalWork) -> FinalResult:
+    return FinalResult(FinalRung.AIF_ORDER, work.aif_logits_CT)

@@ -1,0 +1,105 @@
+"""The trigger admits what is at risk, never passes a bound, and is monotone; the ladder takes the best rung in time."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.model.ranker.spec import RankerSpec
+from serving.core.kv_pages import KvPages
+from serving.core.relay_rungs import FinalRung, FinalSituation, choose_final_rung
+from serving.core.relay_trigger import Decision, Load, RelayCosts, count_work, decide, predict_p99_ms
+
+SPEC = RankerSpec()
+work = st.floats(0, 1e4)
+pages = st.integers(0, 100)
+
+
+@given(st.booleans(), work, work, pages, pages)
+def test_nothing_is_admitted_beyond_a_bound(at_risk: bool, work_ms: float, left_ms: float, wanted: int, free: int) -> None:
+    decision = decide(at_risk, work_ms, Load(left_ms=left_ms), wanted, free)
+    assert (decision is Decision.ADMITTED) == (at_risk and work_ms <= left_ms and wanted <= free)
+
+
+@given(work, work, pages, pages, work, pages)
+def test_what_is_refused_stays_refused_with_more_work_or_less_room(
+    work_ms: float, left_ms: float, wanted: int, free: int, more_ms: float, more: int
+) -> None:
+    if decide(True, work_ms, Load(left_ms=left_ms), wanted, free) is not Decision.ADMITTED:
+        assert decide(True, work_ms + more_ms, Load(left_ms=left_ms), wanted + more, free) is not Decision.ADMITTED
+
+
+@given(st.floats(0.1, 50), st.floats(0.1, 50), st.floats(0, 100), st.floats(0, 100))
+def test_the_predicted_percentile_grows_with_service_and_rate(service_ms: float, more_ms: float, per_s: float, more_s: float) -> None:
+    least = predict_p99_ms(service_ms, per_s)
+    assert service_ms <= least <= predict_p99_ms(service_ms + more_ms, per_s) + 1e-9
+    assert least <= predict_p99_ms(service_ms, per_s + more_s) + 1e-9
+
+
+def test_two_requests_that_meet_by_chance_are_seen_at_low_load() -> None:
+    assert predict_p99_ms(10.0, 0.01) == pytest.approx(10.0, abs=0.01)
+    assert predict_p99_ms(10.0, 10.0) > 18.0  # one in ten meets another
+    assert predict_p99_ms(10.0, 99.0) == math.inf
+
+
+def test_prefixes_may_take_their_share_of_a_core_and_no_more() -> None:
+    load, spent_ms = Load(at_s=0.0, left_ms=0.0), 0.0
+    for tick in range(1, 1001):
+        load = load.arrive(tick / 100, share=0.5)
+        if decide(True, 7.0, load, 0, 0) is Decision.ADMITTED:
+            load, spent_ms = load.spend(7.0), spent_ms + 7.0
+    assert 4_800 <= spent_ms <= 5_000  # of 10 s
+    assert load.per_s == pytest.approx(100, rel=0.02)
+
+
+def test_costs_follow_what_is_measured() -> None:
+    costs = RelayCosts()
+    for _ in range(100):
+        costs = costs.fold_rank(count_work(SPEC, 300, 2_000, causal=False), 8.0)
+    assert costs.rank * count_work(SPEC, 300, 2_000, causal=False) == pytest.approx(8.0, rel=0.01)
+    assert costs.prefix == RelayCosts().prefix
+
+
+@pytest.mark.parametrize(
+    ("situation", "best"),
+    [
+        (FinalSituation(10, resident_ms=10, inline_ms=1), FinalRung.RESIDENT),
+        (FinalSituation(10, resident_ms=11, waited_ms=10), FinalRung.WAITED),
+        (FinalSituation(10, extended_ms=10, reloaded_ms=1), FinalRung.EXTENDED),
+        (FinalSituation(10, reloaded_ms=10, inline_ms=1), FinalRung.RELOADED),
+        (FinalSituation(10, inline_ms=10, older_ms=1), FinalRung.INLINE),
+        (FinalSituation(10, inline_ms=11, older_ms=10, truncated_ms=1), FinalRung.OLDER_PREFIX),
+        (FinalSituation(10, inline_ms=11, truncated_ms=10), FinalRung.TRUNCATED),
+        (FinalSituation(10, inline_ms=11, truncated_ms=11), FinalRung.AIF_ORDER),
+        (FinalSituation(10), FinalRung.AIF_ORDER),
+    ],
+)
+def test_each_rung_is_taken_where_it_is_the_best_in_time(situation: FinalSituation, best: FinalRung) -> None:
+    assert choose_final_rung(situation) is best
+
+
+@given(st.lists(st.integers(0, 8), max_size=30), st.randoms())
+def test_pages_are_taken_whole_or_not_at_all_and_none_is_lost(counts: list[int], random: object) -> None:
+    book, held = KvPages(20), list[list[int]]()
+    for count in counts:
+        free = book.free
+        taken = book.take(count)
+        assert (taken is None) == (count > free)
+        if taken is not None:
+            held.append(taken)
+        book.check(held)
+        if held and random.random() < 0.5:  # type: ignore[attr-defined]
+            book.give_back(held.pop())
+    book.check(held)
+
+
+def test_a_page_held_twice_or_lost_is_found() -> None:
+    book = KvPages(4)
+    taken = book.take(2)
+    assert taken is not None
+    with pytest.raises(ValueError, match="lost"):
+        book.check([taken[:1]])
+    book.give_back(taken[:1])
+    with pytest.raises(ValueError, match="held twice"):
+        book.check([taken])

@@ -1,0 +1,235 @@
+"""The relay's rankings equal one pass of the network over the same tokens, whatever was computed before, by whom, and on which version."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+
+from infra.metrics import Metrics
+from schemas.behaviour_columns import EMPTY
+from schemas.features import Scope, encode_features
+from schemas.ids import Id
+from schemas.model.inputs import FeatureTensors, encode_context
+from schemas.model.network import AifNetwork, build_network
+from schemas.model.parameters import Parameters, parameters_of
+from schemas.model.ranker.spec import encode_items, window_start
+from serving.core.relay_rungs import FinalRung
+from serving.core.relay_trigger import Decision
+from serving.relay.relay import FinalResult, FinalWork, Relay
+from serving.relay.settings import RelaySection
+from serving.users.user_store import KnownUser
+from tests.schemas.model.samples import SPECS, make_network
+
+SPEC = SPECS["ranker"]
+assert SPEC.ranker is not None
+FP16 = 2e-2  # of logits of a few units, keys and values stored in fp16
+KINDS = ("click", "buy", "other")
+
+
+def user_of(length: int, seed: int = 0, age: float = 3.0) -> KnownUser:
+    rng = random.Random(seed)
+    rows = [(rng.randrange(40), rng.choice(KINDS), 1_000 + n, {}) for n in range(length)]
+    return KnownUser({"age": age}, EMPTY.append(rows, 10_000), (0, length))
+
+
+def longer(user: KnownUser, more: int) -> KnownUser:
+    rows = [(n % 7, "click", 9_000 + n, {}) for n in range(more)]
+    return KnownUser(user.profile, user.behaviours.append(rows, 10_000), (0, user.offsets[1] + more))
+
+
+@torch.inference_mode()
+def reference(network: AifNetwork, user: KnownUser, start: int, work: FinalWork) -> np.ndarray:
+    """One pass over everything."""
+    ranker = network.ranker
+    assert ranker is not None
+    behaviours = user.behaviours[start:]
+    kinds = [SPEC.schema.behaviour_kinds.index(one.kind) + 1 if one.kind in SPEC.schema.behaviour_kinds else 0 for one in behaviours]
+    items = torch.from_numpy(encode_items(ranker.spec, [one.item_id for one in behaviours]))
+    block = FeatureTensors.from_block(encode_features(SPEC.schema.of(Scope.USER), [user.profile]))
+    before = torch.cat(
+        [
+            ranker.profile_token(block),
+            ranker.behaviour_tokens(items[None], torch.tensor(kinds, dtype=torch.int64)[None]),
+            ranker.context_token(encode_context(SPEC, work.context)),
+        ],
+        1,
+    )
+    n, logits = before.shape[1], torch.from_numpy(work.aif_logits_CT)[None]
+    candidates = ranker.candidate_tokens(torch.from_numpy(encode_items(ranker.spec, work.item_ids))[None], logits)
+    return ranker.full(before, torch.arange(n)[None], torch.ones(1, n, dtype=torch.bool), candidates, logits)[0].numpy()
+
+
+def work_of(user: KnownUser, user_id: Id = 1, version: int = 1, request_id: str = "r", left_s: float = 30.0, count: int = 9) -> FinalWork:
+    logits = np.random.default_rng(count).standard_normal((count, 1)).astype(np.float32)
+    return FinalWork(user_id, user, version, request_id, list(range(count)), logits, {"hour": 3}, time.monotonic() + left_s)
+
+
+class Bench:
+    """A relay with the networks of its versions."""
+
+    def __init__(self, relay: Relay, networks: Mapping[int, AifNetwork]) -> None:
+        self.relay, self.networks = relay, networks
+
+    def rank(self, work: FinalWork) -> FinalResult:
+        result = self.relay.submit_rank(work).result(30)
+        if result.rung is not FinalRung.AIF_ORDER:
+            expected = reference(self.networks[work.version], work.user, result.start, work)
+            assert np.abs(result.logits_CT - expected).max() <= FP16
+        return result
+
+    def wait_until_computed(self) -> None:
+        done: Future[None] = Future()
+        self.relay._prefixes.put(lambda: done.set_result(None))
+        done.result(30)
+
+
+def open_bench(**settings: float) -> Bench:
+    networks = {version: make_network(SPEC, seed=version).eval() for version in (1, 2)}
+    parameters: Mapping[int, Parameters] = {version: parameters_of(network) for version, network in networks.items()}
+    networks = {version: build_network(one) for version, one in parameters.items()}
+    section = RelaySection(**({"budget_ms": 1.0, "margin_ms": 1.0, "load_share": 1.0, "kv_mib": 4.0} | settings))
+    bench = Bench(Relay(section, Metrics(), parameters.get), networks)
+    bench.relay.follow([1, 2])
+    bench.wait_until_computed()
+    return bench
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    opened = open_bench(host_mib=4.0)
+    yield opened
+    opened.relay.close()
+
+
+def test_a_signalled_prefix_is_resident_and_newer_behaviours_are_added(bench: Bench) -> None:
+    user = user_of(50)
+    assert bench.relay.signal(1, user, 1, "r", 9) is Decision.ADMITTED
+    bench.wait_until_computed()
+    result = bench.rank(work_of(longer(user, 3)))
+    assert (result.rung, result.kept, result.read) == (FinalRung.RESIDENT, 50, 53)
+    assert bench.rank(work_of(longer(user, 3), request_id="next")).rung is FinalRung.EXTENDED
+
+
+def test_without_a_signal_everything_is_computed_inline(bench: Bench) -> None:
+    assert bench.rank(work_of(user_of(50))).rung is FinalRung.INLINE
+    assert bench.rank(work_of(user_of(0))).rung is FinalRung.INLINE
+
+
+def test_a_signal_of_a_user_who_came_back_extends_what_is_kept(bench: Bench) -> None:
+    user = user_of(40)
+    bench.relay.signal(1, user, 1, "r", 9)
+    bench.wait_until_computed()
+    bench.rank(work_of(user))
+    more = longer(user, 5)
+    assert bench.relay.signal(1, more, 1, "s", 9) is Decision.EXTENDED
+    bench.wait_until_computed()
+    result = bench.rank(work_of(more, request_id="s"))
+    assert (result.rung, result.kept) == (FinalRung.RESIDENT, 45)
+
+
+def test_a_ranking_takes_over_a_prefix_that_is_not_finished(bench: Bench) -> None:
+    user, wait = user_of(60), Future[None]()
+    bench.relay._prefixes.put(lambda: wait.result(30))  # the prefix thread has something else to do
+    assert bench.relay.signal(1, user, 1, "r", 9) is Decision.ADMITTED
+    assert bench.relay.signal(1, user, 1, "s", 9) is Decision.RUNNING
+    assert bench.rank(work_of(user)).rung is FinalRung.WAITED
+    assert bench.rank(work_of(user, request_id="s")).rung is FinalRung.RESIDENT  # the ranking has stored it
+    wait.set_result(None)
+    bench.wait_until_computed()
+    assert bench.relay.signal(1, user, 1, "t", 9) is Decision.RESIDENT
+
+
+def test_a_window_that_moved_is_computed_again_or_answered_from_the_older_prefix(bench: Bench) -> None:
+    user = user_of(64)
+    bench.relay.signal(1, user, 1, "r", 9)
+    bench.wait_until_computed()
+    more = longer(user, 2)
+    assert window_start(SPEC.ranker, 66) == 16  # type: ignore[arg-type]
+    assert bench.rank(work_of(more)).start == 16
+    bench.relay.costs = bench.relay.costs.fold_rank(1.0, 1e9)  # whatever is computed takes for ever
+    assert bench.rank(work_of(more)).rung is FinalRung.AIF_ORDER
+
+
+def test_a_changed_profile_or_history_never_meets_a_prefix_of_the_former_one(bench: Bench) -> None:
+    user = user_of(30)
+    bench.relay.signal(1, user, 1, "r", 9)
+    bench.wait_until_computed()
+    for other in (user_of(30, age=4.0), user_of(30, seed=1), user_of(12)):
+        assert bench.rank(work_of(other)).rung is FinalRung.INLINE
+
+
+def test_what_was_evicted_comes_back_from_the_host_tier() -> None:
+    bench = open_bench(host_mib=4.0, kv_mib=0.125)  # one page
+    try:
+        first, second = user_of(40, seed=1), user_of(40, seed=2)
+        for user_id, user in ((1, first), (2, second)):
+            assert bench.relay.signal(user_id, user, 1, f"r{user_id}", 9) is Decision.ADMITTED
+            bench.wait_until_computed()
+            bench.rank(work_of(user, user_id=user_id, request_id=f"r{user_id}"))
+        result = bench.rank(work_of(longer(first, 2), user_id=1, request_id="again"))
+        assert (result.rung, result.kept) == (FinalRung.RELOADED, 40)
+    finally:
+        bench.relay.close()
+
+
+def test_no_time_means_a_part_of_the_history_and_then_the_order_of_aif(bench: Bench) -> None:
+    assert bench.rank(work_of(user_of(50), left_s=-1.0)).rung is FinalRung.AIF_ORDER
+
+
+def test_a_prefix_of_another_version_is_never_used_and_goes_with_it(bench: Bench) -> None:
+    user = user_of(50)
+    bench.relay.signal(1, user, 1, "r", 9)
+    bench.wait_until_computed()
+    assert bench.rank(work_of(user, version=2)).rung is FinalRung.INLINE
+    bench.relay.follow([2])
+    assert bench.rank(work_of(user, version=1)).rung is FinalRung.AIF_ORDER
+    assert bench.relay.signal(1, user, 1, "s", 9) is Decision.NO_RANKER
+
+
+def test_without_risk_nothing_is_computed_before() -> None:
+    bench = open_bench(budget_ms=10_000.0)
+    try:
+        assert bench.relay.signal(1, user_of(50), 1, "r", 9) is Decision.NOT_AT_RISK
+    finally:
+        bench.relay.close()
+
+
+def test_a_hundred_signals_and_rankings_of_one_user_make_one_prefix(bench: Bench) -> None:
+    user = user_of(60)
+
+    async def both(number: int) -> FinalResult:
+        await asyncio.to_thread(bench.relay.signal, 1, user, 1, f"r{number}", 9)
+        return await asyncio.to_thread(bench.rank, work_of(user, request_id=f"r{number}"))
+
+    async def all_of_them() -> Sequence[FinalResult]:
+        return await asyncio.gather(*(both(number) for number in range(100)))
+
+    results = asyncio.run(all_of_them())
+    assert {result.rung for result in results} <= {FinalRung.RESIDENT, FinalRung.WAITED, FinalRung.EXTENDED}
+    admitted = bench.relay._metrics.counter("relay_signals").labels("admitted")._value.get()
+    assert admitted == 1
+
+
+def test_a_random_life_of_users_versions_and_behaviours_always_gives_one_pass(bench: Bench) -> None:
+    rng = random.Random(5)
+    users = {number: user_of(rng.randrange(80), seed=number) for number in range(6)}
+    for step in range(150):
+        number = rng.randrange(6)
+        if rng.random() < 0.3:
+            users[number] = longer(users[number], rng.randrange(1, 9))
+        if rng.random() < 0.05:
+            users[number] = user_of(rng.randrange(80), seed=step)
+        version = rng.choice([1, 2])
+        if rng.random() < 0.6:
+            bench.relay.signal(number, users[number], version, f"r{step}", 9)
+        if rng.random() < 0.5:
+            bench.wait_until_computed()
+        bench.rank(work_of(users[number], user_id=number, version=version, request_id=f"r{step}"))
+    pool = bench.relay._pool
+    assert pool is not None
+    pool.check()

@@ -49,6 +49,7 @@ MANIFEST_BYTES_MAX = 64 * MIB
 # --- requests ------------------------------------------------------------------------------------------------------
 CANDIDATES_MAX = 131_072
 TOP_K_MAX = 10_000
+FINAL_CANDIDATES_MAX = 1_000  # that the ranker orders
 DEAD_LETTERS_WAITING_BYTES_MAX = 256 * MIB  # of the user topics, on a server's disk, while the broker takes none
 BODY_BYTES_MAX = 8 * MIB
 BODIES_BYTES_MAX = 256 * MIB  # of all bodies that one server reads at the same time

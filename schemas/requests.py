@@ -3,15 +3,17 @@
     POST /v1/user     UserRequest    -> UserAnswer   call 1: the user half, kept under (user, version)
     POST /v1/rank     RankRequest    -> RankAnswer   call 2: candidates in, top-k out
     POST /v1/prerank  PrerankRequest -> RankAnswer   both calls in one
+    POST /v1/prefix   PrefixRequest  -> PrefixAnswer the signal: a ranking of this user will come
+    POST /v1/rank_final  FinalRequest -> RankAnswer  AIF's answer, ordered by the ranker
     any error                        -> ErrorAnswer
 
 Ids beyond 2**53 travel as decimal strings, in and out.
 """
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from schemas.events import Expected, Name, RawFeatures, TimeMs, WireId
 from schemas.ids import INT64_MAX
@@ -20,6 +22,7 @@ from schemas.limits import (
     CANDIDATES_MAX,
     CARRIED_STATE_BYTES_MAX,
     DEADLINE_MS_MAX,
+    FINAL_CANDIDATES_MAX,
     REQUEST_ID_CHARS_MAX,
     TASKS_MAX,
     TOP_K_MAX,
@@ -27,6 +30,7 @@ from schemas.limits import (
 )
 
 TOP_K_DEFAULT = 100
+FINAL_TOP_K_DEFAULT = 50
 DEADLINE_MS_DEFAULT = 200
 DEADLINE_HEADER = "x-aif-deadline-ms"
 BEARER_TOKEN = re.compile("[!-~]+")  # what `Authorization: Bearer` can carry: no space, and not the end of a line that a file has after it
@@ -102,6 +106,14 @@ class UserRequest(_Common, _Inline):
     carry_state: Annotated[bool, Field(description="Whether the answer contains the state, for a call 2 to any server.")] = False
 
 
+class FinalChoice(_Body):
+    """The ranker orders AIF's `top_k` items, at most FINAL_CANDIDATES_MAX, and this many of them are the answer."""
+
+    top_k: Annotated[int, Field(ge=1, le=FINAL_CANDIDATES_MAX, description="How many items the final answer has at most.")] = (
+        FINAL_TOP_K_DEFAULT
+    )
+
+
 class _Candidates(_Body):
     item_ids: Annotated[
         list[WireId],
@@ -109,6 +121,16 @@ class _Candidates(_Body):
     ]
     top_k: Annotated[int, Field(ge=1, le=TOP_K_MAX, description="How many items the answer has at most.")] = TOP_K_DEFAULT
     context: Annotated[RawFeatures, Field(description="Features of the request, by name.")] = {}
+    final: Annotated[
+        FinalChoice | None,
+        Field(description="The ranker orders AIF's top_k items, and these are the answer. Default: AIF's order is the answer."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_final(self) -> Self:
+        if self.final is not None and self.top_k > FINAL_CANDIDATES_MAX:
+            raise ValueError(f"top_k is {self.top_k}, expected at most {FINAL_CANDIDATES_MAX} with final: that many the ranker orders")
+        return self
 
 
 class RankRequest(_Common, _Candidates):
@@ -119,6 +141,51 @@ class RankRequest(_Common, _Candidates):
 
 class PrerankRequest(_Common, _Candidates, _Inline):
     """Both calls in one."""
+
+
+class FinalRequest(_Common):
+    """The second stage alone: these items as AIF ranks them, ordered by the ranker. The same as a RankRequest with `final` and their number as top_k."""
+
+    item_ids: Annotated[
+        list[WireId], Field(min_length=1, max_length=FINAL_CANDIDATES_MAX, fail_fast=True, description="The candidates of the ranker.")
+    ]
+    top_k: Annotated[int, Field(ge=1, le=FINAL_CANDIDATES_MAX, description="How many items the answer has at most.")] = FINAL_TOP_K_DEFAULT
+    context: Annotated[RawFeatures, Field(description="Features of the request, by name.")] = {}
+    user_state: Annotated[CarriedState | None, Field(description="The state from call 1's answer, unchanged.")] = None
+
+    def as_rank_request(self) -> RankRequest:
+        """AIF ranks all of them, and the ranker orders them."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name not in ("top_k", "final")}
+        return RankRequest.model_construct(**fields, top_k=len(self.item_ids), final=FinalChoice(top_k=self.top_k))
+
+
+class PrefixRequest(_Common):
+    """The signal: sent with call 1, to the server that will rank. The ranking must carry the same request_id."""
+
+    candidates: Annotated[
+        Annotated[int, Field(ge=1, le=FINAL_CANDIDATES_MAX)] | None,
+        Field(description="How many candidates the ranker will order. Default: the server's setting."),
+    ] = None
+
+
+class PrefixAnswer(_Body):
+    """What became of a signal. decision: admitted, extended (a kept prefix, by newer behaviours), resident, running, not_at_risk, no_room, no_load, no_ranker,
+    no_history. None of them is an error: the ranking does without, if need be."""
+
+    request_id: Annotated[str, Field(description="The request's, or a new one. Send it with the ranking.")]
+    version_token: Annotated[str, Field(description="The version that the prefix belongs to.")]
+    decision: Annotated[str, Field(description="What becomes of the prefix.")]
+    took_ms: Annotated[float, Field(description="Milliseconds from the arrival of the request.")]
+
+
+class FinalReport(_Body):
+    """What the final order was computed from. rung: resident, waited, extended, reloaded, inline, older_prefix, truncated, aif_order."""
+
+    rung: Annotated[str, Field(description="Where the keys and values of the history came from.")]
+    history_start: Annotated[int, Field(description="The place in the history of the first behaviour that was read.")]
+    history_read: Annotated[int, Field(description="The behaviours that were read.")]
+    history_kept: Annotated[int, Field(description="Those of them that were computed before the ranking.")]
+    behaviours_offset: Annotated[int, Field(description="The newest record of the behaviour log among them; -1: none.")]
 
 
 class Freshness(_Body):
@@ -180,6 +247,7 @@ class RankAnswer(_Body):
     unknown_count: Annotated[int, Field(description="Candidates that the version does not have.")]
     unknown_items: Annotated[list[WireId], Field(max_length=UNKNOWN_ITEMS_NAMED_MAX, description="The first of them.")]
     freshness: Annotated[Freshness, Field(description="How recent the rows are.")]
+    final: Annotated[FinalReport | None, Field(description="What the final order was computed from; null: AIF's order.")] = None
     took_ms: Annotated[float, Field(description="Milliseconds from the arrival of the request.")]
 
 

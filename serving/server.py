@@ -11,6 +11,7 @@ An error at the start is Misconfigured or Incompatible and ends the process.
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import time
@@ -34,12 +35,14 @@ from schemas.index.control import Init
 from serving.audit.answer_recorder import AnswerRecorder
 from serving.audit.parity_sampler import ParitySampler
 from serving.calls.carried_state import CarriedStates
+from serving.calls.final_call import FinalCall
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.rank_call import RankCall
 from serving.calls.state_pool import StatePool
 from serving.calls.user_call import UserCall
 from serving.calls.user_halves import Users
 from serving.calls.user_moves import UserMoves
+from serving.calls.version_choice import choose_version
 from serving.engine.loop.engine import Engine
 from serving.engine.work import RankResult, RankWork
 from serving.engine_kernels import load_engine_kernels
@@ -52,6 +55,7 @@ from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener
 from serving.protocols.http_api import HttpApi, Views
 from serving.protocols.listener import Listener, Tls, read_tls
+from serving.relay.relay import Relay
 from serving.reports import Reporter
 from serving.settings import ServerSettings
 from serving.short_turns import share_the_interpreter
@@ -88,6 +92,7 @@ class RankingServer:
         self.engine_metrics = EngineMetrics(self.metrics, self.engine, self.versions, self.ends.ages)
         self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
         self.paced.why_none = self.versions.why_none
+        self.relay = Relay(settings.relay, self.metrics, self.engine.find_parameters, self.engine.device)
         self.pool = StatePool(settings.users.states_max, settings.users.states_bytes_max, settings.users.states_ttl_s)
         self.users: Users | None = None
         name, kafka_prefix = f"{os.uname().nodename[:40]}:{os.getpid()}", settings.kafka.topic_prefix
@@ -223,6 +228,8 @@ class RankingServer:
         rank_call = RankCall(
             self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note, self._find_stale, self.ends.ages
         )
+        choose = functools.partial(choose_version, self.paced)
+        rank_call.final = FinalCall(self.relay, users, choose, self.settings.relay.candidates)
         self.api.open_calls(UserCall(self.paced, users), rank_call)
         self.front.open_calls(self.engine, rank_call, id_kind)
 
@@ -232,7 +239,9 @@ class RankingServer:
         self.parity.offer(work, result)
 
     def _show_state(self) -> None:
-        self.pool.drop_other_versions(frozenset(report.token.version for report in self.engine.status().residents))
+        resident = frozenset(report.token.version for report in self.engine.status().residents)
+        self.pool.drop_other_versions(resident)
+        self.relay.follow(resident)
         self.engine_metrics.show()
         self.health.look()
         self._look_how_old()
@@ -275,6 +284,7 @@ class RankingServer:
         if self._engine_start is not None:
             await asyncio.wait({self._engine_start})
         for close in (
+            self.relay.close,
             self.ends.close,
             self.reports.close,
             self.versions.close,

@@ -10,6 +10,7 @@ from infra.kafka.security import KafkaConnection
 from infra.settings import ProcessSettings, Section
 from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX, QUEUED_REQUESTS_MAX
 from schemas.requests import DEADLINE_MS_DEFAULT
+from serving.relay.settings import RelaySection
 from serving.users.user_settings import UsersSection
 
 PORT_DEFAULT = 8100
@@ -75,6 +76,7 @@ class ServerSettings(ProcessSettings):
     serve: ServeSection = Field(default_factory=ServeSection)
     engine: EngineSection = Field(default_factory=EngineSection)
     users: UsersSection = Field(default_factory=UsersSection)
+    relay: RelaySection = Field(default_factory=RelaySection)
 
     def connection(self) -> KafkaConnection:
         """As of every process; but where no broker is named, the address that the local one had last will do, because a server starts without it."""

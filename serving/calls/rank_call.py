@@ -7,16 +7,17 @@ Version: the one of the request's token if it is resident. If not, the current o
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from infra.metrics import Metrics
 from schemas.errors import Incompatible
 from schemas.ids import Id
-from schemas.requests import AtLeast, PrerankRequest, RankRequest
+from schemas.requests import AtLeast, FinalReport, PrerankRequest, RankRequest
 from schemas.token import VersionToken, decode_token
 from serving.calls.deadline import Deadline
+from serving.calls.final_call import FinalCall
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.request_ids import decode_candidates
 from serving.calls.state_pool import prior_key
@@ -24,6 +25,7 @@ from serving.calls.user_halves import Asked, Users
 from serving.calls.user_rungs import Half, UserRungs
 from serving.calls.version_choice import check_consistency, choose_version, is_reached, wait_for_watermark
 from serving.core.ladder import DEGRADED, Rung
+from serving.core.relay_rungs import DEGRADED_RUNGS, FinalRung
 from serving.core.row_ages import UNKNOWN, RowAges
 from serving.engine.work import RankResult, RankWork
 from serving.users.user_store import KnownUser
@@ -50,6 +52,7 @@ class _Plan:
 class Ranked:
     """A ranking before it takes the form of a protocol: the engine's result, and what the answer says about itself.
 
+    final     what the ranker's order was computed from, if the request asked for it
     history   from which the user half was made for this ranking alone; None if the half was kept, carried, or continued from a kept one
     """
 
@@ -59,6 +62,7 @@ class Ranked:
     degraded: list[str]
     ages: RowAges = UNKNOWN
     history: KnownUser | None = None
+    final: FinalReport | None = None
 
 
 class RankCall:
@@ -79,6 +83,7 @@ class RankCall:
         self._engine, self._users, self._candidates_max, self._metrics = engine, users, candidates_max, metrics
         self._sample, self._stale, self._ages = sample, stale, ages
         self._rungs = UserRungs(engine, users)
+        self.final: FinalCall | None = None  # None: AIF's order is the answer
 
     async def rank(self, request: Request, deadline: Deadline) -> Ranked:
         """The top-k of the request's candidates. Raises RejectedInput, Incompatible (`version_gone`), Unavailable."""
@@ -90,7 +95,7 @@ class RankCall:
             result, half = await self._rank(plan, deadline)
             # A flip between the wait and the ranking may give the answer of another version; then wait for that one.
             if not isinstance(request.consistency, AtLeast) or is_reached(result.watermark, request.consistency):
-                return self._describe(plan, result, half)
+                return await self._finish(self._describe(plan, result, half), plan, deadline)
 
     async def _plan(self, request: Request) -> _Plan:
         asked = await self._users.identify(request)
@@ -135,6 +140,15 @@ class RankCall:
         degraded = [*_degraded(plan, result, rung), *self._stale()]
         asyncio.get_running_loop().call_soon(self._count, result, rung, degraded)
         return Ranked(plan.asked.request_id, result, rung, degraded, self._ages(result.watermark), half.history)
+
+    async def _finish(self, ranked: Ranked, plan: _Plan, deadline: Deadline) -> Ranked:
+        """In the ranker's order, if the request asks for it."""
+        wanted = plan.request.final
+        if wanted is None or self.final is None:
+            return ranked
+        result, report = await self.final.order(plan.asked, ranked.result, plan.request.context, wanted.top_k, deadline)
+        degraded = [f"final_{report.rung}"] if FinalRung(report.rung) in DEGRADED_RUNGS else []
+        return replace(ranked, result=result, final=report, degraded=[*ranked.degraded, *degraded])
 
     def _count(self, result: RankResult, rung: Rung, degraded: Sequence[str]) -> None:
         self._metrics.counter("answers").labels(rung.value).inc()

@@ -13,7 +13,7 @@ from structlog.contextvars import bind_contextvars
 
 from infra.metrics import Metrics
 from schemas.ids import Id, IdKind, decode_id
-from schemas.requests import PrerankRequest, RankRequest, UserRequest
+from schemas.requests import PrefixRequest, PrerankRequest, RankRequest, UserRequest
 from serving.calls.carried_state import Carried, CarriedStates
 from serving.calls.deadline import Deadline
 from serving.calls.paced_engine import PacedEngine
@@ -66,7 +66,7 @@ class Users:
         self.flights = Flights()
         self._shown: Counter[str] = Counter()
 
-    async def identify(self, request: UserRequest | PrerankRequest | RankRequest) -> Asked:
+    async def identify(self, request: UserRequest | PrerankRequest | RankRequest | PrefixRequest) -> Asked:
         """The user of a request, with what it brought of the user. Every further log line of the request carries its id.
 
         Raises RejectedInput (`bad_id`, `bad_user_state`, `user_state_off`).
@@ -76,7 +76,7 @@ class Users:
         user = decode_id(request.user_id, self.id_kind)
         if isinstance(request, RankRequest):
             return Asked(user, request_id, carried=None if request.user_state is None else self.carried.open(request.user_state, user))
-        if request.features is None and request.behaviours is None:
+        if isinstance(request, PrefixRequest) or (request.features is None and request.behaviours is None):
             return Asked(user, request_id)
         brought = request.behaviours or []
         many = len(brought) > _AT_ONCE_MAX

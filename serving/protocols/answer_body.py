@@ -30,6 +30,7 @@ async def encode_answer(ranked: Ranked, took_ms: float) -> bytes:
         "unknown_count": result.unknown_count,
         "unknown_items": encode_wire_ids(result.unknown),
         "freshness": {"age_s": ranked.ages.worst_s, "lagging_shards": ranked.ages.lagging, "watermark": result.watermark},
+        "final": ranked.final,
         "took_ms": took_ms,
     }
     items = b",".join([part async for part in _encode_items(result)])

@@ -1,6 +1,7 @@
 """The HTTP front: routes, bytes in, bytes out, status codes. One RSGI application inside the server's event loop.
 
     POST /v1/user  /v1/rank  /v1/prerank     models of schemas/requests.py
+    POST /v1/prefix  /v1/rank_final          the second stage
     GET  /v1/status                          what is resident, how far, what went wrong last
     GET  /openapi.json                       these routes for machines
     GET  /metrics                            Prometheus text
@@ -22,7 +23,7 @@ from pydantic import BaseModel
 
 from schemas.errors import RejectedInput
 from schemas.limits import HTTP_HEADER_BYTES_MAX, HTTP_HEADERS_MAX, HTTP_URI_CHARS_MAX, KIB
-from schemas.requests import DEADLINE_HEADER, PrerankRequest, RankRequest, UserRequest
+from schemas.requests import DEADLINE_HEADER, FinalRequest, PrefixRequest, PrerankRequest, RankRequest, UserRequest
 from serving.calls.deadline import Deadline, decode_deadline_header
 from serving.calls.rank_call import RankCall
 from serving.calls.user_call import UserCall
@@ -37,6 +38,7 @@ from serving.protocols.openapi import openapi_json
 from serving.users.user_store import KnownUser
 
 _AT_ONCE_BYTES_MAX = 32 * KIB  # read in 1 ms
+_ACCEPTED = 202  # a signal's work begins after its answer
 _LOOKS = ("GET", "HEAD")  # HEAD is what probes of load balancers like to send; Granian leaves the body of its answer out
 
 
@@ -58,7 +60,13 @@ class HttpApi:
         """`watch` is called with every ranking of the JSON routes: its request, the history it was made from (`Ranked.history`), its body."""
         self._front, self._views, self._watch = front, views, watch
         self._inference, self._unwanted, self._decoding = OpenInferenceHttp(front.inference), UnwantedBodies(), asyncio.Lock()
-        self._calls: Mapping[str, type[BaseModel]] = {"/v1/user": UserRequest, "/v1/rank": RankRequest, "/v1/prerank": PrerankRequest}
+        self._calls: Mapping[str, type[BaseModel]] = {
+            "/v1/user": UserRequest,
+            "/v1/rank": RankRequest,
+            "/v1/prerank": PrerankRequest,
+            "/v1/prefix": PrefixRequest,
+            "/v1/rank_final": FinalRequest,
+        }
         self._handlers: Mapping[str, Callable[[Any, Deadline], Awaitable[bytes]]] = {}
         self._looks: Mapping[str, Callable[[], Reply]] = {
             "/v1/status": lambda: json_reply(200, self._views.status()),
@@ -75,10 +83,19 @@ class HttpApi:
         async def rank(request: RankRequest | PrerankRequest, deadline: Deadline) -> bytes:
             ranked = await rank_call.rank(request, deadline)
             answer = await encode_answer(ranked, deadline.took_ms())
-            self._watch(request, ranked.history, answer)
+            if ranked.final is None:
+                self._watch(request, ranked.history, answer)
             return answer
 
-        self._handlers = {"/v1/user": user, "/v1/rank": rank, "/v1/prerank": rank}
+        async def prefix(request: PrefixRequest, deadline: Deadline) -> bytes:
+            if rank_call.final is None:
+                raise no_index()
+            return (await rank_call.final.signal(request, deadline)).model_dump_json().encode()
+
+        async def rank_final(request: FinalRequest, deadline: Deadline) -> bytes:
+            return await rank(request.as_rank_request(), deadline)
+
+        self._handlers = {"/v1/user": user, "/v1/rank": rank, "/v1/prerank": rank, "/v1/prefix": prefix, "/v1/rank_final": rank_final}
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
         """Answers one request. Raises nothing."""
@@ -132,7 +149,7 @@ class HttpApi:
         deadline.left_s()
         if path not in self._handlers:
             raise no_index()
-        return Reply(200, await self._handlers[path](body, deadline))
+        return Reply(_ACCEPTED if path == "/v1/prefix" else 200, await self._handlers[path](body, deadline))
 
     async def _decode(self, kind: type[BaseModel], raw: bytes) -> BaseModel:
         """What may bring a history is decoded in a thread: 20,000 behaviours take 0.1 s, in which the event loop answers others."""

@@ -41,7 +41,7 @@ OUTPUTS = ("item_ids", "scores")
 _ID_TYPES: Mapping[IdKind, str] = {IdKind.INT64: "INT64", IdKind.TEXT: BYTES}
 _CONTEXT = "context."
 # `priority` is accepted and has no effect: there is one queue
-_PARAMETERS = ("timeout", "deadline_ms", "consistency", "priority", "binary_data_output")
+_PARAMETERS = ("timeout", "deadline_ms", "consistency", "priority", "binary_data_output", "final_top_k")
 _US_PER_MS = 1_000
 
 
@@ -257,6 +257,8 @@ def _describe(ranked: Ranked, deadline: Deadline) -> Mapping[str, bool | int | f
     }
     if result.unknown_count:
         about["unknown_items"] = json.dumps([encode_wire_id(one) for one in result.unknown])
+    if ranked.final is not None:
+        about["final"] = ranked.final.model_dump_json()
     if ranked.ages.worst_s is not None:
         about["age_s"] = ranked.ages.worst_s
     if ranked.ages.lagging:
@@ -310,6 +312,8 @@ def _decode_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     if type(timeout) is not int or timeout < 0:
         raise RejectedInput("bad_request", f"parameter timeout is {str(timeout)[:40]}, expected microseconds from 0")
     fields = {name: parameters[name] for name in ("deadline_ms", "consistency") if name in parameters}
+    if "final_top_k" in parameters:
+        fields["final"] = {"top_k": parameters["final_top_k"]}
     return {**fields, "context": {name.removeprefix(_CONTEXT): value for name, value in parameters.items() if name.startswith(_CONTEXT)}}
 
 

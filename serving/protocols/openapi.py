@@ -13,7 +13,18 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from schemas.limits import BODY_BYTES_MAX, DEADLINE_MS_MAX, HTTP_HEADER_BYTES_MAX, HTTP_HEADERS_MAX, HTTP_URI_CHARS_MAX, JSON_VALUES_MAX
-from schemas.requests import DEADLINE_HEADER, ErrorAnswer, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
+from schemas.requests import (
+    DEADLINE_HEADER,
+    ErrorAnswer,
+    FinalRequest,
+    PrefixAnswer,
+    PrefixRequest,
+    PrerankRequest,
+    RankAnswer,
+    RankRequest,
+    UserAnswer,
+    UserRequest,
+)
 from serving.core.infer_body import INPUTS_MAX
 from serving.protocols.open_inference_http import PROBES
 from serving.settings import ServeSection
@@ -22,6 +33,8 @@ _REFERENCE = "#/components/schemas/{model}"
 _CALLS: Mapping[str, tuple[type[BaseModel], type[BaseModel], str]] = {
     "/v1/user": (UserRequest, UserAnswer, "Call 1: make the user half now, while retrieval still runs."),
     "/v1/rank": (RankRequest, RankAnswer, "Call 2: candidates in, top-k out."),
+    "/v1/prefix": (PrefixRequest, PrefixAnswer, "The signal: a final ranking of this user will come; its prefix may be computed now."),
+    "/v1/rank_final": (FinalRequest, RankAnswer, "The second stage: candidates as AIF ranks them, ordered by the ranker."),
     "/v1/prerank": (PrerankRequest, RankAnswer, "Both calls in one; the request may carry the user's features and behaviours."),
 }
 _LOOKS: Mapping[str, str] = {
@@ -150,7 +163,10 @@ def openapi_document(candidates_max: int = _CANDIDATES_DEFAULT) -> Mapping[str, 
 
 def _call_paths() -> Mapping[str, Any]:
     calls = {path: (about, _json_of(request.__name__), _json_of(answer.__name__)) for path, (request, answer, about) in _CALLS.items()}
-    return {path: {"post": _post(*call, "ErrorAnswer", _ERRORS)} for path, call in calls.items()}
+    return {
+        path: {"post": _post(*call, "ErrorAnswer", _ERRORS, status="202" if path == "/v1/prefix" else "200")}
+        for path, call in calls.items()
+    }
 
 
 def _infer_paths() -> Mapping[str, Any]:
@@ -162,14 +178,20 @@ def _infer_paths() -> Mapping[str, Any]:
 
 
 def _post(
-    about: str, request: Mapping[str, Any], answer: Mapping[str, Any], error: str, errors: Mapping[str, str], *parameters: Mapping[str, Any]
+    about: str,
+    request: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    error: str,
+    errors: Mapping[str, str],
+    *parameters: Mapping[str, Any],
+    status: str = "200",
 ) -> Mapping[str, Any]:
     """`request` and `answer`: their content, by its type; `error` and `errors` as in `_failed`; `parameters`: more than the deadline."""
     return {
         "summary": about,
         "parameters": [_DEADLINE, *parameters],
         "requestBody": {"required": True, "content": request},
-        "responses": {"200": {"description": "The answer.", "content": answer}, **_failed(error, errors)},
+        "responses": {status: {"description": "The answer.", "content": answer}, **_failed(error, errors)},
     }
 
 

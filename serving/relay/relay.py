@@ -275,9 +275,7 @@ class Relay:
             count //= 2
         return _Found(window, prefix, expected, same, older, window.cut(len(window) - count, len(window)))
 
-    def _choose(
-        self, spec: RankerSpec, pool: KvPool, work: FinalWork, found: _Found, left_ms: float
-    ) -> tuple[FinalSituation, FinalRung]:
+    def _choose(self, spec: RankerSpec, pool: KvPool, work: FinalWork, found: _Found, left_ms: float) -> tuple[FinalSituation, FinalRung]:
         candidates, window, prefix = len(work.item_ids), found.window, found.prefix
         after_ms = None
         if prefix is not None and found.same:
@@ -305,9 +303,7 @@ class Relay:
         work = count_work(spec, tokens - done, done) + count_work(spec, candidates, tokens, causal=False)
         return self.costs.rank * work
 
-    def _take(
-        self, backend: "RankerBackend", pool: KvPool, work: FinalWork, found: _Found, rung: FinalRung
-    ) -> tuple[FinalResult, float]:
+    def _take(self, backend: "RankerBackend", pool: KvPool, work: FinalWork, found: _Found, rung: FinalRung) -> tuple[FinalResult, float]:
         """(result, multiply-adds) of one rung."""
         window = {FinalRung.OLDER_PREFIX: found.older, FinalRung.TRUNCATED: found.truncated}.get(rung) or found.window
         prefix = None if rung in (FinalRung.INLINE, FinalRung.TRUNCATED) else found.prefix

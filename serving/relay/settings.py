@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from infra.settings import Section
+from schemas.limits import FINAL_CANDIDATES_MAX
 
 
 class RelaySection(Section):
@@ -15,4 +16,6 @@ class RelaySection(Section):
     host_mib: float = Field(0.0, ge=0, le=1 << 20, description="Memory in MiB for copies of prefixes beside the pool; 0: none")
     signal_s: float = Field(5.0, gt=0, le=600, description="Time that an admitted prefix waits for its ranking; then it counts as wasted")
     keep_s: float = Field(300.0, ge=0, le=86_400, description="Time that a prefix is kept for the user's next request")
-    candidates: int = Field(300, ge=1, le=1_000, description="Candidates of a final ranking that a signal without a number stands for")
+    candidates: int = Field(
+        300, ge=1, le=FINAL_CANDIDATES_MAX, description="Candidates of a final ranking that a signal without a number stands for"
+    )

@@ -8,6 +8,7 @@ import numpy as np
 
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import Id, encode_index_key
+from schemas.model.parameters import Parameters
 from schemas.token import VersionToken
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserWork, VersionReport
 
@@ -56,6 +57,9 @@ class FakeEngine:
             if token is not None
         )
         return EngineStatus("cpu", self.current, residents, 0, 0, 0, 0, 0)
+
+    def find_parameters(self, version: int) -> Parameters | None:
+        return None
 
     def find_token(self, version: int) -> VersionToken | None:
         return next((token for token in (self.current, self.previous) if token is not None and token.version == version), None)

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from schemas.events import Behaviour, BehavioursRecord, encode_record
 from schemas.ids import Id, IdKind, encode_kafka_key, partition_of
 from schemas.topics import USER_BEHAVIOURS
 from serving.calls.carried_state import CarriedStates
+from serving.calls.final_call import FinalCall
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.rank_call import RankCall
 from serving.calls.state_pool import StatePool
 from serving.calls.user_call import UserCall
 from serving.calls.user_halves import Users
+from serving.calls.version_choice import choose_version
 from serving.core.row_ages import RowAges
 from serving.protocols.front import Front as SharedFront
 from serving.protocols.grpc_api import GrpcApi
@@ -28,6 +31,8 @@ from serving.protocols.grpc_listener import GrpcListener
 from serving.protocols.http_api import HttpApi, Views
 from serving.protocols.intake import Intake
 from serving.protocols.listener import Listener, Tls
+from serving.relay.relay import Relay
+from serving.relay.settings import RelaySection
 from serving.settings import ServeSection
 from serving.users.user_store import StoreBounds, UserStore
 from serving.users.user_store_start import ViewIdentity, open_user_store
@@ -46,6 +51,7 @@ class Front:
     users: Users
     paced: PacedEngine
     metrics: Metrics
+    relay: Relay
     ready: tuple[bool, str] = (True, "")
     grpc: str = ""  # host:port
     in_work: Callable[[], int] = lambda: 0
@@ -106,7 +112,8 @@ def _open_front(
     metrics, states = Metrics(), StatePool(100, 1 << 20) if states is None else states
     users = Users(store, states, id_kind, metrics, carried)
     paced = PacedEngine(engine, metrics)
-    front = Front("", engine, store, states, users, paced, metrics)
+    relay = Relay(RelaySection(budget_ms=1, margin_ms=1, load_share=1.0, kv_mib=4), metrics, engine.find_parameters)
+    front = Front("", engine, store, states, users, paced, metrics, relay)
     opened, stop = threading.Event(), threading.Event()
 
     async def run() -> None:
@@ -116,6 +123,7 @@ def _open_front(
         api = HttpApi(shared, Views(lambda: {"answered": engine.status().answered}, lambda: None))
         if index:
             rank_call = RankCall(paced, users, settings.candidates_max, metrics, ages=lambda watermark: AGES)
+            rank_call.final = FinalCall(relay, users, partial(choose_version, paced), candidates=300)
             api.open_calls(UserCall(paced, users), rank_call)
             shared.open_calls(engine, rank_call, id_kind)
         seen = _count_entries(shared.intake)
@@ -143,6 +151,7 @@ def _open_front(
         stop.set()
         thread.join(60)
         assert not thread.is_alive(), "the listeners did not close"
+        relay.close()
 
 
 def _count_entries(intake: Intake) -> Callable[[], int]:

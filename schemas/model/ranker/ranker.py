@@ -25,6 +25,7 @@ from schemas.model.inputs import FeatureTensors
 from schemas.model.ranker.layers import Kv, Layers, alone, causal
 from schemas.model.spec import ModelSpec
 
+
 class Ranker(nn.Module):
     """REQUIRES: spec.ranker is not None."""
 

@@ -31,6 +31,7 @@ import numpy as np
 
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_MAX
+from schemas.model.parameters import Parameters
 from schemas.token import VersionToken
 from serving.engine.call_one.call_one import find_base
 from serving.engine.devices.scorers import compile_kernels
@@ -118,6 +119,11 @@ class Engine:
         """The token of a version if it is resident, from any thread."""
         resident = self.find_resident(version)
         return None if resident is None else resident.token
+
+    def find_parameters(self, version: int) -> Parameters | None:
+        """The model of a version if it is resident, from any thread."""
+        resident = self.find_resident(version)
+        return None if resident is None else resident.scorer.parameters
 
     def status(self) -> EngineStatus:
         """A snapshot from any thread."""

@@ -44,6 +44,7 @@ SECTIONS = frozenset(
         "serve",
         "engine",
         "users",
+        "relay",
         "demo",
         "bench",
     }

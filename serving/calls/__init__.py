@@ -2,6 +2,7 @@
 
 user_call.py        call 1
 rank_call.py        call 2, and both in one; user_rungs.py: where it gets its user half from
+final_call.py       the second stage: the signal for a prefix, and the ranker's order
 user_halves.py      a user's history, the half made of it once for all who wait (user_flights.py), and its state kept in state_pool.py
 user_moves.py       kept states made again on a version before it goes live
 carried_state.py    the state in the client's hands instead

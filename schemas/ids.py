@@ -10,6 +10,7 @@ Partition = murmur2(Kafka key) mod N, the same function as librdkafka's `murmur2
 """
 
 import enum
+import functools
 import hashlib
 import struct
 
@@ -99,6 +100,7 @@ def murmur2(data: bytes) -> int:
     return h ^ (h >> 15)
 
 
+@functools.lru_cache(1 << 17)  # murmur2 in Python costs microseconds, and the same ids come again
 def partition_of(item: Id, partitions: int) -> int:
     """The partition, and so the shard, of an id: murmur2 of its Kafka key, sign bit cleared, modulo the number of partitions."""
     return (murmur2(encode_kafka_key(item)) & 0x7FFFFFFF) % partitions

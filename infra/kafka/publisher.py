@@ -9,7 +9,6 @@ seconds (`other_partitions`): workers stop there, and other clients send ids ast
 
 import contextlib
 import datetime as dt
-import functools
 import threading
 import time
 import uuid
@@ -60,7 +59,6 @@ _DELIVERY_S_MAX = 30.0
 _POLL_S = 0.05
 _LOOK_EVERY_S, _LOOK_S_MAX = 5.0, 0.5
 _PURGED_S_MAX = 1.0
-_PARTITIONS_CACHED_MAX = 1 << 18  # murmur2 in Python costs microseconds; a catalogue's ids come more than once
 # A rough size of an update in JSON keeps a batch below a record's limit without encoding it twice.
 _NUMBER_BYTES, _UPDATE_BYTES = 24, 256
 
@@ -99,11 +97,9 @@ class Publisher:
     ) -> None:
         self._bootstrap = bootstrap
         self._fatal: KafkaError | None = None  # after which the client sends nothing
-        self._prefix, self._source, self._kind, self._shards = prefix, source, IdKind(id_kind), shards
+        self._prefix, self._source, self._kind = prefix, source, IdKind(id_kind)
+        self._shards, self._user_partitions = shards, user_partitions
         self._surplus: Incompatible | None = None  # partitions that somebody has added
-        cached = functools.lru_cache(_PARTITIONS_CACHED_MAX)
-        self._shard_of: Callable[[Id], int] = cached(functools.partial(partition_of, partitions=shards))
-        self._user_partition_of: Callable[[Id], int] = cached(functools.partial(partition_of, partitions=user_partitions))
         self._failed, self._first_failure, self._noting = 0, "", threading.Lock()
         self._producer = open_producer(bootstrap, delivery_s_max)
         self._ended = threading.Event()
@@ -123,7 +119,7 @@ class Publisher:
     def publish_update(self, update: ItemFeaturesUpdate) -> Delivery:
         """One update of item-features."""
         item = decode_id(update.item_id, self._kind)
-        return self._send(ITEM_FEATURES, self._shard_of(item), item, encode_record(ItemFeaturesRecord(updates=[update])))
+        return self._send(ITEM_FEATURES, partition_of(item, self._shards), item, encode_record(ItemFeaturesRecord(updates=[update])))
 
     def publish_new_item(
         self, item_id: Id, embedding: Sequence[float], features: Mapping[str, Any] | None = None, version: int = 0
@@ -131,24 +127,26 @@ class Publisher:
         """A new item: its embedding and, where given, its features at `version`; one record each."""
         new = NewItem(item_id=item_id, embedding=[float(x) for x in embedding])
         item = decode_id(item_id, self._kind)
-        sent = (self._send(NEW_ITEMS, self._shard_of(item), item, encode_record(NewItemsRecord(updates=[new]))),)
+        sent = (self._send(NEW_ITEMS, partition_of(item, self._shards), item, encode_record(NewItemsRecord(updates=[new]))),)
         return sent if features is None else (*sent, self.publish_item(item_id, version, features))
 
     def publish_behaviour(self, behaviour: Behaviour) -> Delivery:
         """One behaviour of a user."""
         user = self._checked(behaviour).user_id
-        return self._send(USER_BEHAVIOURS, self._user_partition_of(user), user, encode_record(BehavioursRecord(updates=[behaviour])))
+        return self._send(
+            USER_BEHAVIOURS, partition_of(user, self._user_partitions), user, encode_record(BehavioursRecord(updates=[behaviour]))
+        )
 
     def publish_user(self, user_id: Id, features: Mapping[str, Any] | None, time_ms: int | None = None) -> Delivery:
         """A user's profile and aggregates; None forgets the user. `time_ms`: since when they hold, for training; None: always."""
         user = decode_id(user_id, self._kind)
         value = None if features is None else encode_record(UserFeaturesRecord(user_id=user_id, features=dict(features), time_ms=time_ms))
-        return self._send(USER_FEATURES, self._user_partition_of(user), user, value)
+        return self._send(USER_FEATURES, partition_of(user, self._user_partitions), user, value)
 
     def publish_impression(self, record: ImpressionRecord) -> Delivery:
         """What one request showed and what came of it."""
         user = decode_id(record.user_id, self._kind)
-        return self._send(IMPRESSIONS, self._user_partition_of(user), user, encode_record(record))
+        return self._send(IMPRESSIONS, partition_of(user, self._user_partitions), user, encode_record(record))
 
     def publish_checkpoint(self, record: CheckpointRecord) -> Delivery:
         """A pointer to a checkpoint. The offset of its delivery is the version number."""
@@ -169,15 +167,17 @@ class Publisher:
 
     def publish_items(self, updates: Iterable[ItemFeaturesUpdate]) -> int:
         """Publish all; how many. Order of one item is kept. Call `flush` to know that they arrived."""
-        return self._send_packed(ITEM_FEATURES, updates, lambda u: self._shard_of(self._id(u.item_id)), ItemFeaturesRecord)
+        return self._send_packed(ITEM_FEATURES, updates, lambda u: partition_of(self._id(u.item_id), self._shards), ItemFeaturesRecord)
 
     def publish_new_items(self, updates: Iterable[NewItem]) -> int:
         """Publish all; how many."""
-        return self._send_packed(NEW_ITEMS, updates, lambda u: self._shard_of(self._id(u.item_id)), NewItemsRecord)
+        return self._send_packed(NEW_ITEMS, updates, lambda u: partition_of(self._id(u.item_id), self._shards), NewItemsRecord)
 
     def publish_behaviours(self, behaviours: Iterable[Behaviour]) -> int:
         """Publish all; how many. Order of one user is kept."""
-        return self._send_packed(USER_BEHAVIOURS, behaviours, lambda b: self._user_partition_of(self._checked(b).user_id), BehavioursRecord)
+        return self._send_packed(
+            USER_BEHAVIOURS, behaviours, lambda b: partition_of(self._checked(b).user_id, self._user_partitions), BehavioursRecord
+        )
 
     def publish_users(self, records: Iterable[UserFeaturesRecord]) -> int:
         """Publish all, one record each (the topic is compacted by user); how many."""

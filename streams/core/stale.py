@@ -10,10 +10,8 @@ Invariant: what is stale is the union over all steps of a batch, never the diffe
 the batch may have reached readers before a crash, after which the same records came in another batch; so the row must be sent again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -36,19 +34,8 @@ class Dependencies:
 
     def by_features(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
         """The flags of what a change from `before` to `after` makes stale; the two are known to differ somewhere. A missing value and null are the same."""
-        return ROW | VECTOR if _pack(self._inputs_of(before)) != _pack(self._inputs_of(after)) else ROW
-
-    @cached_property
-    def _take(self) -> Callable[[Mapping[str, Any]], Any]:
-        return itemgetter(*self.inputs) if self.inputs else lambda _: None
-
-    def _inputs_of(self, features: Mapping[str, Any]) -> Any:
-        """The values of all inputs; of a features map without gaps in a fifth of the time."""
-        try:
-            return self._take(features)
-        except KeyError:
-            found = tuple(map(features.get, self.inputs))
-            return found if len(found) > 1 else found[0]
+        changed = _pack(list(map(before.get, self.inputs))) != _pack(list(map(after.get, self.inputs)))
+        return ROW | VECTOR if changed else ROW
 
 
 def dependencies_of(schema: FeatureSchema) -> Dependencies:

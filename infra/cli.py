@@ -132,7 +132,7 @@ def show_config(
 
     The choices of a model's file stand with them; no variable sets those, but `aif train --set`.
     """
-    from infra.settings import explain_object_store, explain_settings, unit_of
+    from infra.settings import SettingValue, explain_object_store, explain_settings, unit_of
 
     rows: dict[str, dict[str, object]] = {}
     for path in SETTINGS_CLASSES:
@@ -141,13 +141,7 @@ def show_config(
     for section, path in CHOICES.items():
         for choice in resolve_name(path)(model):
             name = f"{section}.{choice['name']}"
-            rows[name] = {
-                "name": name,
-                "value": choice["value"],
-                "origin": choice["origin"],
-                "unit": unit_of(name),
-                "meaning": choice.get("meaning", ""),
-            }
+            rows[name] = asdict(SettingValue(name, choice["value"], choice["origin"], unit_of(name), choice.get("meaning", "")))
     print_table("settings", [rows[name] for name in sorted(rows)], as_json)
 
 

@@ -9,7 +9,7 @@ Freshness is measured from just before the produce call; histograms are in secon
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics, start_http_server
@@ -129,6 +129,7 @@ METRICS = (
     Metric("rows_not_servable", "gauge", "New ids that did not fit into the slot."),
 )
 disable_created_metrics()
+_CLASSES: dict[Kind, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
@@ -143,37 +144,25 @@ class Metrics:
 
     def counter(self, name: str) -> Counter:
         """The counter `aif_<name>_total`."""
-        made = self._metric(name)
-        assert isinstance(made, Counter), f"{name} is not a counter"
-        return made
+        return cast(Counter, self._metric(name, "counter"))
 
     def gauge(self, name: str) -> Gauge:
         """The gauge `aif_<name>`."""
-        made = self._metric(name)
-        assert isinstance(made, Gauge), f"{name} is not a gauge"
-        return made
+        return cast(Gauge, self._metric(name, "gauge"))
 
     def histogram(self, name: str) -> Histogram:
         """The histogram `aif_<name>`, in the unit its name ends with."""
-        made = self._metric(name)
-        assert isinstance(made, Histogram), f"{name} is not a histogram"
-        return made
+        return cast(Histogram, self._metric(name, "histogram"))
 
-    def _metric(self, name: str) -> Counter | Gauge | Histogram:
+    def _metric(self, name: str, kind: Kind) -> Counter | Gauge | Histogram:
         with self._lock:
             if name not in self._made:
                 assert name in _BY_NAME, f"{name} is not in the table METRICS of infra/metrics.py"
-                self._made[name] = _make(_BY_NAME[name], self.registry)
+                metric = _BY_NAME[name]
+                buckets = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
+                self._made[name] = _CLASSES[metric.kind](f"aif_{name}", metric.help, metric.labels, registry=self.registry, **buckets)
+            assert isinstance(self._made[name], _CLASSES[kind]), f"{name} is not a {kind}"
             return self._made[name]
-
-
-def _make(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    full_name = f"aif_{metric.name}"
-    if metric.kind == "counter":
-        return Counter(full_name, metric.help, metric.labels, registry=registry)
-    if metric.kind == "gauge":
-        return Gauge(full_name, metric.help, metric.labels, registry=registry)
-    return Histogram(full_name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)
 
 
 def open_metrics_page(metrics: Metrics, port: int) -> tuple[int, Callable[[], None]]:

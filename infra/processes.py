@@ -9,8 +9,10 @@ Invariants: a child started with `dies_with_parent` is killed by the kernel when
 
 import contextlib
 import ctypes
+import logging
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -30,8 +32,10 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 4096
+FILES_MIN = 4_096
 # Below the kernel's range for outgoing connections, so that no client's socket takes a port after it was chosen here.
 _PORTS = range(15_000, 32_000)
+_log = logging.getLogger("aif.processes")
 
 
 class Process(Protocol):
@@ -197,6 +201,21 @@ def leave_in_order() -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, leave)
+
+
+def raise_file_limit() -> int:
+    """Raise the soft limit of open files to the hard one, and warn if it is below FILES_MIN. Returns the limit. For a long-lived process: RocksDB keeps its
+    table files open, and each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError) as error:  # as where a hard limit is "unlimited" and the kernel's is not
+            _log.warning("open_files_limit: the limit of open files stays at %d: %s", soft, error)
+    if soft != resource.RLIM_INFINITY and soft < FILES_MIN:
+        _log.warning("open_files_limit: at most %d files may be open, expected at least %d; raise it with `ulimit -Hn`", soft, FILES_MIN)
+    return soft
 
 
 def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:

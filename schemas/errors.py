@@ -12,6 +12,7 @@ step; `code` is stable, lower case, and safe to match on.
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class AifError(Exception):
@@ -21,6 +22,9 @@ class AifError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.code, self.message), self.__dict__  # errors cross between processes
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"

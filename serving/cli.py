@@ -50,7 +50,7 @@ def serve(
     import_single_threaded(["serving.server"])  # BLAS's own threads would wait for cores that the engine's threads have
 
     from infra.logs import open_logs
-    from infra.open_files import raise_file_limit
+    from infra.processes import raise_file_limit
     from infra.settings import load_settings
     from serving.server import serve as run_server
     from serving.settings import ServerSettings

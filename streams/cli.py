@@ -37,7 +37,7 @@ def worker(
 
     import_single_threaded(["streams.settings"])  # whatever comes later, NumPy has no threads: builders are forked from this process
     from infra.logs import open_logs
-    from infra.open_files import raise_file_limit
+    from infra.processes import raise_file_limit
     from infra.settings import load_settings
     from streams.settings import WorkerSettings
 

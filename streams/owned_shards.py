@@ -25,7 +25,8 @@ from schemas.errors import Incompatible
 from schemas.index.control import ControlState
 from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
 from streams.core.batching import GapWatch, Partition, Remedy, plan_runs
-from streams.shard.start import LogRange, fetch_log_ranges, start_shard
+from streams.shard.log_ends import LogRange, fetch_log_ranges
+from streams.shard.start import start_shard
 from streams.shard.task import ShardTask
 
 _log = logging.getLogger("aif.streams.owned")

@@ -30,8 +30,8 @@ from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index.control_log import ControlLog, check_identity, check_index_settings, ensure_init
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics, describe_index, end_offsets, fetch_topics, find_coordinator, plan_topics, topic_gone
+from infra.kafka.admin_client import check_rights
 from infra.kafka.dead_letters import dead_letter_topic
-from infra.kafka.rights import check_rights
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from infra.rocks import DiskFacts
@@ -45,9 +45,10 @@ from streams.faust_shell import EXIT_OPERATOR, ShellApp, add_agent, leave_proces
 from streams.garbage import settle_garbage_collection
 from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
+from streams.shard.log_ends import LogRange, fetch_log_ranges
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.shard import Shard
-from streams.shard.start import LogRange, check_log, fetch_log_ranges
+from streams.shard.start import check_log
 from streams.shard.task import ShardTask
 from streams.versions.version_side import VersionSide
 from streams.worker_metrics import WorkerMetrics

@@ -90,12 +90,17 @@ def _maven_client(maven_url: str) -> Any:
     try:
         from maven_artifact.downloader import Downloader
     except ImportError as error:
-        raise Misconfigured(
-            "broker_not_installed",
-            "the package maven-artifact of the local broker is missing; run `pip install 'aif[broker]'` (in a clone: `uv sync`), or name another "
-            "broker: AIF_KAFKA__BOOTSTRAP_SERVERS",
-        ) from error
+        raise not_installed("maven-artifact") from error
     return Downloader(maven_url) if maven_url else Downloader()
+
+
+def not_installed(package: str) -> Misconfigured:
+    """The error for a package that only the local broker needs."""
+    return Misconfigured(
+        "broker_not_installed",
+        f"the package {package} of the local broker is missing; run `pip install 'aif[broker]'` (in a clone: `uv sync`), or name another broker: "
+        "AIF_KAFKA__BOOTSTRAP_SERVERS",
+    )
 
 
 def _download_one(client: Any, cache: Path, jar: Jar) -> None:

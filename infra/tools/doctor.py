@@ -19,7 +19,7 @@ from infra.index.control_log import ControlLog, check_index_settings
 from infra.index.store import check_exclusive_create, fetch_store_time_ms, open_index_store
 from infra.index.verify import find_checkpoint_faults
 from infra.kafka.admin import LARGER, NEEDS_PERMISSION, SURPLUS, check_surplus, check_topic_ids, fetch_topics, plan_topics
-from infra.open_files import FILES_MIN
+from infra.processes import FILES_MIN
 from infra.settings import InfraSettings, explain_settings
 from infra.tools.retained import find_gaps
 from schemas.errors import AifError, suggest

@@ -22,7 +22,6 @@ CLASSES = {
     "Corrupted": ("the owner of the data", "Drop the damaged file or directory, and rebuild it from its source."),
     "Misconfigured": ("whoever started the process", ""),
 }
-_CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+|overloaded|pinned|diverged|abandoned|unauthorized|unreachable|stopping")
 _VALUE = "…"
 
 
@@ -39,7 +38,7 @@ class ErrorEntry:
 def read_catalogue(files: Iterable[Path]) -> list[ErrorEntry]:
     """The errors that these files raise, by code."""
     raised: dict[str, list[tuple[str, str]]] = {}
-    for tree in _trees(files):
+    for tree in error_trees(files):
         for code, kind, message in _raised(tree):
             raised.setdefault(code, []).append((kind, message))
     texts = tomllib.loads(TEXTS.read_text())
@@ -49,7 +48,7 @@ def read_catalogue(files: Iterable[Path]) -> list[ErrorEntry]:
     return [_entry(code, raised[code], texts.get(code, {})) for code in sorted(raised)]
 
 
-def _trees(files: Iterable[Path]) -> Iterator[ast.Module]:
+def error_trees(files: Iterable[Path]) -> Iterator[ast.Module]:
     """The syntax trees of the files that name an error at all."""
     for path in files:
         text = path.read_text()
@@ -115,15 +114,3 @@ def _name(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id.strip("_").upper()
     return node.attr.strip("_").upper() if isinstance(node, ast.Attribute) else _VALUE
-
-
-def named_in_docstrings(files: Iterable[Path]) -> set[str]:
-    """Codes that docstrings promise: "Raises Unavailable (`not_delivered`)"."""
-    found: set[str] = set()
-    for tree in _trees(files):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
-                text = ast.get_docstring(node) or ""
-                for group in re.findall(rf"(?:{'|'.join(CLASSES)}) \(((?:`\w+`(?:, | or | and )?)+)", text):
-                    found |= {code for code in re.findall(r"`(\w+)`", group) if _CODE.fullmatch(code)}
-    return found

@@ -18,10 +18,10 @@ from infra.clock import Clock, SystemClock
 from infra.disk_faults import REOPEN_CODES, DiskFaults
 from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import FoundTopic, check_surplus, check_topic_ids, end_offsets, start_offsets, topic_gone, topic_ids
+from infra.kafka.admin_client import PartitionWatch
 from infra.kafka.log_gaps import LogGaps
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.kafka.security import Bootstrap
-from infra.kafka.watches import PartitionWatch
 from infra.metrics import Metrics
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS

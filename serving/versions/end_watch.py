@@ -7,8 +7,8 @@ import threading
 import time
 
 from infra.guarded_thread import GuardedThread
+from infra.kafka.admin_client import EndReader
 from infra.kafka.security import KafkaTopics
-from infra.kafka.watches import EndReader
 from schemas.errors import Unavailable
 from schemas.topics import SHARD_TOPICS
 from serving.core.row_ages import Offsets as Watermark

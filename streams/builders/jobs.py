@@ -1,6 +1,7 @@
 """The messages between a worker and its builder processes. Only values, and no torch, so that a process can be started without it.
 
-The socket between the two belongs to them alone, so its messages may be pickled.
+A worker sends a job. Its builder answers with the number of rows done, now and then, and in the end with the result or an AifError. The socket between the
+two belongs to them alone, so its messages may be pickled.
 """
 
 from collections.abc import Mapping
@@ -110,26 +111,3 @@ def describe_job(job: Job) -> str:
         return f"snapshot of shard {job.shard}"
     doing = f"seal of revision {job.revision}" if isinstance(job, SealJob) else "build"
     return f"{doing} of version {job.version}, shard {job.shard}"
-
-
-@dataclass(frozen=True, slots=True)
-class RowsDone:
-    """Message of a builder: so many rows of the job are done."""
-
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Message of a builder: the error of the job, as the name of its class (in schemas/errors.py), its code and its text."""
-
-    error: str
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Message of a builder: the result of the job."""
-
-    result: Result

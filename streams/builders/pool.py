@@ -20,9 +20,8 @@ from pathlib import Path
 from infra.closeable import Closeable
 from infra.guarded_thread import GuardedThread
 from infra.processes import Child
-from schemas import errors
 from schemas.errors import AifError, Unavailable
-from streams.builders.jobs import BuildJob, Done, Failed, Job, Result, RowsDone, describe_job
+from streams.builders.jobs import BuildJob, Job, Result, describe_job
 from streams.builders.template import StartBuilder
 
 _POLL_S = 0.1
@@ -150,12 +149,12 @@ class _Builder(GuardedThread):
                 Unavailable("builder_failed", f"{describe_job(ticket.job)} could not be given to a builder: {error!r}")
             )
             raise
-        if isinstance(answer, Done):
-            ticket.future.set_result(answer.result)
-        else:
+        if isinstance(answer, AifError):
             ticket.future.set_exception(answer)
+        else:
+            ticket.future.set_result(answer)
 
-    def _await(self, ticket: Ticket) -> Done | AifError:
+    def _await(self, ticket: Ticket) -> Result | AifError:
         while True:
             if self._pool._closing.is_set():
                 return _closed()
@@ -164,14 +163,11 @@ class _Builder(GuardedThread):
                 return Unavailable("abandoned", f"{describe_job(ticket.job)} is not wanted any more")
             if not self._connection.poll(_POLL_S):
                 continue
-            message = self._connection.recv()
+            message: int | Result | AifError = self._connection.recv()
             ticket.progress_at = time.monotonic()
-            if isinstance(message, Failed):
-                return _rebuild_error(message)
-            if isinstance(message, Done):
+            if not isinstance(message, int):
                 return message
-            assert isinstance(message, RowsDone)
-            ticket.rows = message.rows
+            ticket.rows = message
 
     def _restart(self) -> None:
         self._close()
@@ -182,9 +178,3 @@ class _Builder(GuardedThread):
 
 def _closed() -> Unavailable:
     return Unavailable("builders_closed", "the worker is stopping; the next owner of the shard does it")
-
-
-def _rebuild_error(message: Failed) -> AifError:
-    kind = getattr(errors, message.error)
-    assert issubclass(kind, AifError)
-    return kind(message.code, message.message)

@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from infra.index.store import IndexStore, open_index_store
-from schemas.errors import AifError
+from schemas.errors import AifError, Unavailable
 from streams.builders.full_part import Progress, build_full_part
-from streams.builders.jobs import BuildJob, CanaryJob, Done, DryRunJob, Failed, Job, Result, RowsDone, SnapshotJob, describe_job
+from streams.builders.jobs import BuildJob, CanaryJob, DryRunJob, Job, Result, SnapshotJob, describe_job
 from streams.builders.sealer import write_seal
 from streams.encoder import EncoderCache
 from streams.garbage import settle_garbage_collection
@@ -69,26 +69,26 @@ def serve_jobs(connection: Connection, store: IndexStore) -> None:
             return
 
 
-def _answer(connection: Connection, store: IndexStore, encoders: EncoderCache, job: Job) -> Done | Failed:
+def _answer(connection: Connection, store: IndexStore, encoders: EncoderCache, job: Job) -> Result | AifError:
     told_at = time.monotonic()
 
     def progress(rows: int) -> None:
         nonlocal told_at
         if time.monotonic() - told_at >= _PROGRESS_EVERY_S:
             told_at = time.monotonic()
-            connection.send(RowsDone(rows))
+            connection.send(rows)
 
     try:
-        return Done(run_job(store, encoders, job, progress))
+        return run_job(store, encoders, job, progress)
     except AifError as error:
-        return Failed(type(error).__name__, error.code, error.message)
+        return error
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
     except OSError as error:
-        return Failed("Unavailable", "builder_failed", f"{describe_job(job)}: {error!r}")
+        return Unavailable("builder_failed", f"{describe_job(job)}: {error!r}")
     except Exception as error:  # a fault of ours: the worker's log has it once, so it needs the place
         where = "".join(traceback.format_exception(error))
-        return Failed("Unavailable", "builder_failed", f"{describe_job(job)}: {error!r}\n{where}")
+        return Unavailable("builder_failed", f"{describe_job(job)}: {error!r}\n{where}")
 
 
 def work_for_parent(store_url: str, descriptor: int) -> None:

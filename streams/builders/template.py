@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from infra.fork_server import Template, fork_template, import_single_threaded
 from infra.processes import Child, start_child
@@ -38,20 +39,13 @@ def open_builder_template() -> Template | None:
 def start_from(template: Template | None, store_url: str) -> StartBuilder:
     """The function that starts builders for the index store `store_url`."""
 
-    def fork(name: str, log_path: Path, descriptor: int) -> Child:
-        assert template is not None
-        function = f"{_BUILDER}:work_for_parent"
-        return template.start_child(name, function, [store_url], log_path, environment=_ENVIRONMENT, inherited_fds=[descriptor])
+    def start(name: str, log_path: Path, descriptor: int) -> Child:
+        options: dict[str, Any] = {"environment": _ENVIRONMENT, "inherited_fds": [descriptor]}
+        if template is not None:
+            try:
+                return template.start_child(name, f"{_BUILDER}:work_for_parent", [store_url], log_path, **options)
+            except Unavailable as error:
+                _log.warning("starting %s as a program, which takes some seconds: %s", name, error)
+        return start_child(name, [sys.executable, "-m", _BUILDER, store_url, str(descriptor)], log_path, **options)
 
-    def fork_or_execute(name: str, log_path: Path, descriptor: int) -> Child:
-        try:
-            return fork(name, log_path, descriptor)
-        except Unavailable as error:
-            _log.warning("starting %s as a program, which takes some seconds: %s", name, error)
-            return execute(name, log_path, descriptor)
-
-    def execute(name: str, log_path: Path, descriptor: int) -> Child:
-        command = [sys.executable, "-m", _BUILDER, store_url, str(descriptor)]
-        return start_child(name, command, log_path, environment=_ENVIRONMENT, inherited_fds=[descriptor])
-
-    return execute if template is None else fork_or_execute
+    return start

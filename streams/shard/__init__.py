@@ -9,7 +9,7 @@ outbox.py         messages for Kafka, stored in the shard; outbox_sender.py send
 batch_result.py   what a batch did, for metrics
 start.py          where a shard's data comes from when it is opened
 snapshot.py       snapshots of a shard in the index store
-log_ends.py       where the topics of a shard end now
+log_ends.py       where the topics of a shard begin and end now
 reader.py         a checkpoint of a shard, for builds and seals
 cli.py            `aif shards`
 """

@@ -6,7 +6,6 @@ None of this is stored: the counters that survive a crash are in the shard.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from infra.clock import Clock
 from streams.core.shard_state import TopicCounts
 from streams.shard.outbox import OutboxEntry
 
@@ -15,6 +14,7 @@ from streams.shard.outbox import OutboxEntry
 class BatchResult:
     """What one call of `apply` did: counts by topic, work by cause, and what it put into the outbox."""
 
+    at_s: float = 0.0  # monotonic
     counts: dict[str, TopicCounts] = field(default_factory=dict)
     work: Counter[str] = field(default_factory=Counter)
     dead_letters: Counter[tuple[str, str]] = field(default_factory=Counter)  # (topic, disposition)
@@ -27,15 +27,7 @@ class BatchResult:
         """Updates consumed."""
         return sum(c.consumed for c in self.counts.values())
 
-
-class StageWatch:
-    """Seconds between laps, added to a result."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._at = clock, clock.monotonic()
-
-    def lap(self, result: BatchResult, stage: str) -> None:
-        """The time since the last lap, or since the beginning, was spent on `stage`."""
-        now = self._clock.monotonic()
-        result.stage_s[stage] = result.stage_s.get(stage, 0.0) + (now - self._at)
-        self._at = now
+    def lap(self, stage: str, now_s: float) -> None:
+        """Spend the time since the last lap, or since `at_s`, on `stage`."""
+        self.stage_s[stage] = self.stage_s.get(stage, 0.0) + now_s - self.at_s
+        self.at_s = now_s

@@ -1,39 +1,44 @@
-"""Where the partitions of a shard end at this moment.
+"""Where the partitions of a shard begin and end at this moment.
 
-It is needed twice: a shard seals only after it has applied what was there when it first saw the version (B7), and a seal names the end of index-deltas as
-previously the seal's checkpoint (B8).
+A shard seals only after it has applied what was there when it first saw the version (B7), and a seal names the end of index-deltas before its checkpoint (B8).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from infra.kafka.admin import end_offsets
+from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.security import Bootstrap
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 
 
-class LogEnds(Protocol):
-    """Where the topics of a shard end now."""
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """The offsets that a partition holds now: from `start` to before `end`."""
 
-    def sources_end(self, shard: int) -> Mapping[str, int]:
-        """End offset of the shard's partition of every source topic."""
+    start: int
+    end: int
 
-    def deltas_end(self, shard: int) -> int:
-        """End offset of the shard's partition of index-deltas."""
+
+def fetch_log_ranges(bootstrap: Bootstrap, prefix: str) -> dict[str, dict[int, LogRange]]:
+    """By source topic and partition."""
+    ranges = {}
+    for topic in SHARD_TOPICS:
+        starts, ends = start_offsets(bootstrap, prefix + topic), end_offsets(bootstrap, prefix + topic)
+        ranges[topic] = {p: LogRange(starts[p], ends[p]) for p in ends}
+    return ranges
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaLogEnds:
-    """Ends of the logs as the broker says."""
+class LogEnds:
+    """Where the topics of a shard end now, as the broker says."""
 
     bootstrap: Bootstrap
     prefix: str
 
     def sources_end(self, shard: int) -> Mapping[str, int]:
-        """See LogEnds."""
+        """End offset of the shard's partition of every source topic."""
         return {topic: end_offsets(self.bootstrap, self.prefix + topic)[shard] for topic in SHARD_TOPICS}
 
     def deltas_end(self, shard: int) -> int:
-        """See LogEnds."""
+        """End offset of the shard's partition of index-deltas."""
         return end_offsets(self.bootstrap, self.prefix + INDEX_DELTAS)[shard]

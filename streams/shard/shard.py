@@ -38,7 +38,7 @@ from streams.core.shard_state import (
 )
 from streams.core.stale import dependencies_of
 from streams.encoder_protocol import Encoder
-from streams.shard.batch_result import BatchResult, StageWatch
+from streams.shard.batch_result import BatchResult
 from streams.shard.decode import DecodedRecord, decode_source_records
 from streams.shard.fold import EMBEDDINGS, ITEMS, FoldedBatch, fold_batch, read_embeddings
 from streams.shard.outbox import OUTBOX, OutboxEntry, Outgoing, encode_outbox_key, put_outbox, read_outbox
@@ -138,18 +138,18 @@ class Shard:
         missing = self.needs_encoders()
         if missing:
             raise Unavailable("encoder_missing", f"shard {self.number} has no encoder for versions {[v.version for v in missing]} yet")
-        result, watch = BatchResult(), StageWatch(self._clock)
+        result = BatchResult(self._clock.monotonic())
         fresh = plan_fresh(self.number, self.state.next_offsets, [(r.topic, r.offset) for r in records])
         decoded = decode_source_records([records[i] for i in fresh], self.init.id_kind, self.init.shards)
-        watch.lap(result, "decode")
+        result.lap("decode", self._clock.monotonic())
         for cut in plan_batches([len(d) for d in decoded]):
-            entries = self._write_micro_batch(decoded[cut], result, watch)
+            entries = self._write_micro_batch(decoded[cut], result)
             if entries:
                 on_written(entries)
             result.outbox += entries
         return result
 
-    def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult, watch: StageWatch) -> list[OutboxEntry]:
+    def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult) -> list[OutboxEntry]:
         folded = fold_batch(decoded, self.database)
         for one in decoded:
             if not one.record.skipped:
@@ -158,14 +158,14 @@ class Shard:
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         self._add_dead_letters(decoded, outgoing, result)
         after = self._advanced(decoded, folded.counts)
-        watch.lap(result, "fold")
+        result.lap("fold", self._clock.monotonic())
         rows, after = self._encode_rows(folded, after, outgoing, result)
-        watch.lap(result, "rows")
+        result.lap("rows", self._clock.monotonic())
         batch.put_all(ITEMS, folded.stored_items())
         batch.put_all(EMBEDDINGS, folded.stored_embeddings())
         batch.put_all(INCREMENTS, rows)
         self._commit(batch, after, outgoing)
-        watch.lap(result, "write")
+        result.lap("write", self._clock.monotonic())
         for topic, count in folded.counts.items():
             result.counts[topic] = result.counts.get(topic, TopicCounts()) + count
         return outgoing.entries

@@ -20,19 +20,17 @@ import logging
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from infra.clock import Clock
 from infra.files import fsync_folder, write_file_durably
 from infra.index.store import IndexStore
-from infra.kafka.admin import end_offsets, start_offsets
-from infra.kafka.security import Bootstrap
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
 from streams.core.shard_state import encode_identity
+from streams.shard.log_ends import LogRange
 from streams.shard.shard import Shard, open_shard
 from streams.shard.snapshot import ORIGIN_NAME, FoundSnapshot, list_snapshots, restore_snapshot
 
@@ -41,23 +39,6 @@ _LOCK_POLL_S = 0.1
 _DAMAGED = "damaged"  # a file in a directory: why it is to be set aside
 _OF_THE_DIRECTORY = frozenset({"database_corrupted", "bad_shard_state", "bad_shard_version", "bad_outbox_entry", "outbox_value_missing"})
 _log = logging.getLogger("aif.streams.start")
-
-
-@dataclass(frozen=True, slots=True)
-class LogRange:
-    """The offsets that a partition holds now: from `start` to before `end`."""
-
-    start: int
-    end: int
-
-
-def fetch_log_ranges(bootstrap: Bootstrap, prefix: str) -> dict[str, dict[int, LogRange]]:
-    """By source topic and partition."""
-    ranges = {}
-    for topic in SHARD_TOPICS:
-        starts, ends = start_offsets(bootstrap, prefix + topic), end_offsets(bootstrap, prefix + topic)
-        ranges[topic] = {p: LogRange(starts[p], ends[p]) for p in ends}
-    return ranges
 
 
 def start_shard(

@@ -26,7 +26,7 @@ from streams.builders.template import start_from
 from streams.encoder import EncoderCache
 from streams.kernels import load_kernels
 from streams.settings import BuildSection, WorkerSettings
-from streams.shard.log_ends import KafkaLogEnds
+from streams.shard.log_ends import LogEnds
 from streams.versions.attempts import StepReport
 from streams.versions.messages import VersionMessages
 from streams.versions.reconcile import Reconciler, ReconcileSettings
@@ -82,7 +82,7 @@ class VersionSide:
             _reconcile_settings(settings),
             owned,
             self.builders,
-            KafkaLogEnds(bootstrap, prefix),
+            LogEnds(bootstrap, prefix),
             self._scratch,
             self.encoders,
             by=by,

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import logging, resource
-from infra.open_files import raise_file_limit
+from infra.processes import raise_file_limit
 logging.basicConfig()
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 print(raise_file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])

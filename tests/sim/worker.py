@@ -26,8 +26,9 @@ from streams.builders.jobs import BuildJob, CanaryJob, Job, SealJob, SnapshotJob
 from streams.builders.pool import Ticket
 from streams.builders.sealer import write_seal
 from streams.core.canary import CanaryFigures, CanaryRules
+from streams.shard.log_ends import LogRange
 from streams.shard.shard import Shard
-from streams.shard.start import LogRange, start_shard
+from streams.shard.start import start_shard
 from streams.versions.attempts import StepReport
 from streams.versions.reconcile import Reconciler, ReconcileSettings
 from streams.versions.snapshot_keeper import SnapshotTimes

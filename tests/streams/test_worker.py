@@ -29,7 +29,7 @@ from schemas.index.control import ControlState, Init
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS, TOPICS
 from streams.settings import BuildSection
-from streams.shard.start import LogRange
+from streams.shard.log_ends import LogRange
 from streams.worker import Worker
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.infra.kafka.transactions import open_transactional, send

@@ -22,9 +22,8 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics, topic_ids
 from infra.kafka.publisher import Publisher
 from infra.settings import InfraSettings, load_settings
-from infra.tools import doctor, inspect, unknown_features
-from infra.tools.inspect import Inspector, Sample, ShardView, _fetch_server
-from infra.tools.status_view import render_sample
+from infra.tools import doctor, unknown_features, watch
+from infra.tools.watch import Inspector, Sample, ShardView, _fetch_server, render_sample
 from schemas.events import ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.index.control import Init
@@ -64,7 +63,7 @@ def told(shard: int, sequence: int, next_offset: int, source_ms: int = 1) -> byt
 def test_a_sample_says_how_far_each_shard_is_how_late_and_that_nobody_owns_it(
     bootstrap_servers: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspect, "_ASK_S_MAX", 60.0)
+    monkeypatch.setattr(watch, "_ASK_S_MAX", 60.0)
     apply_topics(bootstrap_servers, prefix, 2, 1)
     clock = SystemClock()
     produce(bootstrap_servers, f"{prefix}item-features", 1, *[b"x"] * 10)
@@ -125,15 +124,13 @@ def test_a_drawn_sample_has_every_part_of_it_in_words() -> None:
 
 
 def test_the_watch_prints_one_json_object_a_look(prefix: str, bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from infra.tools import status_view
-
     def sleep(_: float) -> None:
         if next(looks) == 2:
             raise KeyboardInterrupt
 
     apply_topics(bootstrap_servers, prefix, 2, 1)
     looks = itertools.count(1)
-    monkeypatch.setattr(status_view, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=sleep))
     done = CliRunner().invoke(build_app(), ["status", "--watch", "--json"])
     assert done.exit_code == 0
     lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]

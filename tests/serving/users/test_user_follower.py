@@ -10,9 +10,9 @@ from prometheus_client import generate_latest
 from infra import failpoints
 from infra.clock import SystemClock
 from infra.kafka.admin import GROW, apply_topics, describe_index
+from infra.kafka.admin_client import PartitionWatch
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord
-from infra.kafka.watches import PartitionWatch
 from infra.metrics import Metrics
 from infra.processes import free_ports, wait_until
 from infra.rocks import Database

@@ -3,8 +3,8 @@
 from confluent_kafka import Producer
 
 from infra.kafka.admin import apply_topics
+from infra.kafka.admin_client import EndReader
 from infra.kafka.security import KafkaTopics
-from infra.kafka.watches import EndReader
 from infra.processes import wait_until
 from schemas.topics import ITEM_FEATURES
 from serving.versions.end_watch import EndWatch

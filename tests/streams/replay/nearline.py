@@ -30,7 +30,7 @@ from streams.builders.template import start_from
 from streams.encoder import EncoderCache
 from streams.replay.points import ReplaySource, choose_manifest, plan_replay
 from streams.replay.replay import run_replay
-from streams.shard.log_ends import KafkaLogEnds
+from streams.shard.log_ends import LogEnds
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.shard import open_shard
 from streams.shard.task import ShardTask
@@ -98,7 +98,7 @@ def make_nearline(bootstrap: str, folder: Path) -> Nearline:
         VersionMessages(bootstrap, prefix) as messages,
         Publisher(bootstrap, prefix, "test", SHARDS, 1, IdKind.INT64) as publisher,
     ):
-        ends, log = KafkaLogEnds(bootstrap, prefix), ControlLog(store)
+        ends, log = LogEnds(bootstrap, prefix), ControlLog(store)
         reconciler = Reconciler(
             log,
             store,

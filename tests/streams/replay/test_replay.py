@@ -34,7 +34,7 @@ from streams.encoder import EncoderCache
 from streams.replay.cli import register
 from streams.replay.points import choose_manifest, open_replay_source
 from streams.replay.replay import ReplayPace
-from streams.shard.log_ends import KafkaLogEnds
+from streams.shard.log_ends import LogEnds
 from streams.shard.shard import Shard, open_shard
 from streams.shard.snapshot import write_snapshot
 from streams.versions.publication import Publication
@@ -79,7 +79,7 @@ def test_dead_letters_and_index_events_are_on_the_broker(nearline: Nearline) -> 
 
 
 def test_every_seal_names_a_delta_position_inside_the_log(nearline: Nearline) -> None:
-    ends = KafkaLogEnds(nearline.bootstrap, nearline.prefix)
+    ends = LogEnds(nearline.bootstrap, nearline.prefix)
     with TopicFollower(
         nearline.bootstrap, INDEX_DELTAS, {s.shard: s.delta_position for s in nearline.manifest.seals}, prefix=nearline.prefix
     ):

@@ -12,8 +12,9 @@ from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
+from streams.shard.log_ends import LogRange
 from streams.shard.shard import Shard, open_shard
-from streams.shard.start import LogRange, start_shard
+from streams.shard.start import start_shard
 from tests.streams.shard_world import INIT, ITEMS, ManualClock, embed, features_record, new_items_record, upsert
 
 WHOLE = {ITEM_FEATURES: LogRange(0, 9), NEW_ITEMS: LogRange(0, 9)}

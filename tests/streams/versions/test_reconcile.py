@@ -15,7 +15,8 @@ from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import Part, Seal, encode_seal, seal_path
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.builders.jobs import BuildJob, BuildResult
-from streams.shard.start import LogRange, start_shard
+from streams.shard.log_ends import LogRange
+from streams.shard.start import start_shard
 from streams.versions.attempts import Attempts
 from streams.versions.shard_versions import _accept_full
 from tests.streams.shard_world import ITEMS, HashEncoder, delete, embed, features_record, open_test_shard, upsert

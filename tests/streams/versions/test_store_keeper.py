@@ -11,8 +11,9 @@ from schemas.errors import Corrupted
 from schemas.index.lifecycle import State
 from schemas.index.manifest import UNIQUE_DIGITS, checked_name, encode_seal, seal_path
 from schemas.index.retention import RetentionRules, plan_removals
+from streams.shard.log_ends import LogRange
 from streams.shard.snapshot import list_snapshots
-from streams.shard.start import LogRange, start_shard
+from streams.shard.start import start_shard
 from streams.versions.snapshot_keeper import SnapshotTimes
 from tests.streams.shard_world import upsert
 from tests.streams.version_world import Worker, World

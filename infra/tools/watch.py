@@ -1,26 +1,34 @@
 """The whole system seen from outside, again and again: shards, workers, versions, servers; lag and freshness. For `aif status --watch`.
 
-Here: `Inspector`, which samples, and what a sample says. Not here: drawing it (status_view.py), the single look of `aif status`
-(cli.py).
-Nothing is asked of a worker: what a shard has applied stands in index-deltas, membership in the consumer group, versions in the control log. So it
-also shows what a worker that hangs would not say. Invariant: a part that cannot be asked is named in `errors`, and the rest is shown.
+Nothing is asked of a worker: what a shard has applied stands in index-deltas, membership in the consumer group, versions in the control log. So it also shows
+what a worker that hangs would not say. Invariant: a part that cannot be asked is named in `errors`, and the rest is shown.
 """
 
+import contextlib
+import json
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NoReturn
 
 import httpx
 from confluent_kafka import KafkaError, KafkaException
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from infra.clock import Clock
+from infra.clock import Clock, SystemClock
 from infra.closeable import Closeable
 from infra.index.control_log import ControlLog
 from infra.index.delta_tail import DeltaTail
+from infra.index.store import open_index_store
 from infra.index.verify import CheckpointFaults
 from infra.kafka.admin import end_offsets
 from infra.kafka.admin_client import KafkaAdmin
 from infra.kafka.security import Bootstrap
+from infra.settings import InfraSettings
 from schemas.errors import AifError
 from schemas.index.control import ControlState
 from schemas.index.layout import DeltaHeader
@@ -29,6 +37,7 @@ from schemas.topics import ITEM_FEATURES, SHARD_TOPICS
 
 _TAIL_RECORDS = 20  # of a delta partition, to find its last header
 _ASK_S_MAX = 2.0
+_LATE_S, _LATE_RECORDS = 2.0, 10_000
 _NO_GROUP_YET = frozenset(
     {
         KafkaError.NOT_COORDINATOR,
@@ -163,3 +172,63 @@ def _fetch_server(url: str) -> dict[str, Any]:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         why = f"its answer lacks {error}" if isinstance(error, KeyError) else str(error)
         return {"server": url, "version": "", "ready": False, "rows": "", "answered": "", "why": why}
+
+
+# --- drawing -----------------------------------------------------------------------------------------------------------------
+
+
+def watch_status(settings: InfraSettings, every_s: float, servers: Sequence[str], as_json: bool) -> None:
+    """Draw samples on the terminal, or print each as one JSON object a line, until Ctrl-C."""
+    log = ControlLog(open_index_store(settings.index.store))
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Inspector(settings.connection(), settings.kafka.topic_prefix, log, SystemClock(), servers) as inspector,
+    ):
+        if sys.stdout.isatty() and not as_json:
+            _draw(inspector, every_s)
+        while True:
+            print(json.dumps(asdict(inspector.sample()), default=str), flush=True)  # noqa: T201 - data on standard output
+            time.sleep(every_s)
+
+
+def _draw(inspector: Inspector, every_s: float) -> NoReturn:
+    with Live(render_sample(inspector.sample()), auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(every_s)
+            live.update(render_sample(inspector.sample()), refresh=True)
+
+
+def render_sample(sample: Sample) -> RenderableType:
+    """A sample as tables; what is late or missing stands out."""
+    shards = [
+        {
+            "shard": shard.shard,
+            "applied to": " ".join(map(str, shard.next_offsets)),
+            "behind": _marked(f"{shard.behind:,}", shard.behind > _LATE_RECORDS),
+            "lag s": _marked(f"{shard.lag_s:.1f}", shard.lag_s > _LATE_S),
+            "records/s": f"{shard.records_per_s:,.0f}",
+            "owner": shard.owner or _marked("nobody", True),
+        }
+        for shard in sample.shards
+    ]
+    workers = [{"worker": member, "shards": " ".join(map(str, owned))} for member, owned in sample.workers.items()]
+    parts: list[RenderableType] = [_table("shards", shards), _table("workers", workers), _table("versions", sample.versions)]
+    if sample.servers:
+        parts.append(_table("servers", sample.servers))
+    return Group(*parts, *(Text(error, style="bold red") for error in sample.errors))
+
+
+def _marked(text: str, wrong: bool) -> Text:
+    return Text(text, style="bold red" if wrong else "")
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left", expand=False)
+    for column in rows[0] if rows else ("nothing",):
+        table.add_column(column)
+    for row in rows:
+        # One line a row: a long reason in a narrow window would push the other tables out of it.
+        table.add_row(
+            *(value if isinstance(value, Text) else Text(str(value), no_wrap=True, overflow="ellipsis") for value in row.values())
+        )
+    return table

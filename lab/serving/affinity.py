@@ -30,7 +30,6 @@ from serving.merger.merger import Merged, Merger
 AFFINITY = read_bench("bench affinity")
 
 FOUND = frozenset({Rung.CACHED, Rung.WAITED})
-_PARTITIONS = 64  # M of the user topics
 _DEADLINE_MS = 10_000  # long, so that a slow answer of a busy machine is not taken for a lost server
 
 
@@ -105,7 +104,7 @@ async def load_and_lose(
         await asyncio.sleep(plan.retrieval_ms / 1000)
         return requests[next(turn) % len(requests)]
 
-    async with Merger([server.url for server in servers], _PARTITIONS, retrieve) as merger:
+    async with Merger([server.url for server in servers], retrieve) as merger:
         say("every user once ...")
         for user in range(plan.users):
             await merger.recommend(user, deadline_ms=_DEADLINE_MS)

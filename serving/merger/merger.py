@@ -11,14 +11,14 @@ next server is asked. If all refuse, they are asked again after the time that th
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar
 
 import httpx
 
 from schemas.errors import Incompatible, Unavailable
-from schemas.ids import Id, encode_wire_id, partition_of
+from schemas.ids import Id, encode_wire_id
 from schemas.requests import RankAnswer, UserAnswer
 from serving.core.routing import ServerLoad, plan_route
 from serving.core.timeline import Span
@@ -31,19 +31,22 @@ ROUNDS_MAX = 3  # over all servers
 _LOST_S = 1.0  # a server that did not answer is asked last for this long
 _MARGIN_MS = 50  # the server answers by the deadline, and then its answer has to arrive
 
+T = TypeVar("T")
 Retrieve = Callable[[Id], Awaitable[Sequence[Id]]]
 Open = Callable[[str], httpx.AsyncClient]
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """An answer, the server that gave it, how many calls it took, and the timeline. `user_answer` None: call 1 gave no answer in time."""
+    """An answer, the server that gave it, how many calls it took, and the timeline. `user_answer` None: call 1 gave no answer in time.
+    `signalled`: the server that took the signal for the ranker's prefix."""
 
     answer: RankAnswer
     server: str
     attempts: int
     spans: Sequence[Span]
     user_answer: UserAnswer | None = None
+    signalled: str | None = None
 
     @property
     def took_ms(self) -> float:
@@ -66,12 +69,11 @@ def open_http(url: str) -> httpx.AsyncClient:
 
 
 class Merger:
-    """Ranks for users over several servers. `partitions`: M of the index. For one event loop; close it, or use it with `async with`."""
+    """Ranks for users over several servers. For one event loop; close it, or use it with `async with`."""
 
     def __init__(
         self,
         urls: Sequence[str],
-        partitions: int,
         retrieve: Retrieve,
         open_client: Open = open_http,
         *,
@@ -83,17 +85,19 @@ class Merger:
         self._poll_s, self._carries_state = poll_s, carries_state
         self._polling: asyncio.Task[None] | None = None
         self._servers = {url: _Server(url, open_client(url)) for url in urls}
-        self._partitions, self._retrieve = partitions, retrieve
-        self._calls: set[asyncio.Task[UserAnswer]] = set()
+        self._retrieve = retrieve
+        self._calls: set[asyncio.Task[Any]] = set()
 
-    async def recommend(self, user: Id, top_k: int = 100, deadline_ms: int = 200, context: Mapping[str, Any] | None = None) -> Merged:
-        """The top-k of what retrieval finds. Raises the last server's error if none answers, Unavailable (`deadline_passed`) after the deadline."""
+    async def recommend(
+        self, user: Id, top_k: int = 100, deadline_ms: int = 200, context: Mapping[str, Any] | None = None, final_top_k: int | None = None
+    ) -> Merged:
+        """The top-k of what retrieval finds, or the ranker's `final_top_k` of them. Then the signal for its prefix goes to the server of call 1: the route is
+        decided once. Raises the last server's error if none answers, Unavailable (`deadline_passed`) after the deadline."""
         request = _Request(user, uuid.uuid4().hex, time.perf_counter(), deadline_ms)
         self._watch_servers()
         route = self.route(user)
-        first = asyncio.create_task(self._user_half(request, route[0]))
-        self._calls.add(first)
-        first.add_done_callback(self._forget)
+        first = self._begin(self._user_half(request, route[0]))
+        signal = None if final_top_k is None else self._begin(self._post(request, route[0], "/v1/prefix", {"candidates": top_k}))
         item_ids = await self._retrieve(user)
         request.note("retrieval", 0.0, f"{len(item_ids)} candidates")
         user_answer = first.result() if first.done() and first.exception() is None else None
@@ -102,7 +106,11 @@ class Merger:
             body["version_token"] = user_answer.version_token
             if user_answer.user_state is not None:
                 body["user_state"] = user_answer.user_state
-        return await self._rank(request, route, body, user_answer)
+        if final_top_k is not None:
+            body["final"] = {"top_k": final_top_k}
+        merged = await self._rank(request, route, body, user_answer)
+        signalled = route[0] if signal is not None and signal.done() and signal.exception() is None else None
+        return replace(merged, signalled=signalled)
 
     def route(self, user: Id) -> list[str]:
         """The servers in the order in which they are asked about a user."""
@@ -110,7 +118,7 @@ class Merger:
         loads = [
             ServerLoad(server.url, server.ready and now_s >= server.lost_until_s, server.in_flight) for server in self._servers.values()
         ]
-        return plan_route(partition_of(user, self._partitions), loads)
+        return plan_route(user, loads)
 
     async def _user_half(self, request: "_Request", url: str) -> UserAnswer:
         """Call 1. Its failure does no harm, because call 2 can do without it."""
@@ -169,7 +177,7 @@ class Merger:
         finally:
             server.in_flight -= 1
         server.lost_until_s = float("-inf")
-        if answer.status_code != 200:
+        if answer.status_code not in (200, 202):
             raise decode_error(answer)
         return answer.json()
 
@@ -184,7 +192,14 @@ class Merger:
         if ready:
             server.lost_until_s = float("-inf")
 
-    def _forget(self, call: "asyncio.Task[UserAnswer]") -> None:
+    def _begin(self, call: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """A call beside retrieval, whose failure does no harm."""
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, call: "asyncio.Task[Any]") -> None:
         self._calls.discard(call)
         if not call.cancelled():
             call.exception()  # call 2 has answered or raised; this error is of no interest

@@ -26,7 +26,7 @@ def trace_request(
         return httpx.AsyncClient(base_url=base, headers=headers, verify=authorities)
 
     async def run() -> Merged:
-        async with Merger(urls, settings.index.user_partitions, source.retrieve, open_client) as merger:
+        async with Merger(urls, source.retrieve, open_client) as merger:
             return await merger.recommend(user, top_k, deadline_ms)  # an id's partition is that of its text
 
     merged = asyncio.run(run())

@@ -14,7 +14,7 @@ from serving.client import Client
 from serving.merger.merger import Merged, Merger
 from tests.serving.server_process import AIF, WAIT_S, publish_index
 
-SERVERS, USERS, PARTITIONS = 2, 8, 64
+SERVERS, USERS = 2, 8
 NEW_USER = 1_001  # no server has a state of this one
 
 
@@ -80,7 +80,7 @@ async def restart_under_load(fleet: Fleet, ids: Sequence[Id]) -> list[Merged]:
             answered.append(await merger.recommend(user, deadline_ms=30_000))
 
     stop, answered = asyncio.Event(), list[Merged]()
-    async with Merger(list(fleet.children), PARTITIONS, retrieve, poll_s=0.1) as merger, asyncio.TaskGroup() as tasks:
+    async with Merger(list(fleet.children), retrieve, poll_s=0.1) as merger, asyncio.TaskGroup() as tasks:
         for user in range(USERS):
             tasks.create_task(load(user))
         for url in list(fleet.children):
@@ -99,5 +99,5 @@ async def kill_between_the_calls(fleet: Fleet, ids: Sequence[Id]) -> Merged:
         await asyncio.to_thread(fleet.end, merger.route(NEW_USER)[0], signal.SIGKILL)
         return ids
 
-    async with Merger(list(fleet.children), PARTITIONS, retrieve, poll_s=60) as merger:
+    async with Merger(list(fleet.children), retrieve, poll_s=60) as merger:
         return await merger.recommend(NEW_USER, deadline_ms=60_000)

@@ -23,12 +23,12 @@ from tests.serving.front import open_front
 class PatientMerger(Merger):
     """Its retrieval takes at least until call 1 is answered, on a busy machine too."""
 
-    def __init__(self, urls: Sequence[str], partitions: int, retrieve: Retrieve) -> None:
+    def __init__(self, urls: Sequence[str], retrieve: Retrieve) -> None:
         async def retrieve_after_call_one(user: Id) -> Sequence[Id]:
             await asyncio.gather(*self._calls, return_exceptions=True)
             return await retrieve(user)
 
-        super().__init__(urls, partitions, retrieve_after_call_one)
+        super().__init__(urls, retrieve_after_call_one)
 
 
 def test_a_lost_server_costs_recomputes_and_no_error_and_moves_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,22 +12,27 @@ servers = st.lists(st.sampled_from(URLS), min_size=1, max_size=5, unique=True)
 
 
 @given(st.integers(0, 4095), servers, st.randoms(use_true_random=False))
-def test_the_order_depends_on_the_servers_and_not_on_how_they_are_listed(partition: int, urls: list[str], rng: object) -> None:
+def test_the_order_depends_on_the_servers_and_not_on_how_they_are_listed(user: int, urls: list[str], rng: object) -> None:
     shuffled = sorted(urls, key=lambda _: rng.random())  # type: ignore[attr-defined]
-    assert rank_servers(partition, urls) == rank_servers(partition, shuffled)
-    assert sorted(rank_servers(partition, urls)) == sorted(urls)
+    assert rank_servers(user, urls) == rank_servers(user, shuffled)
+    assert sorted(rank_servers(user, urls)) == sorted(urls)
 
 
 @given(st.integers(0, 4095), servers)
-def test_a_server_that_leaves_moves_only_its_own_partitions(partition: int, urls: list[str]) -> None:
-    order = rank_servers(partition, urls)
+def test_a_server_that_leaves_moves_only_its_own_users(user: int, urls: list[str]) -> None:
+    order = rank_servers(user, urls)
     for gone in urls[1:]:
-        assert rank_servers(partition, [url for url in urls if url != gone]) == [url for url in order if url != gone]
+        assert rank_servers(user, [url for url in urls if url != gone]) == [url for url in order if url != gone]
 
 
-def test_partitions_spread_evenly() -> None:
-    counts = Counter(rank_servers(partition, URLS)[0] for partition in range(5_000))
-    assert len(counts) == 5 and max(counts.values()) < 1.1 * 1_000
+def test_users_spread_evenly_and_few_move_when_one_of_twelve_servers_leaves() -> None:
+    urls, users = [f"http://server-{i}:8100" for i in range(12)], [f"user-{n}" for n in range(6_000)]
+    before, after = ({user: rank_servers(user, some)[0] for user in users} for some in (urls, urls[1:]))
+    counts = Counter(before.values())
+    assert len(counts) == 12 and max(counts.values()) <= 1.25 * len(users) / 12
+    moved = [user for user in users if before[user] != after[user]]
+    assert len(moved) <= (1 / 12 + 0.02) * len(users)
+    assert {before[user] for user in moved} == {urls[0]}
 
 
 def test_a_lost_server_is_tried_last_and_a_full_one_after_those_with_room() -> None:
@@ -46,9 +51,9 @@ def test_if_all_are_lost_all_are_tried() -> None:
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=400))
-def test_no_server_ever_has_much_more_than_its_share_in_flight(partitions: list[int]) -> None:
+def test_no_server_ever_has_much_more_than_its_share_in_flight(users: list[int]) -> None:
     loads = dict.fromkeys(URLS, 0)
-    for count, partition in enumerate(partitions, 1):
-        chosen = plan_route(partition, [ServerLoad(url, in_flight=load) for url, load in loads.items()])[0]
+    for count, user in enumerate(users, 1):
+        chosen = plan_route(user, [ServerLoad(url, in_flight=load) for url, load in loads.items()])[0]
         loads[chosen] += 1
         assert loads[chosen] <= LOAD_BOUND * count / len(URLS) + 1

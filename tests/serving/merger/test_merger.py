@@ -27,7 +27,6 @@ from tests.serving.engine.samples import make_version, running_engine
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, open_front
 
-M = 4
 Retrieve = Callable[[Id], Awaitable[Sequence[Id]]]
 
 
@@ -41,7 +40,7 @@ def candidates(*ids: Id) -> Retrieve:
 
 def ask(urls: Sequence[str], retrieve: Retrieve, user: Id = 1, **options: Any) -> Merged:
     async def run() -> Merged:
-        async with Merger(urls, M, retrieve) as merger:
+        async with Merger(urls, retrieve) as merger:
             return await merger.recommend(user, **{"deadline_ms": 20_000, **options})
 
     return asyncio.run(run())
@@ -56,7 +55,7 @@ def ask_after_call_one(url: str, ids: Sequence[Id], then: Callable[[], None] = l
         return ids
 
     async def run() -> Merged:
-        async with Merger([url], M, retrieve) as opened:
+        async with Merger([url], retrieve) as opened:
             merger.append(opened)
             return await opened.recommend(1, **{"deadline_ms": 20_000, **options})
 
@@ -128,7 +127,7 @@ def test_a_server_lost_between_the_calls_costs_one_recompute_and_no_error() -> N
             return [1, 2, 3]
 
         async def run() -> tuple[Merged, list[str]]:
-            async with Merger(list(stacks), M, lose) as merger:
+            async with Merger(list(stacks), lose) as merger:
                 route.extend(merger.route(1))
                 return await merger.recommend(1, deadline_ms=20_000), merger.route(1)
 
@@ -146,7 +145,7 @@ def test_a_server_that_refuses_is_passed_over_for_the_next() -> None:
         fronts = {front.url: front for front in (one, other)}
 
         async def run() -> tuple[Merged, str]:
-            async with Merger(list(fronts), M, candidates(1, 2)) as merger:
+            async with Merger(list(fronts), candidates(1, 2)) as merger:
                 busy = merger.route(1)[0]
                 fronts[busy].paced.check_queue = refuse  # type: ignore[method-assign]
                 return await merger.recommend(1, deadline_ms=20_000), busy
@@ -165,7 +164,7 @@ def test_where_every_server_refuses_the_merger_comes_back_when_they_ask_for_it()
     with open_front(FakeEngine()) as front:
 
         async def run() -> Merged:
-            async with Merger([front.url, "http://127.0.0.1:9"], M, candidates(1, 2)) as merger:
+            async with Merger([front.url, "http://127.0.0.1:9"], candidates(1, 2)) as merger:
                 front.paced.check_queue = refuse  # type: ignore[method-assign]
                 return await merger.recommend(1, deadline_ms=20_000)
 
@@ -210,7 +209,7 @@ def test_a_rolling_restart_under_load_loses_nothing() -> None:
                 answered.append(merged.server)
 
         async def run() -> None:
-            async with Merger(urls, M, candidates(1, 2)) as merger:
+            async with Merger(urls, candidates(1, 2)) as merger:
                 tasks = [asyncio.create_task(load(merger, user)) for user in range(6)]
                 for stack in stacks[:2]:
                     await asyncio.sleep(0.3)
@@ -230,7 +229,7 @@ def test_a_server_that_says_it_is_not_ready_is_left_before_a_request_fails_there
         fronts = {front.url: front for front in (one, other)}
 
         async def run() -> None:
-            async with Merger(list(fronts), M, candidates(1, 2), poll_s=0.02) as merger:
+            async with Merger(list(fronts), candidates(1, 2), poll_s=0.02) as merger:
                 mine, next_one = merger.route(1)
                 fronts[mine].ready = (False, "draining")
                 assert (await merger.recommend(1, deadline_ms=20_000)).attempts == 1, "it still answers who comes"
@@ -245,7 +244,7 @@ def test_a_server_thought_lost_is_asked_first_again_as_soon_as_a_probe_finds_it(
     with open_front(FakeEngine()) as one, open_front(FakeEngine()) as other:
 
         async def run() -> None:
-            async with Merger([one.url, other.url], M, candidates(1, 2), poll_s=0.02) as merger:
+            async with Merger([one.url, other.url], candidates(1, 2), poll_s=0.02) as merger:
                 mine = merger.route(1)[0]
                 merger._servers[mine].lost_until_s = float("inf")
                 assert merger.route(1)[0] != mine
@@ -269,7 +268,7 @@ def test_a_state_that_call_two_brings_itself_survives_the_loss_of_its_server() -
             return make_version(SPECS["full"], 40).ids[:5]
 
         async def run() -> Merged:
-            async with Merger(list(stacks), M, lose, carries_state=True) as opened:
+            async with Merger(list(stacks), lose, carries_state=True) as opened:
                 merger.append(opened)
                 return await opened.recommend(1, deadline_ms=20_000)
 
@@ -308,7 +307,7 @@ def test_a_server_that_speaks_tls_otherwise_is_unreachable_with_the_reason(error
         return httpx.AsyncClient(base_url=url, transport=httpx.MockTransport(refuse))
 
     async def run() -> None:
-        async with Merger(["http://one"], 4, candidates(1), open_client, poll_s=0.01) as merger:
+        async with Merger(["http://one"], candidates(1), open_client, poll_s=0.01) as merger:
             with pytest.raises(Unavailable, match=words):
                 await merger.recommend(1, deadline_ms=2_000)
 
@@ -329,7 +328,7 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_ours_and_the_servers_are_w
         return httpx.AsyncClient(base_url=url, transport=httpx.MockTransport(garble))
 
     async def run() -> None:
-        async with Merger(["http://one"], 4, candidates(1), open_client, poll_s=0.01) as merger:
+        async with Merger(["http://one"], candidates(1), open_client, poll_s=0.01) as merger:
             with pytest.raises(AifError) as caught:
                 await merger.recommend(1, deadline_ms=2_000)
             assert caught.value.code == code
@@ -344,3 +343,12 @@ def test_a_trace_over_what_is_no_address_is_refused_by_its_name(url: str) -> Non
     """It was called a server that does not answer."""
     with pytest.raises(Misconfigured, match="bad_url"):
         trace_request(load_settings(ServerSettings, environment={}), url, "1", [1], 1, 200, "fixed:1")
+
+
+def test_the_signal_for_a_prefix_goes_to_the_server_that_ranks() -> None:
+    with contextlib.ExitStack() as opened:
+        fronts = [opened.enter_context(open_front(FakeEngine())) for _ in range(3)]
+        for user in range(6):
+            merged = ask([front.url for front in fronts], candidates(1, 2, 3), user, top_k=3, final_top_k=2)
+            assert merged.signalled == merged.server
+            assert merged.answer.final is not None and len(merged.answer.items) == 2

@@ -2,7 +2,8 @@
 
     kinds     kill -9 at a named failpoint (infra/failpoints.py), kill -9 at a random moment, SIGSTOP for longer than the session timeout and
               then CONT, kill -9 of the broker, a disk that is full or broken for some seconds, kill -9 of a process that the worker started
-              (a builder, their template, the judge of checkpoints); a new checkpoint now and then, so that builds and seals are hit too
+              (a builder, their template, the judge of checkpoints), a second worker that joins and leaves; a new checkpoint now and then, so that
+              builds and seals are hit too
     recovery  without a hand: the worker is started again at once, as a service manager would; caught up = readers were told that everything
               published before the kill is applied
     judged    by a plain fold of the topics (crash_fold.py) against the counters of the shards and the set of dead letters, and by the digest
@@ -12,14 +13,16 @@ Everything is drawn from `seed`; moments are real, so a run is repeatable in kin
 """
 
 import contextlib
+import itertools
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,7 @@ from lab.figures.declared import read_bench
 from lab.system.crash_fold import DeadLetter, count_topic
 from lab.system.crash_traffic import Traffic
 from lab.system.faulty_disk import build_faulty_disk, has_compiler
-from lab.system.stage import AppliedWatch, BenchStage, open_bench_stage, started_by, tell
+from lab.system.stage import Applied, AppliedWatch, BenchStage, open_bench_stage, started_by, tell
 from schemas.topics import SHARD_TOPICS
 
 CRASH = read_bench("bench crash")
@@ -50,9 +53,9 @@ _RANDOM_S = (0.2, 4.0)
 _PASSES_MAX = dict.fromkeys(WRITING, 40) | dict.fromkeys(VERSIONING, 3) | {"before-checkpoint": 2}
 _DISK_FAILS_S = 3.0  # for so long
 _CALL_FAILS_EVERY = 10
-FAILPOINT, MOMENT, FREEZE, BROKER, BUILDER = "failpoint", "moment", "freeze", "broker", "builder"
+FAILPOINT, MOMENT, FREEZE, BROKER, BUILDER, JOIN = "failpoint", "moment", "freeze", "broker", "builder", "join"
 FULL, BROKEN, FLAKY = "disk_full", "disk_broken", "disk_flaky"
-_WEIGHTS = {FAILPOINT: 48, MOMENT: 33, FREEZE: 4, BROKER: 5, FULL: 3, BROKEN: 3, BUILDER: 4, FLAKY: 3}
+_WEIGHTS = {FAILPOINT: 48, MOMENT: 33, FREEZE: 4, BROKER: 5, FULL: 3, BROKEN: 3, BUILDER: 4, JOIN: 4, FLAKY: 3}
 _DISK_FAULTS = {FULL: DISK_FULL, BROKEN: DISK_BROKEN, FLAKY: "flaky"}
 
 
@@ -99,6 +102,7 @@ class Campaign:
     kinds: Counter[str] = field(default_factory=Counter)
     versions: int = 1
     restarts: int = 0  # of a worker that ended by itself
+    joins: list[tuple[int, int, int]] = field(default_factory=list)  # from and to, in ms of the clock, and the shard that stayed
     armed: Plan | None = None
     worker: Child = field(init=False)
 
@@ -122,7 +126,7 @@ class Campaign:
             self.versions += 1
         if plan.kind not in (FAILPOINT, MOMENT):
             time.sleep(plan.after_s)
-            acts = {FREEZE: self._freeze, BROKER: self._kill_broker, BUILDER: lambda: self._kill_builder(plan)}
+            acts = {FREEZE: self._freeze, BROKER: self._kill_broker, BUILDER: lambda: self._kill_builder(plan), JOIN: self._join}
             began = (acts.get(plan.kind) or (lambda: self._fail_disk(_DISK_FAULTS[plan.kind])))()
         else:
             self._wait_moment(plan)
@@ -181,6 +185,24 @@ class Campaign:
             return False
 
         wait_until(killed, _CATCH_UP_S_MAX, "a process that the worker started")
+        return time.monotonic()
+
+    def _join(self) -> float:
+        """A second worker with a directory of its own takes one shard, and gives it back."""
+        began_ms = int(time.time() * 1e3)
+        second = self.stage.start_worker(f"second-{len(self.joins)}", AIF_WORKER__DATA_DIR=str(self.stage.directory / "second"))
+        owns = re.compile(r"shards owned: \[(\d)\]")
+
+        def has_joined() -> bool:
+            self._supervise()
+            second.check()
+            return owns.search(second.log_path.read_text()) is not None
+
+        wait_until(has_joined, _CATCH_UP_S_MAX, "the second worker to own a shard")
+        taken = int(owns.findall(second.log_path.read_text())[-1])
+        time.sleep(_RANDOM_S[0])
+        self.stage.stop_worker(second)
+        self.joins.append((began_ms, int(time.time() * 1e3), next(shard for shard in range(SHARDS) if shard != taken)))
         return time.monotonic()
 
     def _fail_disk(self, fault: str) -> float:
@@ -289,3 +311,11 @@ def _add_campaign(campaign: Campaign, figures: Figures) -> None:
     figures.add("catch_up_p50_s", statistics.median(campaign.catch_up_s))
     figures.add("catch_up_over_session", statistics.median(campaign.catch_up_s) / SESSION_TIMEOUT_S)
     figures.add("catch_up_max_s", max(campaign.catch_up_s))
+    pauses = [_longest_pause_s(campaign.watch.seen, *join) for join in campaign.joins]
+    figures.add("join_pause_over_session", statistics.median(pauses) / SESSION_TIMEOUT_S if pauses else None)
+
+
+def _longest_pause_s(seen: Sequence[Applied], from_ms: int, to_ms: int, shard: int) -> float:
+    """The longest time in which nothing of a shard was applied."""
+    at_ms = sorted(one.at_ms for one in seen if one.shard == shard and from_ms <= one.at_ms <= to_ms)
+    return max(later - earlier for earlier, later in itertools.pairwise([from_ms, *at_ms, to_ms])) / 1e3

@@ -32,6 +32,10 @@ BEHAVIOURS_PER_S, REQUESTS_PER_S = 50, 5
 CANDIDATES = 500
 _USERS = 1_000
 _SAMPLES = 400  # of a run; at least a second apart
+_JUDGED_S_MIN = 600.0  # of a slope
+_GRACE_S = (
+    60.0  # after it the store removes the files of old versions: with the default of a day their number would grow through the whole run
+)
 
 Series = Mapping[str, Callable[[], float]]
 
@@ -79,7 +83,7 @@ def measure_soak(seconds: float, settle_s: float, items: int, rate: float, versi
     """The mixed load for `seconds`; slopes from `settle_s` on. Raises Unavailable where a process ends."""
     config = {"seconds": seconds, "settle_s": settle_s, "items": items, "rate": rate, "version_every_s": version_every_s}
     figures, catalogue = Figures(SOAK, config), open_world(items)
-    with open_bench_stage(AIF_BUILD__SNAPSHOT_EVERY_UPDATES="20000") as stage:
+    with open_bench_stage(AIF_BUILD__SNAPSHOT_EVERY_UPDATES="5000", AIF_INDEX__REMOVE_AFTER_S=str(_GRACE_S)) as stage:
         began = tell("publish the catalogue, build, load")
         stage.publish_catalogue(catalogue)
         worker = stage.start_worker()
@@ -122,7 +126,7 @@ def _series(directory: Path, pids: Mapping[str, int]) -> Series:
         found[f"{process}_open_files"] = partial(_open_files, pid)
     found["shards_table_files"] = partial(_count, directory / "worker", ".sst")
     found["users_table_files"] = partial(_count, directory / "users", ".sst")
-    found["store_files"] = partial(_count, directory / "index")
+    found["store_files"] = lambda: _count(directory / "index") - _count(directory / "index" / "control")
     return found
 
 
@@ -141,6 +145,7 @@ def _count(folder: Path, ending: str = "") -> float:
 
 def _add_slopes(figures: Figures, times: Sequence[float], samples: Mapping[str, Sequence[float]], settle_s: float) -> None:
     settled = [n for n, at in enumerate(times) if at >= settle_s]
+    is_long = len(settled) > 1 and times[settled[-1]] - times[settled[0]] >= _JUDGED_S_MIN
     for series, values in samples.items():
-        figures.add(f"{series}_per_h", slope_per_h([times[n] for n in settled], [values[n] for n in settled]))
+        figures.add(f"{series}_per_h", slope_per_h([times[n] for n in settled], [values[n] for n in settled]) if is_long else None)
         figures.add(f"{series}_end", values[-1] if values else None)

@@ -15,11 +15,11 @@ _log = logging.getLogger("aif.disk")
 
 
 class DiskFaults:
-    """Logs the faults of one database. `owner` names it ("shard 3"); `monotonic` gives seconds. `last`: the fault that lasts, None if absent.
-    For one thread at a time."""
+    """Logs the faults of one database. `owner` names it ("shard 3"); `monotonic` gives seconds. `tell` gets the fault whenever it is logged, and None when
+    it is over. `last`: the fault that lasts, None if absent. For one thread at a time."""
 
-    def __init__(self, owner: str, monotonic: Callable[[], float]) -> None:
-        self._owner, self._monotonic = owner, monotonic
+    def __init__(self, owner: str, monotonic: Callable[[], float], tell: Callable[[AifError | None], None] = lambda _: None) -> None:
+        self._owner, self._monotonic, self._tell = owner, monotonic, tell
         self.last: AifError | None = None
         self._began = self._at = self._logged = 0.0
 
@@ -32,9 +32,11 @@ class DiskFaults:
         if now >= self._logged + _AGAIN_S:
             self._logged = now
             _log.error("disk_fault: %s has waited %.0f s for its disk and retries: %s", self._owner, now - self._began, error)
+            self._tell(error)
 
     def note_success(self) -> None:
         """A step succeeded."""
         if self.last is not None and (now := self._monotonic()) >= self._at + _SETTLED_S:
             self.last = None
             _log.warning("disk_fault_over: %s writes again after %.0f s", self._owner, now - self._began)
+            self._tell(None)

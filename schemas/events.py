@@ -182,8 +182,12 @@ class ImpressionRecord(Record):
     items: Annotated[list[ShownItem], Field(min_length=1, max_length=ITEMS_PER_IMPRESSION_MAX, fail_fast=True)]
 
 
+SHARD_OPENED, DISK_FAULT, DISK_FAULT_OVER = "shard_opened", "disk_fault", "disk_fault_over"  # events of a shard, of no version
+NO_VERSION = -1
+
+
 class IndexEvent(Record):
-    """Record of index-events: `kind` as in the control log or a shard's step, with a reason for people."""
+    """Record of index-events: `kind` as in the control log or a shard's step, with a reason for people. `version` is -1 for an event of a shard alone."""
 
     kind: Name
     version: int

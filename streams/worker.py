@@ -36,6 +36,7 @@ from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from infra.rocks import DiskFacts
 from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, Unavailable
+from schemas.events import DISK_FAULT, DISK_FAULT_OVER, NO_VERSION, SHARD_OPENED, IndexEvent
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
 from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, SHARD_TOPICS
@@ -228,7 +229,15 @@ class Worker:
         def on_damaged(error: Corrupted) -> None:
             stop_process(error, f"opening shard {shard.number} again")
 
-        return ShardTask(shard, self.clock, make_sender, self.metrics.count, on_damaged)
+        self._announce(SHARD_OPENED, shard.number, f"worker {os.getpid()}")
+        return ShardTask(shard, self.clock, make_sender, self.metrics.count, on_damaged, self._announce_disk)
+
+    def _announce_disk(self, shard: int, error: AifError | None) -> None:
+        """Lets `aif status` and `aif doctor` say on any machine that a shard stands still, and why."""
+        self._announce(DISK_FAULT_OVER if error is None else DISK_FAULT, shard, "" if error is None else str(error))
+
+    def _announce(self, kind: str, shard: int, reason: str) -> None:
+        self.versions.messages.announce(IndexEvent(kind=kind, version=NO_VERSION, shard=shard, reason=reason))
 
     def _ask_to_stop(self, stop: asyncio.Event) -> None:
         if not stop.is_set():

@@ -42,7 +42,8 @@ def status(
     """Show the broker, its topics, the versions and their age. `--watch` shows the whole system live: owners, lag, freshness.
 
     `unsealed` counts records after the last seal of the served version: its increments hold them, its parts do not. `undecided` counts checkpoint records
-    that no worker has taken or rejected yet; a worker tries an unreadable file for a minute. Exit code 1 if the broker or the index store does not answer.
+    that no worker has taken or rejected yet; a worker tries an unreadable file for a minute. `standing_shards` have a disk that takes no writes. Exit code 1
+    if there are any, or if the broker or the index store does not answer.
     """
     from infra.index.control_log import ControlLog
     from infra.index.describe import describe_served, describe_versions
@@ -61,8 +62,9 @@ def status(
     if state and state.init and (wrong := _find_surplus(topics, settings.kafka.topic_prefix, state.init.shards)):
         data["topics_error"] = wrong
     versions = (_reachable(lambda: describe_versions(state, log.store, SystemClock().now_ms())) if state else None) or []
-    print_parts(data, {"topics": topics, "versions": versions}, as_json)
-    if state is None or not answers or "topics_error" in data:
+    standing = _standing_rows(settings) if answers else []
+    print_parts(data, {"topics": topics, "versions": versions, **({"standing_shards": standing} if standing else {})}, as_json)
+    if state is None or not answers or standing or "topics_error" in data:
         raise typer.Exit(1)
 
 
@@ -99,6 +101,14 @@ def _topic_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlSta
         for name, topic in found.items()
     ]
     return rows, f"answers at {bootstrap}", True
+
+
+def _standing_rows(settings: "InfraSettings") -> list[dict[str, Any]]:
+    """A row for each shard whose worker's disk takes no writes."""
+    from infra.tools.standing_shards import REMEDY, fetch_standing_shards
+
+    found = _reachable(lambda: fetch_standing_shards(settings.connection(), settings.kafka.topic_prefix, 3.0)) or {}
+    return [{"shard": shard, "error": error, "next_step": REMEDY} for shard, error in found.items()]
 
 
 def _sealed_offsets(store: "IndexStore", state: "ControlState | None") -> dict[str, int]:

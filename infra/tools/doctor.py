@@ -22,6 +22,7 @@ from infra.kafka.admin import LARGER, NEEDS_PERMISSION, SURPLUS, check_surplus, 
 from infra.processes import FILES_MIN
 from infra.settings import InfraSettings, explain_settings
 from infra.tools.retained import find_gaps
+from infra.tools.standing_shards import REMEDY, fetch_standing_shards
 from schemas.errors import AifError, suggest
 from schemas.features import Scope
 from schemas.ids import IdKind
@@ -58,6 +59,7 @@ def examine(settings: InfraSettings) -> list[Finding]:
         check_checkpoints,
         check_features,
         check_retention,
+        check_shards,
         check_clock,
         check_disk,
         check_memory,
@@ -189,6 +191,14 @@ def check_retention(settings: InfraSettings) -> Finding:
             "retention", WARN, "; ".join(bare), "keep the worker's directory until it has taken a snapshot; lengthen the retention"
         )
     return Finding("retention", OK, "the logs hold what every shard needs next")
+
+
+def check_shards(settings: InfraSettings) -> Finding:
+    """Whether a shard stands still because its worker's disk takes no writes."""
+    standing = fetch_standing_shards(settings.connection(), settings.kafka.topic_prefix, _ASK_S_MAX)
+    if standing:
+        return Finding("shards", FAIL, "; ".join(f"shard {shard} stands still: {error}" for shard, error in standing.items()), REMEDY)
+    return Finding("shards", OK, "no worker reports a disk that takes no writes")
 
 
 def check_clock(settings: InfraSettings) -> Finding:

@@ -29,6 +29,7 @@ from infra.kafka.admin import end_offsets
 from infra.kafka.admin_client import KafkaAdmin
 from infra.kafka.security import Bootstrap
 from infra.settings import InfraSettings
+from infra.tools.standing_shards import fetch_standing_shards
 from schemas.errors import AifError
 from schemas.index.control import ControlState
 from schemas.index.layout import DeltaHeader
@@ -89,9 +90,13 @@ class Inspector(Closeable):
         """Looks everywhere once."""
         errors: list[str] = []
         workers = _asked(self._fetch_workers, {}, errors)
+        shards = _asked(lambda: self._fetch_shards(workers), [], errors)
+        if shards:
+            standing = _asked(lambda: fetch_standing_shards(self._bootstrap, self._prefix, _ASK_S_MAX), {}, errors)
+            errors += [f"shard {shard} stands still: {error}" for shard, error in standing.items()]
         return Sample(
             self._clock.now_ms(),
-            _asked(lambda: self._fetch_shards(workers), [], errors),
+            shards,
             workers,
             _asked(self._fetch_versions, [], errors),
             [_fetch_server(url) for url in self._servers],

@@ -40,7 +40,8 @@ def shard_closed(number: int) -> Unavailable:
 
 class ShardTask:
     """Owns a shard, its thread and its sender. Thread-safe. `on_result(number, result, seconds)` after every batch; `on_damaged(error)` when the database,
-    which has to be opened again after a fault of the disk, turns out to be damaged: nothing can be done here then, and the next start sets it aside."""
+    which has to be opened again after a fault of the disk, turns out to be damaged: nothing can be done here then, and the next start sets it aside;
+    `on_disk(number, error)` twice a minute while its disk takes no writes, and with None when it does again."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class ShardTask:
         make_sender: MakeSender,
         on_result: Callable[[int, BatchResult, float], None] = lambda *_: None,
         on_damaged: Callable[[Corrupted], None] = lambda _: None,
+        on_disk: Callable[[int, AifError | None], None] = lambda *_: None,
     ) -> None:
         self.number = shard.number
         self._shard, self._clock, self._on_result, self._on_damaged = shard, clock, on_result, on_damaged
@@ -62,7 +64,7 @@ class ShardTask:
         self._ticking = False
         self._broken: Unavailable | None = None  # the database must be opened again before the next step
         self._reopened_at = float("-inf")
-        self._faults = DiskFaults(f"shard {self.number}", clock.monotonic)
+        self._faults = DiskFaults(f"shard {self.number}", clock.monotonic, lambda error: on_disk(shard.number, error))
         self._sender = make_sender(self)
         self.submit(self._send_all)
 

@@ -24,12 +24,13 @@ from infra.kafka.publisher import Publisher
 from infra.settings import InfraSettings, load_settings
 from infra.tools import doctor, unknown_features, watch
 from infra.tools.watch import Inspector, Sample, ShardView, _fetch_server, render_sample
-from schemas.events import ItemFeaturesUpdate
+from schemas.events import DISK_FAULT, DISK_FAULT_OVER, NO_VERSION, SHARD_OPENED, IndexEvent, ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, encode_delta
 from schemas.index.manifest import checkpoint_path
 from schemas.index.snapshot import ShardSnapshot, encode_snapshot
+from streams.versions.messages import VersionMessages
 from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
 from tests.infra.kafka.deleted_topics import delete_topics
@@ -273,3 +274,30 @@ def test_a_server_that_does_not_tell_its_state_is_shown_with_the_reason(
     monkeypatch.setattr(httpx, "get", lambda *_, **__: answer)
     row = _fetch_server("http://h:1")
     assert (row["server"], row["ready"]) == ("http://h:1", False) and why in row["why"]
+
+
+def test_a_shard_whose_disk_takes_no_writes_is_shown_with_its_error_until_it_is_over_or_opened_again(
+    prefix: str, bootstrap_servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_topics(bootstrap_servers, prefix, 2, 1)
+    monkeypatch.setenv("AIF_KAFKA__TOPIC_PREFIX", prefix)
+    monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "store"))
+    messages = VersionMessages(bootstrap_servers, prefix)
+
+    def announce(kind: str, shard: int, reason: str = "") -> None:
+        messages.announce(IndexEvent(kind=kind, version=NO_VERSION, shard=shard, reason=reason))
+
+    announce(DISK_FAULT, 1, "disk_full: no space left on device")
+    announce(DISK_FAULT, 0, "database_failed: input/output error")
+    announce(SHARD_OPENED, 0)
+    messages.close()
+    (row,) = run_aif("status", exit_code=1)["standing_shards"]
+    assert (row["shard"], row["error"]) == (1, "disk_full: no space left on device")
+    finding = doctor.check_shards(load_settings(InfraSettings))
+    assert finding.state == doctor.FAIL and "shard 1 stands still: disk_full" in finding.found
+    with Inspector(bootstrap_servers, prefix, ControlLog(open_index_store(str(tmp_path / "store"))), SystemClock()) as inspector:
+        assert any("shard 1 stands still: disk_full" in error for error in inspector.sample().errors)
+    messages = VersionMessages(bootstrap_servers, prefix)
+    announce(DISK_FAULT_OVER, 1)
+    messages.close()
+    assert doctor.check_shards(load_settings(InfraSettings)).state == doctor.OK

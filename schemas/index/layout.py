@@ -71,11 +71,6 @@ def combine_hashes(features: int, embedding: int) -> int:
     return (features + HASH_FACTOR * embedding) & 0xFFFFFFFFFFFFFFFF
 
 
-def input_hash(features: bytes, embedding: bytes) -> int:
-    """The `input_hash` of an order from the stored bytes of both components; `embedding` is empty if absent."""
-    return combine_hashes(component_hash(features), component_hash(embedding) if embedding else 0)
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a row: its name, its NumPy dtype code, the number of elements in a row, and its flags (REQUIRED or 0)."""
@@ -157,21 +152,6 @@ def decode_layout(raw: Mapping[str, Any]) -> RowLayout:
     if unknown:
         raise Incompatible("unknown_column", f"the version requires columns {unknown} that this code does not know; upgrade the reader")
     return layout
-
-
-def is_newer(incoming: np.ndarray, current: np.ndarray) -> np.ndarray:
-    """Whether each incoming row replaces the current one: neither of its components goes back, and one of them advances. Both are ORDER arrays, or elements, of
-    one shape; so is the bool result."""
-
-    def compare(*fields: str) -> np.ndarray:
-        sign = np.zeros(np.shape(incoming["dead"]), np.int8)
-        for name in fields:
-            a, b = incoming[name], current[name]
-            sign = np.where(sign != 0, sign, (a > b).astype(np.int8) - (a < b).astype(np.int8))
-        return sign
-
-    features, embedding = compare("features_version", "features_offset", "features_index"), compare("embedding_offset", "embedding_index")
-    return (features >= 0) & (embedding >= 0) & ((features > 0) | (embedding > 0))
 
 
 def _bad_order(shown: object) -> Corrupted:

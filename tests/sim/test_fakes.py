@@ -17,11 +17,12 @@ from infra.index.store import FolderStore, IndexStore, open_index_store
 from infra.rocks import open_database, open_read_only
 from schemas.errors import Corrupted, Unavailable
 from schemas.ids import IdKind
-from schemas.index.layout import ORDER, RowBlock, encode_increment, is_newer
+from schemas.index.layout import ORDER, RowBlock, encode_increment
 from schemas.index.manifest import Part, PartFile, Seal
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.shard.decode import decode_source_record
 from streams.shard.outbox import decode_outbox_entry
+from tests.schemas.index.order_rule import is_newer
 from tests.sim import haste
 from tests.sim.boundary import Boundary
 from tests.sim.disk import Disk, open_memory_database

@@ -23,7 +23,7 @@ from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.ids import IdKind, encode_index_key, partition_of
 from schemas.index.control import ControlState, Entry, Init, VersionStatus
 from schemas.index.digest import ShardDigest, merge_parts, version_digest
-from schemas.index.layout import ORDER, RowBlock, decode_delta, decode_increment, encode_increment, input_hash, is_newer
+from schemas.index.layout import ORDER, RowBlock, decode_delta, decode_increment, encode_increment
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, checkpoint_path
 from schemas.model.checkpoint import encode_checkpoint
@@ -42,6 +42,7 @@ from streams.encoder import EncoderCache, RowEncoder
 from streams.shard.shard import Shard, open_shard
 from streams.versions.attempts import StepReport
 from streams.versions.reconcile import Reconciler, ReconcileSettings
+from tests.schemas.index.order_rule import input_hash, is_newer
 from tests.streams.shard_world import ManualClock, features_record, new_items_record
 
 T = TypeVar("T")

@@ -99,7 +99,7 @@ def pack_keys(keys: Sequence[bytes], kind: IdKind) -> IdArray:
 
 
 def pack_orders(orders: np.ndarray) -> np.ndarray:
-    """int64 [C, 3] from ORDER records [C]. Comparing it as `decide_newer` does is `layout.is_newer`."""
+    """int64 [C, 3] from ORDER records [C]. `decide_newer` compares them by the row-order rule."""
     packed = np.empty((len(orders), 3), np.int64)
     packed[:, 0] = orders["features_version"]
     packed[:, 1] = (orders["features_offset"] << _INDEX_BITS) + orders["features_index"]

@@ -25,13 +25,13 @@ from schemas.index.layout import (
     encode_block,
     encode_delta,
     encode_increment,
-    is_newer,
     list_increments,
     plan_delta_cuts,
     row_layout,
     stack_increments,
 )
 from tests.schemas.catalogue import small_spec
+from tests.schemas.index.order_rule import is_newer
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = list(IdKind)

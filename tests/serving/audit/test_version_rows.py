@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.index.layout import ORDER, is_newer
+from schemas.index.layout import ORDER
 from serving.audit.version_rows import order_advances
+from tests.schemas.index.order_rule import is_newer
 
 ORDERS = st.tuples(
     st.integers(0, 2), st.integers(-1, 2), st.integers(0, 2), st.integers(-1, 2), st.integers(0, 2), st.just(0), st.integers(0, 1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Corrupted
-from schemas.index.layout import ORDER, component_hash, input_hash
+from schemas.index.layout import ORDER, component_hash
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import (
     EmbeddingUpdate,
@@ -27,6 +27,7 @@ from streams.core.item_state import (
     pack_features,
     unpack_features,
 )
+from tests.schemas.index.order_rule import input_hash
 
 EMPTY, ONE = pack_features({}), pack_features({"a": 1})
 

@@ -21,12 +21,13 @@ from infra.kafka.dead_letters import decode_dead_letter
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database
 from schemas.ids import encode_index_key
-from schemas.index.layout import decode_delta, decode_increment, is_newer
+from schemas.index.layout import decode_delta, decode_increment
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.core.shard_state import TopicCounts
 from streams.shard.reader import ItemBlock, open_shard_reader
 from streams.shard.shard import Shard
 from tests.memory import MEMORY
+from tests.schemas.index.order_rule import is_newer
 from tests.streams.shard_world import (
     ITEMS,
     HashEncoder,

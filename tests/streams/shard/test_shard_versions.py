@@ -7,10 +7,11 @@ import pytest
 
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import encode_index_key
-from schemas.index.layout import decode_delta, is_newer
+from schemas.index.layout import decode_delta
 from schemas.index.manifest import Part, PartFile
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS
 from streams.shard.shard import Shard, open_shard
+from tests.schemas.index.order_rule import is_newer
 from tests.streams.shard_world import (
     INIT,
     ITEMS,

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from schemas.errors import Incompatible
 from schemas.ids import IdKind, encode_index_key
-from schemas.index.layout import ORDER, Column, RowLayout, encode_increment, is_newer
+from schemas.index.layout import ORDER, Column, RowLayout, encode_increment
 from serving.audit.version_rows import is_taken
 from serving.engine.tables.changes import Changes, covered_order, encode_ids, pack_orders, pack_text_ids
 from serving.engine.tables.slots import plan_slot, plan_slot_bytes
+from tests.schemas.index.order_rule import is_newer
 from tests.serving.engine.samples import changes_of_pairs, empty_tables
 
 COLUMNS = (Column("vector", "<f2", 3), Column("category", "<i4", 1))

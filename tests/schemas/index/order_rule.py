@@ -1,0 +1,25 @@
+"""The row-order rule and the input hash (FORMAT.md section 3) in plain form, to compare other forms with."""
+
+import numpy as np
+
+from schemas.index.layout import combine_hashes, component_hash
+
+
+def is_newer(incoming: np.ndarray, current: np.ndarray) -> np.ndarray:
+    """Whether each incoming row replaces the current one: neither of its components goes back, and one of them advances. Both are ORDER arrays, or elements, of
+    one shape; so is the bool result."""
+
+    def compare(*fields: str) -> np.ndarray:
+        sign = np.zeros(np.shape(incoming["dead"]), np.int8)
+        for name in fields:
+            a, b = incoming[name], current[name]
+            sign = np.where(sign != 0, sign, (a > b).astype(np.int8) - (a < b).astype(np.int8))
+        return sign
+
+    features, embedding = compare("features_version", "features_offset", "features_index"), compare("embedding_offset", "embedding_index")
+    return (features >= 0) & (embedding >= 0) & ((features > 0) | (embedding > 0))
+
+
+def input_hash(features: bytes, embedding: bytes) -> int:
+    """The `input_hash` of an order from the stored bytes of both components; `embedding` is empty if absent."""
+    return combine_hashes(component_hash(features), component_hash(embedding) if embedding else 0)

@@ -1,1 +1,1 @@
-"""A caller of both calls over several servers: merger.py; retrieval.py: a stand-in for retrieval; trace.py: one request with its timeline."""
+"""A caller of both calls over several servers: merger.py; trace.py: one request with its timeline."""

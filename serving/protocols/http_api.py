@@ -9,26 +9,34 @@
 
 Invariant: cheap checks come first: number of headers, token, route, number of requests in work, body. A request that is refused by its head is answered
 as soon as that has arrived; its body is read and thrown away after the answer.
+
+The request of a client that has gone is given up. Asking Granian for that costs 20 to 40 us, a timer 1: so a request that is answered at once is never
+asked for.
+Invariant: the bytes of a ranking, made from the engine's arrays, equal those of the pydantic model field by field (a test checks it). The same serializer
+writes both.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
 from typing import Any
 
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from schemas.errors import RejectedInput
+from schemas.ids import Id, encode_wire_id
 from schemas.limits import HTTP_HEADER_BYTES_MAX, HTTP_HEADERS_MAX, HTTP_URI_CHARS_MAX, KIB
 from schemas.requests import DEADLINE_HEADER, FinalRequest, PrefixRequest, PrerankRequest, RankRequest, UserRequest
 from serving.calls.deadline import Deadline, decode_deadline_header
-from serving.calls.rank_call import RankCall
+from serving.calls.rank_call import RankCall, Ranked
 from serving.calls.user_call import UserCall
-from serving.protocols.answer_body import encode_answer
-from serving.protocols.client_watch import ClientWatch
+from serving.engine.work import RankResult
 from serving.protocols.front import Front
 from serving.protocols.http_body import UnwantedBodies, decode_body, read_body
 from serving.protocols.http_reply import BEFORE_BODY, TOO_MANY, Reply, WrongMethod, error_reply, json_reply
@@ -43,6 +51,85 @@ _LOOKS = ("GET", "HEAD")  # HEAD is what probes of load balancers like to send; 
 
 
 Watch = Callable[[RankRequest | PrerankRequest, KnownUser | None, bytes], None]
+
+
+_ASKS_AFTER_S = 0.01
+
+
+_ITEMS_PER_TURN = 1_000  # of the event loop: 0.5 ms. In one piece, 10,000 items kept all other requests waiting for 7 ms
+
+
+async def encode_answer(ranked: Ranked, took_ms: float) -> bytes:
+    """The body of a 200 answer. Nothing is validated, because every value comes from this process."""
+    result = ranked.result
+    head = {
+        "request_id": ranked.request_id,
+        "version_token": str(result.token),
+        "rung": ranked.rung.value,
+        "degraded": ranked.degraded,
+    }
+    tail = {
+        "candidates": result.candidates,
+        "unknown_count": result.unknown_count,
+        "unknown_items": encode_wire_ids(result.unknown),
+        "freshness": {"age_s": ranked.ages.worst_s, "lagging_shards": ranked.ages.lagging, "watermark": result.watermark},
+        "final": ranked.final,
+        "took_ms": took_ms,
+    }
+    items = b",".join([part async for part in _encode_items(result)])
+    return b"".join((_encode(head)[:-1], b',"items":[', items, b"],", _encode(tail)[1:]))
+
+
+async def _encode_items(result: RankResult) -> AsyncIterator[bytes]:
+    """The items, separated by commas. Between two parts the event loop answers others."""
+    rows = zip(encode_wire_ids(result.ids), result.scores_A.tolist(), result.probabilities_AT.tolist(), strict=True)
+    while part := [{"item_id": one, "score": score, "probabilities": of_tasks} for one, score, of_tasks in islice(rows, _ITEMS_PER_TURN)]:
+        yield _encode(part)[1:-1]
+        if len(part) == _ITEMS_PER_TURN:
+            await asyncio.sleep(0)
+
+
+def _encode(values: object) -> bytes:
+    return to_json(values, inf_nan_mode="null")
+
+
+def encode_wire_ids(ids: Sequence[Id]) -> Sequence[Id]:
+    """Ids as they travel in JSON. If the smallest and the greatest id fit into a JSON number, all do; this is the common case and needs no loop."""
+    if ids and isinstance(ids[0], int) and all(isinstance(encode_wire_id(one), int) for one in (min(ids), max(ids))):
+        return ids
+    return [encode_wire_id(one) for one in ids]
+
+
+class ClientWatch:
+    """`with ClientWatch(protocol):` what computes an answer, in the request's own task. Raises RejectedInput (`client_gone`), which nobody will read."""
+
+    def __init__(self, protocol: Any) -> None:
+        """`protocol`: Granian's, of the request."""
+        self._protocol, self._gone = protocol, False
+        self._task: asyncio.Task[Any] | None = None
+        self._disconnect: Any = None  # Granian's future, once it is asked
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(_ASKS_AFTER_S, self._ask)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._timer.cancel()
+        if self._disconnect is not None:
+            self._disconnect.cancel()
+        # Python's collector does not see into Granian's future: through it this would hold itself permanently, 1 KB a request.
+        self._disconnect = self._task = None
+        if self._gone and isinstance(error, asyncio.CancelledError):
+            raise RejectedInput("client_gone", "the client went away before its answer") from error
+
+    def _ask(self) -> None:
+        self._disconnect = self._protocol.client_disconnect()
+        self._disconnect.add_done_callback(self._give_up)
+
+    def _give_up(self, disconnect: Any) -> None:
+        if self._task is not None and not disconnect.cancelled():
+            self._gone = True
+            self._task.cancel()
 
 
 @dataclass(frozen=True, slots=True)

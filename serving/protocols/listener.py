@@ -3,20 +3,28 @@
 - We give Granian a listening socket. Its own would set SO_REUSEPORT, so that two servers could share a port unnoticed, and it would wait permanently for a
   client that does not read its answer.
 - An open connection holds one of `backpressure` places (ports.py). If all are taken and clients wait, the longest idle are closed
-  (idle_connections.py): beside 5,000 idle ones of one moment a new client has its answer after 1 to 2 s and the next after 0.2, not after `idle_s`.
+  (`close_longest_idle`): with 5,000 idle ones of one moment a new client has its answer after 1 to 2 s and the next after 0.2, not after `idle_s`.
 - HTTP/1.1 only. With HTTP/2 enabled, Granian never closes a connection that sends no byte: it first waits for bytes that tell the two protocols apart,
   and only then starts its time limit. Clients that want many calls on one connection can use gRPC.
 - A client that closes its sending side after its request gets no answer. Granian has no setting for hyper's option that would allow it, so it closes the
-  connection, and the request is given up (client_watch.py).
+  connection, and the request is given up (`ClientWatch`).
 - Requests that hyper cannot parse get its own 400, 414 or 431, which have no body. A request with Content-Length and Transfer-Encoding is read as chunks, and
   its connection is closed after the answer (RFC 9112, 6.1); the application sees no Content-Length.
+
+Granian takes no more connections than it has places, and a client that comes then waits in the kernel. Granian cannot be told to close one. But the
+kernel knows when bytes last went over a connection, and how many clients wait for the listening socket.
+A connection is idle if nothing ever came on it, or if an answer went over it later than all that came, as whole ticks of the kernel tell. So one whose
+request is in work, or is still coming, stays; so do those whose answer took less than a tick, until `idle_s`. Every look is at a copy of a file
+descriptor, because its number may be another file's a moment later.
 """
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +37,82 @@ from granian.server.embed import Server as GranianServer
 from infra.processes import wait_until
 from schemas.errors import Misconfigured, Unavailable
 from schemas.limits import CONNECTIONS_MAX, HTTP_HEAD_BUFFER_BYTES
-from serving.protocols.idle_connections import close_longest_idle, count_waiting
 from serving.protocols.ports import bind_port, bracketed, connections_max, listen
 from serving.short_turns import new_threads_take_short_turns
 
 _OPEN_S_MAX = 60.0  # of a machine that is busy with other starts
 _LOOK_S = 0.25  # between two looks at whether clients wait
+
+
+_IDLE_MS_MIN = 1_000  # a client that pauses for less is busy
+# Of Linux's struct tcp_info, as the listening socket has it: how many clients wait.
+_WAITING = struct.Struct("24xI")
+# Of a connection: milliseconds since bytes were last sent, and since any came; how many bytes came; how many of the answer wait until its client reads.
+_LAST = struct.Struct("=44xI4xI72xQ8xI")
+
+
+def count_waiting(listening: socket.socket) -> int:
+    """How many clients are connected to the port and not taken yet."""
+    return _tcp_info(listening, _WAITING)[0]
+
+
+def close_longest_idle(port: int, places: int, wanted: int) -> int:
+    """Closes up to `wanted` connections of this process's port if all of its `places` are taken. Returns how many."""
+    idle_ms, taken = dict[int, int](), 0
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with _copy(number, port) as connection:
+            if connection is not None:
+                taken += 1
+                idle_ms[number] = _idle_ms(connection)
+    longest = sorted(idle_ms, key=lambda number: idle_ms[number], reverse=True)[:wanted] if taken >= places else []
+    return sum(_close(number, port) for number in longest)
+
+
+def _close(number: int, port: int) -> bool:
+    with _copy(number, port) as connection:
+        if connection is None or _idle_ms(connection) < _IDLE_MS_MIN:
+            return False
+        with contextlib.suppress(OSError):  # its client was faster
+            connection.shutdown(socket.SHUT_RDWR)
+        return True
+
+
+def _idle_ms(connection: socket.socket) -> int:
+    """For how long a connection has been idle; 0 if it is not."""
+    sent_ms, came_ms, came, unread = _tcp_info(connection, _LAST)
+    return sent_ms if not came or (sent_ms < came_ms and not unread) else 0
+
+
+@contextlib.contextmanager
+def _copy(number: int, port: int) -> Iterator[socket.socket | None]:
+    """A socket on the connection behind a file descriptor; None if it is none of the port's."""
+    try:
+        copied = os.dup(number)
+    except OSError:  # closed meanwhile
+        yield None
+        return
+    try:
+        connection = socket.socket(fileno=copied)
+    except OSError:  # no socket
+        os.close(copied)
+        yield None
+        return
+    with connection:
+        yield connection if _is_of_port(connection, port) else None
+
+
+def _is_of_port(connection: socket.socket, port: int) -> bool:
+    with contextlib.suppress(OSError):  # it has no peer: the listening socket, or one that was just cut
+        return (
+            connection.family in (socket.AF_INET, socket.AF_INET6)
+            and connection.getsockname()[1] == port
+            and bool(connection.getpeername())
+        )
+    return False
+
+
+def _tcp_info(one: socket.socket, fields: struct.Struct) -> tuple[int, ...]:
+    return fields.unpack(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, fields.size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from schemas.token import VersionToken
 from serving.calls.carried_state import CarriedStates
 from serving.engine.work import UserWork
 from serving.merger.merger import Merged, Merger
-from serving.merger.retrieval import Latency, Retrieval, decode_latency
-from serving.merger.trace import describe, trace_request
+from serving.merger.trace import Latency, Retrieval, decode_latency, describe, trace_request
 from serving.settings import ServerSettings
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import make_version, running_engine

@@ -13,7 +13,7 @@ from serving.calls.rank_call import Ranked
 from serving.core.ladder import Rung
 from serving.core.row_ages import RowAges
 from serving.engine.work import RankResult
-from serving.protocols.answer_body import encode_answer, encode_wire_ids
+from serving.protocols.http_api import encode_answer, encode_wire_ids
 from tests.serving.fake_engine import FakeState
 
 ints = st.integers(INT64_MIN, INT64_MAX) | st.sampled_from([2**53 - 1, 2**53, 2**53 + 1, -(2**53), -(2**53) - 1])

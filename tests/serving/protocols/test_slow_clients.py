@@ -21,7 +21,7 @@ import pytest
 
 from infra.processes import wait_until
 from serving.protocols import grpc_api, grpc_listener, listener
-from serving.protocols.client_watch import ClientWatch
+from serving.protocols.http_api import ClientWatch
 from serving.settings import ServeSection
 from tests import plain_http
 from tests.serving.calls.test_refusal import open_overloaded

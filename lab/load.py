@@ -138,7 +138,7 @@ class _Connection(asyncio.Protocol):
             self._answer.set_exception(error)
 
 
-class _Connections:
+class Connections:
     """Kept alive, newest first, so that spare connections stay unused."""
 
     def __init__(self, url: str, count_max: int) -> None:
@@ -187,7 +187,7 @@ OnAnswer = Callable[[bytes], None]  # gets the body of every answer with status 
 
 
 async def _send(
-    connections: _Connections, request: bytes, intended_s: float, latencies: Latencies, on_answer: OnAnswer | None = None
+    connections: Connections, request: bytes, intended_s: float, latencies: Latencies, on_answer: OnAnswer | None = None
 ) -> None:
     try:
         status, body = await connections.exchange(request, lambda: latencies.late.add((time.perf_counter() - intended_s) * 1000))
@@ -244,7 +244,7 @@ async def send_at_rate(
 ) -> Latencies:
     """Bodies in turn at a constant rate for so long; returns when the last one is answered."""
     requests, latencies = [target.encode(body) for body in bodies], Latencies()
-    connections = _Connections(target.url, connections_max)
+    connections = Connections(target.url, connections_max)
 
     def send(number: int, intended_s: float) -> Coroutine[None, None, None]:
         return _send(connections, requests[number % len(requests)], intended_s, latencies, on_answer)
@@ -259,7 +259,7 @@ async def send_in_turns(
 ) -> Latencies:
     """A closed loop: each of `senders` sends its next request when the last one is answered, at least one. What a server carries, not how fast it feels."""
     requests, latencies = [target.encode(body) for body in bodies], Latencies()
-    connections, start_s = _Connections(target.url, senders), time.perf_counter()
+    connections, start_s = Connections(target.url, senders), time.perf_counter()
 
     async def send_on(first: int) -> None:
         for number in itertools.count(first, senders):

@@ -19,6 +19,7 @@ def register(group: typer.Typer) -> None:
     group.command("table1", short_help="The paper's Table 1, measured.")(bench_table1)
     group.command("table4", short_help="The paper's Table 4, row for row.")(bench_table4)
     group.command("switch", short_help="Latency while versions load and flip.")(bench_switch)
+    group.command("relay", short_help="A ranker's prefix computed before its candidates.")(bench_relay)
     group.command("affinity", short_help="Several servers, one of them killed.")(bench_affinity)
 
 
@@ -163,3 +164,22 @@ def bench_affinity(
     open_logs("bench", "warning")
     plan = AffinityPlan(servers, users=users, rate_per_s=rate, seconds=seconds)
     print_figures(measure_affinity(plan.quick() if quick else plan).as_dict(), as_json)
+
+
+def bench_relay(
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each window.")] = 15.0,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Longest history and most requests within 30 ms, with prefixes computed during retrieval and without; about 8 minutes.
+
+    Example: aif bench relay --quick
+    """
+    from dataclasses import replace
+
+    from infra.logs import open_logs
+    from lab.serving.relay import RelayPlan, measure_relay
+
+    open_logs("bench", "warning")
+    plan = replace(RelayPlan(), seconds=seconds)
+    print_figures(measure_relay(plan.quick() if quick else plan).as_dict(), as_json)

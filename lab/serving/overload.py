@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -153,17 +153,21 @@ def _ratio(over: Sequence[Latencies], under: Sequence[Latencies], places: Sequen
 
 
 @contextmanager
-def open_server(plan: OverloadPlan, cores: Collection[int] | None = None) -> Iterator[BenchServer]:
+def open_server(
+    plan: OverloadPlan, cores: Collection[int] | None = None, lengths: Sequence[int] = (), relay: Mapping[str, object] | None = None
+) -> Iterator[BenchServer]:
     """A server with the plan's catalogue and users, ended with the block. Two servers of the same plan have the same data.
 
     The engine gets all `cores` but the last, on which this process runs until the block ends. None: those that this process may use now; where there
-    are several servers, those that it could use before the first of them.
+    are several servers, those that it could use before the first of them. `lengths`: of histories, each of `plan.users` users, instead of the plan's one.
+    `relay`: its settings; the model has a ranker then.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "candidates.npy")
-        numbers = map(str, (plan.items, plan.users, plan.behaviours, plan.candidates))
+        numbers = map(str, (plan.items, plan.users, ",".join(map(str, lengths)) or plan.behaviours, plan.candidates))
         cores = sorted(cores or os.sched_getaffinity(0))
         command = [sys.executable, "-m", "lab.serving.server", *numbers, str(path), ",".join(map(str, cores[-1:]))]
+        command += [] if relay is None else [json.dumps(relay)]
         say(f"a server of {plan.items} items, {plan.users} users of {plan.behaviours} behaviours ...")
         os.sched_setaffinity(0, cores[:-1] or cores)  # what is started now inherits it, and makes as many engine threads
         try:

@@ -20,6 +20,7 @@ from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.parameters import parameters_of
+from schemas.model.ranker.spec import RankerSpec
 from schemas.model.spec import ModelSpec
 from schemas.token import VersionToken
 from schemas.users import BehaviourEvent
@@ -47,7 +48,7 @@ _SEED = 0
 Case = Callable[[], object]
 
 
-def bench_spec() -> ModelSpec:
+def bench_spec(ranker: RankerSpec | None = None) -> ModelSpec:
     """A model with all parts and the default sizes, except that it reads as many behaviours as a history can have, in SimTier too."""
     schema = FeatureSchema(
         (
@@ -63,7 +64,7 @@ def bench_spec() -> ModelSpec:
         bid="bid",
         multimodal="image",
     )
-    return ModelSpec(schema, behaviours_max=BEHAVIOURS_PER_USER_MAX, simtier_behaviours=BEHAVIOURS_PER_USER_MAX)
+    return ModelSpec(schema, behaviours_max=BEHAVIOURS_PER_USER_MAX, simtier_behaviours=BEHAVIOURS_PER_USER_MAX, ranker=ranker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +148,11 @@ def compare_scores(ours_C: np.ndarray, theirs_C: np.ndarray) -> tuple[float, flo
 
 
 @contextlib.contextmanager
-def open_rank_world(items: int) -> Iterator[RankWorld]:
+def open_rank_world(items: int, ranker: RankerSpec | None = None) -> Iterator[RankWorld]:
     """A world of `items` items, whose engine runs as long as the block; every call gives the same rows and ids."""
     torch.manual_seed(_SEED)
     torch.set_num_threads(1)  # beside the engine's own threads, OpenMP's spinning workers would steal their cores
-    rng, spec = np.random.default_rng(_SEED), bench_spec()
+    rng, spec = np.random.default_rng(_SEED), bench_spec(ranker)
     network = AifNetwork(spec, make_w_hash(_SEED, spec.hash_bits, spec.schema.mm_width)).eval()
     ids = rng.permutation(np.unique(rng.integers(0, 1 << 62, items + items // 100 + 16)))[:items]
     tables, memory = _fill_slot(spec, ids, rng)

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from serving.relay.backend import RankerBackend
 
 PIECE = 128  # tokens of a prefix between two looks at what else there is to do: 1 to 4 ms
-_NICE = 10  # of the prefix thread
 _TRUNCATED_MIN = 32  # behaviours
 
 
@@ -92,7 +91,7 @@ class Relay:
     def __init__(
         self, settings: RelaySection, metrics: Metrics, find_parameters: Callable[[int], Parameters | None], device: str = "cpu"
     ) -> None:
-        self._settings, self._metrics, self._find_parameters, self._device = settings, metrics, find_parameters, device
+        self.settings, self._metrics, self._find_parameters, self._device = settings, metrics, find_parameters, device
         self._pool: KvPool | None = None
         self._backends: dict[int, RankerBackend] = {}
         self._wanted: frozenset[int] = frozenset()
@@ -135,9 +134,9 @@ class Relay:
         from serving.relay.backend import PageMemory, RankerBackend
 
         if self._pool is None:
-            pages = max(1, int(self._settings.kv_mib * MIB) // (2 * PAGE_ELEMENTS))
+            pages = max(1, int(self.settings.kv_mib * MIB) // (2 * PAGE_ELEMENTS))
             memory = PageMemory(pages, PAGE_ELEMENTS, self._device)
-            host_bytes, of_time = int(self._settings.host_mib * MIB), (self._settings.signal_s, self._settings.keep_s)
+            host_bytes, of_time = int(self.settings.host_mib * MIB), (self.settings.signal_s, self.settings.keep_s)
             self._pool = KvPool(memory, pages, host_bytes, *of_time)
         if version in self._wanted:
             self._backends = {**self._backends, version: RankerBackend(parameters, self._device)}
@@ -164,7 +163,7 @@ class Relay:
         spec, window, key = backend.ranker, open_window(backend.spec, user), PrefixKey(user_id, version)
         whole = count_work(spec, window.tokens, 0) + count_work(spec, candidates, window.tokens, causal=False)
         with self._lock:
-            self._load = self._load.arrive(time.monotonic(), self._settings.load_share)
+            self._load = self._load.arrive(time.monotonic(), self.settings.load_share)
             risk_ms = predict_p99_ms(self.costs.rank * whole, self._load.per_s)
         with pool.lock:
             prefix = pool.find(key)
@@ -175,7 +174,7 @@ class Relay:
             done = prefix.done if prefix is not None and known else 0
             work_ms = self.costs.prefix * count_work(spec, window.tokens - done, done)
             wanted = pool.pages_for(spec, window.tokens) - (len(prefix.pages) if prefix is not None and known else 0)
-            at_risk = risk_ms > self._settings.budget_ms - self._settings.margin_ms
+            at_risk = risk_ms > self.settings.budget_ms - self.settings.margin_ms
             with self._lock:
                 decision = decide(at_risk, work_ms, self._load, wanted, pool.pages_free)
                 if decision is Decision.ADMITTED:
@@ -346,7 +345,7 @@ class Relay:
         from serving.relay.backend import limit_threads
 
         with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self.settings.prefix_nice)
         limit_threads()
         while (job := self._prefixes.get()) is not None:
             job()

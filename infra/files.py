@@ -28,7 +28,7 @@ def write_file_durably(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_folder(path.parent)
+    fsync(path.parent)
 
 
 def put_exclusive(path: Path, data: bytes) -> bool:
@@ -40,7 +40,7 @@ def put_exclusive(path: Path, data: bytes) -> bool:
         return False
     finally:
         temporary.unlink(missing_ok=True)
-    fsync_folder(path.parent)
+    fsync(path.parent)
     return True
 
 
@@ -64,9 +64,9 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable (a rename or link is lost by a power cut until then)."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def fsync(path: Path) -> None:
+    """Make a file durable, or the names in a folder (a rename or link is lost by a power cut until then)."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -77,21 +77,13 @@ def fsync_tree(folder: Path) -> None:
     """Make every file and every name below `folder` durable, the deepest first."""
     for parent, _, names in os.walk(folder, topdown=False, onerror=_raise):
         for name in names:
-            _fsync_file(Path(parent, name))
-        fsync_folder(Path(parent))
+            fsync(Path(parent, name))
+        fsync(Path(parent))
 
 
 def _raise(error: OSError) -> None:
     """Without it os.walk leaves a folder that cannot be read out in silence."""
     raise error
-
-
-def _fsync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -102,7 +94,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         if isinstance(error, FileExistsError | FileNotFoundError):
             raise
         shutil.copyfile(source, target)
-        _fsync_file(target)
+        fsync(target)
 
 
 def sha256_of_file(path: Path, rest: Callable[[], None] = lambda: None) -> str:

@@ -174,7 +174,7 @@ def explain_settings(kind: type[ProcessSettings], environment: Mapping[str, str]
             value,
             origins.get((section, name), "default"),
             unit_of(name),
-            _field_of(kind, section, name).description or "",
+            _fields_of(kind, section)[name].description or "",
         )
         for section in sorted(values)
         for name, value in values[section].items()
@@ -187,8 +187,8 @@ def unit_of(name: str) -> str:
     return {"s": "seconds", "ms": "milliseconds", "bytes": "bytes", "share": "0 to 1"}.get(words[-1], "")
 
 
-def _field_of(kind: type[ProcessSettings], section: str, name: str) -> FieldInfo:
-    return cast(type[Section], kind.model_fields[section].annotation).model_fields[name]
+def _fields_of(kind: type[ProcessSettings], section: str) -> dict[str, FieldInfo]:
+    return cast(type[Section], kind.model_fields[section].annotation).model_fields
 
 
 def explain_object_store(store_url: str) -> list[SettingValue]:
@@ -211,9 +211,10 @@ def _load(
     merged: Tree = {}
     origins: dict[tuple[str, str], str] = {}
     for tree, origin in _sources(kind, flags or {}, environment):
-        for section, name, value in _leaves(tree):
-            merged.setdefault(section, {})[name] = value
-            origins[section, name] = origin if origin != "environment" else f"environment {_variable(section, name)}"
+        for section, values in tree.items():
+            merged.setdefault(section, {}).update(values)
+            for name in values:
+                origins[section, name] = origin if origin != "environment" else f"environment {_variable(section, name)}"
     try:
         return kind.model_validate(merged), origins
     except ValidationError as error:
@@ -258,7 +259,7 @@ def _known(kind: type[ProcessSettings], tree: Mapping[str, Any], origin: str) ->
             raise Misconfigured(
                 "setting_malformed", f"{_spelling(origin, section, '')} in the {origin} is a section; give its settings by name"
             )
-        fields = cast(type[Section], kind.model_fields[section].annotation).model_fields
+        fields = _fields_of(kind, section)
         for name in values:
             if name not in fields:
                 raise _unknown(
@@ -301,12 +302,6 @@ def _read_file(path: Path) -> Tree:
         raise Misconfigured("config_unreadable", f"the file {path} that {FILE_VARIABLE} names cannot be read as TOML: {error}") from error
 
 
-def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    for section, values in tree.items():
-        for name, value in values.items():
-            yield section, name, value
-
-
 def _misfit(kind: type[ProcessSettings], error: ValidationError, origins: Mapping[tuple[str, str], str]) -> Misconfigured:
     first = error.errors(include_url=False)[0]
     section, name = (str(part) for part in (*first["loc"], "", "")[:2])
@@ -315,10 +310,6 @@ def _misfit(kind: type[ProcessSettings], error: ValidationError, origins: Mappin
         rule = first["msg"].removeprefix("Value error, ")
         return Misconfigured("setting_invalid", f"[{section}]: {rule}; correct it and start again")
     wanted = 'expected a list, like ["a", "b"]' if first["type"] == "tuple_type" else first["msg"]
-    shown = "not shown" if _is_secret(kind, section, name) else repr(first["input"])
+    field = _fields_of(kind, section).get(name)
+    shown = "not shown" if field is not None and "SecretStr" in str(field.annotation) else repr(first["input"])
     return Misconfigured("setting_invalid", f"{section}.{name} from {origin} is {shown}: {wanted}; correct it and start again")
-
-
-def _is_secret(kind: type[ProcessSettings], section: str, name: str) -> bool:
-    fields: Any = getattr(kind.model_fields.get(section), "annotation", None)
-    return name in getattr(fields, "model_fields", {}) and "SecretStr" in str(fields.model_fields[name].annotation)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocksdict import DBCompressionType, Options, SstFileWriter
 
-from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, link_or_copy
+from infra.files import TEMPORARY_PREFIX, fsync, fsync_tree, link_or_copy
 from infra.rocks import Database
 from infra.rocks_errors import MappedErrors
 
@@ -37,7 +37,7 @@ def write_sst_file(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
         (made,) = _write_sst_files(staging, items, 1 << 62)
         fsync_tree(staging)
         made.replace(path)
-        fsync_folder(path.parent)
+        fsync(path.parent)
 
 
 def assemble_sst_directory(path: Path, files: Sequence[Path]) -> list[str]:
@@ -73,7 +73,7 @@ def _assemble(path: Path, files: Sequence[Path]) -> list[str]:
             database.ingest(files)
         names = _keep_reader_files(path)
         fsync_tree(path)
-        fsync_folder(path.parent)
+        fsync(path.parent)
         return names
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)

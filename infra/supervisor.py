@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infra.guarded_thread import GuardedThread
-from infra.heartbeat import HeartbeatWatch
 from infra.processes import Child, stop_all
 from schemas.errors import AifError, Unavailable
 
@@ -23,6 +22,41 @@ SILENT_S_MAX = 60.0  # of a child that has given one: its loop turns, also while
 # Until the first: kernels that no process has compiled yet take 11 s of a core, which a busy machine may not have in a minute.
 START_S_MAX = 300.0
 _LOOK_EVERY_S = 0.1
+_WATCHER_LATE_S = 5.0
+
+
+class HeartbeatWatch:
+    """Watches one file from now on: it has to change within `start_s_max`, and from then on at least every `silent_s_max`. Only changes of the file count,
+    by the watcher's own monotonic clock: neither a wall clock that jumps nor the file of an earlier process makes a process look dead.
+
+    A start has a bound of its own because it may compile every kernel, without an event loop and beside whatever else the machine does.
+    """
+
+    def __init__(self, path: Path, silent_s_max: float, start_s_max: float) -> None:
+        self._path, self._silent_s_max, self._start_s_max = path, silent_s_max, start_s_max
+        self._seen = self._changed_ns()
+        self._started = False
+        self._seen_at = self._looked_at = time.monotonic()
+
+    @property
+    def bound_s(self) -> float:
+        """How many seconds of silence are too many now."""
+        return self._silent_s_max if self._started else self._start_s_max
+
+    def is_silent(self) -> bool:
+        """Whether the file has not changed for longer than it may. To be asked several times a second."""
+        now, changed = time.monotonic(), self._changed_ns()
+        self._started |= changed != self._seen
+        if changed != self._seen or now - self._looked_at > _WATCHER_LATE_S:
+            self._seen, self._seen_at = changed, now
+        self._looked_at = now
+        return now - self._seen_at > self.bound_s
+
+    def _changed_ns(self) -> int | None:
+        try:
+            return self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
 
 
 class Supervised:
@@ -69,7 +103,8 @@ class Supervised:
                 self.child.kill()
                 self._ended_at.append(time.monotonic())
                 if len(self._ended_at) == RESTARTS_MAX and self._ended_at[-1] - self._ended_at[0] < WINDOW_S:
-                    self.failed = self._gave_up()
+                    often = f"{self.child.name} ended {RESTARTS_MAX} times within {WINDOW_S:g} s, last with exit code {self.child.process.returncode}"
+                    self.failed = Unavailable("child_gave_up", f"{often}; log {self.child.log_path}:\n{self.child.log_tail()}")
                     return
                 self._say(f"{self.child.name} ended with exit code {self.child.process.returncode} and is started again")
                 if not self._start_again():
@@ -86,8 +121,3 @@ class Supervised:
 
     def _new_watch(self) -> HeartbeatWatch | None:
         return None if self._heartbeat is None else HeartbeatWatch(self._heartbeat, self._silent_s_max, START_S_MAX)
-
-    def _gave_up(self) -> Unavailable:
-        name, code = self.child.name, self.child.process.returncode
-        message = f"{name} ended {RESTARTS_MAX} times within {WINDOW_S:g} s, last with exit code {code}; log {self.child.log_path}:\n"
-        return Unavailable("child_gave_up", message + self.child.log_tail())

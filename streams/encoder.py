@@ -13,8 +13,8 @@ Arrays: R rows, M width of the multimodal embedding.
 Source: AIF, eq. (4), (5), Algorithm 1 line 3; FORMAT.md section 3.
 """
 
+import functools
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,7 +107,7 @@ class EncoderCache:
 
     def __init__(self, store: IndexStore) -> None:
         self._store, self._lock = store, threading.Lock()
-        self._encoders: OrderedDict[tuple[int, str], RowEncoder] = OrderedDict()
+        self._encoders = functools.lru_cache(_ENCODERS_KEPT)(self._read)
 
     @property
     def fingerprint(self) -> str:
@@ -117,14 +117,8 @@ class EncoderCache:
 
     def get(self, version: int, checkpoint_sha256: str) -> RowEncoder:
         """The encoder of a version. Raises Corrupted (`checkpoint_damaged`: the store's copy of the checkpoint fails a check, or is gone), Unavailable."""
-        key = version, checkpoint_sha256
         with self._lock:
-            if key not in self._encoders:
-                self._encoders[key] = self._read(version, checkpoint_sha256)
-            self._encoders.move_to_end(key)
-            while len(self._encoders) > _ENCODERS_KEPT:
-                self._encoders.popitem(last=False)
-            return self._encoders[key]
+            return self._encoders(version, checkpoint_sha256)
 
     def _read(self, version: int, checkpoint_sha256: str) -> RowEncoder:
         load_kernels()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from infra.index.store import IndexStore
-from infra.index.verify import find_checkpoint_faults
+from infra.index.verify import CheckpointFaults
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.manifest import CHECKPOINT_REPAIR, Seal
 
@@ -11,7 +11,7 @@ from schemas.index.manifest import CHECKPOINT_REPAIR, Seal
 def describe_versions(state: ControlState, store: IndexStore, now_ms: int) -> list[dict[str, Any]]:
     """A row for each version, the newest first. Looks at the checkpoints of those in use (verify.py): a damaged one stops its shards at their next start.
     Raises what the store raises."""
-    faults = find_checkpoint_faults(store, state)
+    faults = CheckpointFaults(store).find(state.receiving)
     newest_first = sorted(state.versions.values(), key=lambda s: -s.version)
     return [_describe_version(state, status, faults.get(status.version, ""), now_ms) for status in newest_first]
 

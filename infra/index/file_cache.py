@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from infra.files import TEMPORARY_PREFIX, fsync_folder, link_or_copy, sha256_of_file
+from infra.files import TEMPORARY_PREFIX, fsync, link_or_copy, sha256_of_file
 from schemas.errors import Corrupted
 from schemas.index.manifest import PartFile, describe_repair
 
@@ -69,7 +69,7 @@ class FileCache:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        fsync_folder(held.parent)
+        fsync(held.parent)
 
     def make_room(self, size_bytes: int) -> int:
         """Remove what killed processes have left, and the files unused for longest until so much more fits. Returns how many."""

@@ -16,7 +16,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from infra.clock import Clock
-from infra.files import TEMPORARY_PREFIX, fsync_folder, is_disk_full, link_or_copy, put_exclusive, sha256_of_file
+from infra.files import TEMPORARY_PREFIX, fsync, is_disk_full, link_or_copy, put_exclusive, sha256_of_file
 from infra.index.file_cache import bad_part_file
 from infra.index.store_path import check_store_path, if_there
 from infra.scratch import ScratchFolders, disk_errors
@@ -181,11 +181,7 @@ class FolderStore:
         """
         target = self._place(path)
         with disk_errors(path):
-            descriptor = os.open(local_path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            fsync(local_path)
             with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=target.parent) as folder:
                 staged = Path(folder, target.name)
                 link_or_copy(local_path, staged)
@@ -194,7 +190,7 @@ class FolderStore:
                     os.link(staged, target)
                 except FileExistsError as error:
                     raise Corrupted("file_exists", f"{path} exists in {self.root}; a visible file never changes") from error
-            fsync_folder(target.parent)
+            fsync(target.parent)
 
     def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
         with self._errors(path), os.fdopen(os.open(self._plain_file(path), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
@@ -316,4 +312,4 @@ def _make_folder(folder: Path) -> None:
         return
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    fsync_folder(folder.parent)
+    fsync(folder.parent)

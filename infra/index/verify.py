@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from infra.index.parts import find_part_faults, read_full_part, read_incremental_part, read_manifest
 from infra.index.store import IndexStore
 from schemas.errors import AifError
-from schemas.index.control import ControlState, VersionStatus
+from schemas.index.control import VersionStatus
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.manifest import Manifest, Seal, checkpoint_path
 from schemas.index.retention import StoreFile
@@ -71,11 +71,6 @@ class CheckpointFaults:
         if self._known.get(sha256, (None, ""))[0] != file:
             self._known[sha256] = file, _find_checkpoint_fault(self._store, sha256)
         return self._known[sha256][1]
-
-
-def find_checkpoint_faults(store: IndexStore, state: ControlState, bytes_max: int = QUICK_LOOK_BYTES_MAX) -> dict[int, str]:
-    """What is wrong with the store's copy of the checkpoint of each version in use; a whole one is not named."""
-    return CheckpointFaults(store, bytes_max).find(state.receiving)
 
 
 def _find_checkpoint_fault(store: IndexStore, sha256: str) -> str:

@@ -5,7 +5,6 @@ by name. No setting of an existing topic shrinks, and no topic is deleted. The n
 belongs to another index. `apply_topics` returns when every partition has a leader. No question about a topic makes one.
 """
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -205,15 +204,13 @@ def check_partitions(found: Mapping[str, FoundTopic], prefix: str, shards: int) 
     `found`: topics by name without prefix."""
     check_surplus(found, prefix, shards)
     _refuse_partitions(
-        {name: found[name].partitions for name in _SHARDED_TOPICS if name in found and found[name].partitions < shards}, prefix, shards
+        {name: t.partitions for name, t in found.items() if name in _SHARDED_TOPICS and t.partitions < shards}, prefix, shards
     )
 
 
 def check_surplus(found: Mapping[str, FoundTopic], prefix: str, shards: int) -> None:
     """Raises Incompatible (`other_partitions`) where an item topic has more partitions than the index has shards."""
-    _refuse_partitions(
-        {name: found[name].partitions for name in _FIXED_TOPICS if name in found and found[name].partitions > shards}, prefix, shards
-    )
+    _refuse_partitions({name: t.partitions for name, t in found.items() if name in _FIXED_TOPICS and t.partitions > shards}, prefix, shards)
 
 
 def _refuse_partitions(others: Mapping[str, int], prefix: str, shards: int) -> None:
@@ -267,27 +264,23 @@ class _Broker:
         """Topics of the table under `prefix`, by name without prefix."""
         there = self._metadata().topics
         names = [t.name for t in TOPICS if prefix + t.name in there]
-        self._check_visible([prefix + t.name for t in TOPICS if prefix + t.name not in there])
+        self._check_visible([prefix + t.name for t in TOPICS if t.name not in names])
         if not names:
             return {}
         full = [prefix + name for name in names]
-        described = self._ask(lambda: self._admin.describe_topics(TopicCollection(full), request_timeout=self._request_s), f"topics {full}")
-        by_name: dict[str, dict[str, str]] = {}
+        described = self._ask(f"topics {full}", self._admin.describe_topics, TopicCollection(full))
+        configs: dict[str, dict[str, str]] = {}
         if settings:
-            resources = [ConfigResource(ResourceType.TOPIC, name) for name in full]
-            what = f"the settings of topics {full}"
-            configs = self._ask(lambda: self._admin.describe_configs(resources, request_timeout=self._request_s), what)
-            by_name = {resource.name: {k: entry.value for k, entry in values.items()} for resource, values in configs.items()}
+            asked = [ConfigResource(ResourceType.TOPIC, name) for name in full]
+            answers = self._ask(f"the settings of topics {full}", self._admin.describe_configs, asked)
+            configs = {resource.name: {k: entry.value for k, entry in values.items()} for resource, values in answers.items()}
         found = {name: described[prefix + name] for name in names}
-        return {
-            name: FoundTopic(len(topic.partitions), by_name.get(prefix + name, {}), str(topic.topic_id)) for name, topic in found.items()
-        }
+        return {name: FoundTopic(len(t.partitions), configs.get(prefix + name, {}), str(t.topic_id)) for name, t in found.items()}
 
     def _check_visible(self, missing: list[str]) -> None:
         """A topic that this client may not describe looks as one that does not exist, and must not be taken for a deleted one."""
-        if not missing:
-            return
-        for topic, future in self._admin.describe_topics(TopicCollection(missing), request_timeout=self._request_s).items():
+        asked = self._admin.describe_topics(TopicCollection(missing), request_timeout=self._request_s) if missing else {}
+        for topic, future in asked.items():
             try:
                 future.result()
             except KafkaException as error:
@@ -296,22 +289,16 @@ class _Broker:
 
     def id_of(self, topic: str) -> str:
         """Kafka's id of a topic."""
-        found = self._ask(lambda: self._admin.describe_topics(TopicCollection([topic]), request_timeout=self._request_s), f"topic {topic}")
-        return str(found[topic].topic_id)
+        return str(self._ask(f"topic {topic}", self._admin.describe_topics, TopicCollection([topic]))[topic].topic_id)
 
     def find_coordinator(self, group: str) -> None:
         """Asks for a group, which needs its coordinator."""
-        self._ask(lambda: self._admin.describe_consumer_groups([group], request_timeout=self._request_s), f"describe group {group}")
+        self._ask(f"describe group {group}", self._admin.describe_consumer_groups, [group])
 
     def times(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
         """Time of the record that `spec` names in each partition of a topic, -1 where there is none."""
-        partitions = self.offsets(topic, OffsetSpec.latest())
-
-        def times() -> dict[int, int]:
-            answers = self._admin.list_offsets({TopicPartition(topic, p): spec for p in partitions}, request_timeout=self._request_s)
-            return {tp.partition: answer.result().timestamp for tp, answer in answers.items()}
-
-        return self._retry(times, f"topic {topic}")
+        asked = {TopicPartition(topic, p): spec for p in self.offsets(topic, OffsetSpec.latest())}
+        return {tp.partition: answer.timestamp for tp, answer in self._ask(f"topic {topic}", self._admin.list_offsets, asked).items()}
 
     def offsets(self, topic: str, spec: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED) -> dict[int, int]:
         """Offset of every partition of a topic."""
@@ -336,37 +323,38 @@ class _Broker:
         if change.kind == CREATE:
             self._create(name, change)
         elif change.kind == GROW:
-            grown = NewPartitions(name, int(change.after.split()[0]))
-            self._ask(lambda: self._admin.create_partitions([grown], request_timeout=self._request_s), f"more partitions of topic {name}")
+            self._ask(
+                f"more partitions of topic {name}", self._admin.create_partitions, [NewPartitions(name, int(change.after.split()[0]))]
+            )
         else:
             entries = [ConfigEntry(k, v, incremental_operation=AlterConfigOpType.SET) for k, v in change.config.items()]
             resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-            self._ask(
-                lambda: self._admin.incremental_alter_configs([resource], request_timeout=self._request_s), f"new settings of topic {name}"
-            )
+            self._ask(f"new settings of topic {name}", self._admin.incremental_alter_configs, [resource])
 
     def _create(self, name: str, change: TopicChange) -> None:
         """Another process may make it at the same time; `apply_topics` of both sees the same table."""
         replication = min(_REPLICATION, len(self._metadata().brokers))
         config = {**change.config, "min.insync.replicas": str(max(1, replication - 1))}
         new = NewTopic(name, num_partitions=int(change.after.split()[0]), replication_factor=replication, config=config)
-        request = functools.partial(self._admin.create_topics, [new], request_timeout=self._request_s)
-        self._ask(request, f"creating topic {name}", fine=KafkaError.TOPIC_ALREADY_EXISTS)
+        self._ask(f"creating topic {name}", self._admin.create_topics, [new], fine=KafkaError.TOPIC_ALREADY_EXISTS)
 
     def wait_for_leaders(self, prefix: str, shards: int, user_partitions: int) -> None:
         """A topic that was just created answers nothing until its partitions have leaders."""
         while waiting := _without_leader(self._metadata(), prefix, shards, user_partitions):
-            self._pause(f"leaders of {waiting}")
+            if time.monotonic() > self._end:
+                what = f"timed out after {self._deadline_s:g} s waiting for leaders of {waiting}"
+                raise Unavailable("kafka_timed_out", f"{what}; look at the broker's log")
+            time.sleep(_PAUSE_S)
 
     def _metadata(self) -> ClusterMetadata:
         return self._retry(lambda: self._admin.list_topics(timeout=min(self._request_s, _LOOK_S_MAX)), "the list of topics")
 
-    def _ask(self, ask: Callable[[], Mapping[Any, Future[T]]], what: str, fine: int | None = None) -> dict[Any, T]:
+    def _ask(self, what: str, request: Callable[..., Mapping[Any, Future[T]]], asked: Any, fine: int | None = None) -> dict[Any, T]:
         """The results of a request's futures; `fine` is an error code that counts as done."""
 
         def results() -> dict[Any, T]:
             try:
-                return {key: future.result() for key, future in ask().items()}
+                return {key: future.result() for key, future in request(asked, request_timeout=self._request_s).items()}
             except KafkaException as error:
                 if error.args[0].code() == fine:
                     return {}
@@ -383,17 +371,11 @@ class _Broker:
                 if refused := self._told.refusal(error.args[0], what):
                     raise refused from error
                 if code == KafkaError.INVALID_CONFIG or time.monotonic() > self._end:
-                    unknown = code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
-                    kind = "unknown_topic", "`aif doctor` says whether `aif topics apply` may make it"
-                    if not unknown:
-                        kind = "kafka_unreachable", "is it up (`aif broker status`)?"
-                    raise Unavailable(kind[0], f"broker {self._bootstrap}: {text} after {self._deadline_s:g} s; {kind[1]}") from error
+                    kind, step = "kafka_unreachable", "is it up (`aif broker status`)?"
+                    if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                        kind, step = "unknown_topic", "`aif doctor` says whether `aif topics apply` may make it"
+                    raise Unavailable(kind, f"broker {self._bootstrap}: {text} after {self._deadline_s:g} s; {step}") from error
             time.sleep(_PAUSE_S)
-
-    def _pause(self, what: str) -> None:
-        if time.monotonic() > self._end:
-            raise Unavailable("kafka_timed_out", f"timed out after {self._deadline_s:g} s waiting for {what}; look at the broker's log")
-        time.sleep(_PAUSE_S)
 
 
 def _without_leader(metadata: ClusterMetadata, prefix: str, shards: int, user_partitions: int) -> list[str]:

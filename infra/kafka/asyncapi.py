@@ -38,21 +38,13 @@ _PARTITIONS = {"N": "one a shard of the index", "M": "one a user partition of th
 
 def describe_topics() -> dict[str, Any]:
     """The whole document: a channel and an operation for each topic, and the schemas of the records."""
-    operations: dict[str, Any] = {}
+    operations = {}
     for topic in TOPICS:
-        for action, who in _sides(topic.name):
-            operations[f"{action}-{topic.name}"] = {
-                "action": action,
-                "channel": {"$ref": f"#/channels/{topic.name}"},
-                "summary": who,
-            }
+        action, who = _side(topic.name)
+        operations[f"{action}-{topic.name}"] = {"action": action, "channel": {"$ref": f"#/channels/{topic.name}"}, "summary": who}
     return {
         "asyncapi": "3.0.0",
-        "info": {
-            "title": "AIF topics",
-            "version": "1",
-            "description": _ABOUT,
-        },
+        "info": {"title": "AIF topics", "version": "1", "description": _ABOUT},
         "defaultContentType": "application/json",
         "channels": {topic.name: _channel(topic) for topic in TOPICS},
         "operations": operations,
@@ -60,37 +52,30 @@ def describe_topics() -> dict[str, Any]:
     }
 
 
-def _sides(topic: str) -> list[tuple[str, str]]:
-    """(action, who does it) as seen by a client of the system: what it sends, and what it may read."""
+def _side(topic: str) -> tuple[str, str]:
+    """(action, who does it) as seen by a client of the system."""
     if topic in _INPUTS:
-        return [("send", "publishers of events")]
-    return [("receive", _READERS.get(topic, "people, consoles and metrics"))]
+        return "send", "publishers of events"
+    return "receive", _READERS.get(topic, "people, consoles and metrics")
 
 
 def _channel(topic: Topic) -> dict[str, Any]:
-    binding: dict[str, Any] = {"bindingVersion": _KAFKA_BINDING, "topicConfiguration": _configuration(topic)}
-    if isinstance(topic.partitions, int):
-        binding["partitions"] = topic.partitions
-    counted = _PARTITIONS.get(str(topic.partitions), f"{topic.partitions}")
-    return {
-        "address": topic.name,
-        "description": f"{topic.why}. Partitions: {counted}.",
-        "messages": {"record": {"$ref": f"#/components/messages/{_message_of(topic.name)}"}},
-        "bindings": {"kafka": binding},
-    }
-
-
-def _configuration(topic: Topic) -> dict[str, Any]:
-    config = topic.config()
-    return {
+    config, name = topic.config(), topic.name
+    configuration = {
         "cleanup.policy": [config["cleanup.policy"]],
         "retention.ms": int(config["retention.ms"]),
         "max.message.bytes": int(config["max.message.bytes"]),
     }
-
-
-def _message_of(topic: str) -> str:
-    return "dead-letter" if topic.startswith(DEAD_LETTER_PREFIX) else topic
+    binding: dict[str, Any] = {"bindingVersion": _KAFKA_BINDING, "topicConfiguration": configuration}
+    if isinstance(topic.partitions, int):
+        binding["partitions"] = topic.partitions
+    counted = _PARTITIONS.get(str(topic.partitions), f"{topic.partitions}")
+    return {
+        "address": name,
+        "description": f"{topic.why}. Partitions: {counted}.",
+        "messages": {"record": {"$ref": f"#/components/messages/{'dead-letter' if name.startswith(DEAD_LETTER_PREFIX) else name}"}},
+        "bindings": {"kafka": binding},
+    }
 
 
 def _messages() -> dict[str, Any]:

@@ -6,6 +6,7 @@ in every other client of the topics (murmur2). Memory is bounded: `produce` rais
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from confluent_kafka import KafkaError, Producer
 
@@ -14,6 +15,7 @@ from schemas.limits import MIB
 
 _MESSAGE_BYTES_MAX = 8 * MIB  # more than any topic takes: the broker decides
 _QUEUE_KIB_MAX = 64 * 1024
+_POLL_S = 0.05
 
 
 def open_producer(bootstrap: Bootstrap, delivery_s_max: float, on_error: Callable[[KafkaError], None] | None = None) -> Producer:
@@ -34,3 +36,13 @@ def open_producer(bootstrap: Bootstrap, delivery_s_max: float, on_error: Callabl
             "allow.auto.create.topics": False,
         }
     )
+
+
+def produce(producer: Producer, topic: str, value: bytes | None, key: bytes, partition: int, **options: Any) -> None:
+    """Hand over a record, and wait while the queue is full. Raises KafkaException as `Producer.produce`, which has the `options`."""
+    while True:
+        try:
+            producer.produce(topic, value, key, partition, **options)
+            return
+        except BufferError:  # the broker is slower than the sender
+            producer.poll(_POLL_S)

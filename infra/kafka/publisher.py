@@ -24,7 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from infra.extras import name_missing_extra
 from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import FoundTopic, check_surplus, fetch_topics
-from infra.kafka.producer import open_producer
+from infra.kafka.producer import open_producer, produce
 from infra.kafka.security import Bootstrap, refusal
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.events import (
@@ -288,15 +288,12 @@ class Publisher:
                 delivery.set_exception(Unavailable("not_delivered", self._note_failure(topic, partition, error)))
 
         encoded_key = b"" if key is None else encode_kafka_key(key)
-        while True:
-            try:
-                self._producer.produce(self._prefix + topic, value, encoded_key, partition, on_delivery=delivered, headers=list(headers))
-                return delivery
-            except BufferError:
-                self._producer.poll(_POLL_S)
-            except KafkaException as error:  # a fatal error of the idempotent producer, an unknown partition
-                reason = self._note_failure(topic, partition, error.args[0])
-                raise Unavailable("not_delivered", f"{reason}; open a new Publisher when the broker answers") from error
+        try:
+            produce(self._producer, self._prefix + topic, value, encoded_key, partition, on_delivery=delivered, headers=list(headers))
+        except KafkaException as error:  # a fatal error of the idempotent producer, an unknown partition
+            reason = self._note_failure(topic, partition, error.args[0])
+            raise Unavailable("not_delivered", f"{reason}; open a new Publisher when the broker answers") from error
+        return delivery
 
     def _note_failure(self, topic: str, partition: int, error: KafkaError) -> str:
         """Counts a record that was not delivered, for the next `flush`; the reason in words."""

@@ -45,7 +45,7 @@ from infra.kafka.dead_letters import (
     is_truncated,
     source_headers,
 )
-from infra.kafka.producer import open_producer
+from infra.kafka.producer import open_producer, produce
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.kafka.security import Bootstrap
 from schemas.errors import Corrupted, Incompatible, RejectedInput, Unavailable
@@ -54,7 +54,6 @@ from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
 AUDIT = "audit/redrive/"
 _AUDIT_BYTES_MAX = 64 << 20
 _FLUSH_S_MAX = 60.0
-_POLL_S = 0.05
 # Codes of records whose updates were not judged alone.
 _WHOLE_RECORD = frozenset({"not_json", "record_too_large", "empty_record", "bad_record"})
 Identity = str  # "topic/partition/offset/index/checksum"
@@ -126,15 +125,12 @@ def read_dead_letters(bootstrap: Bootstrap, prefix: str, topic: str) -> Iterator
         try:
             letter = DeadLetter(decode_dead_letter(list(record.headers)), record)
         except Corrupted as error:
-            letter = _foreign(topic, record, error)
+            # Somebody else put it into the dead-letter topic: it is shown, and never redriven.
+            source = DeadLetterSource(f"dlq.{topic}", record.partition, record.offset, 0, error.code, error.message, "malformed")
+            letter = DeadLetter(source, record)
         if letter.identity not in seen:
             seen.add(letter.identity)
             yield letter
-
-
-def _foreign(topic: str, record: SourceRecord, error: Corrupted) -> DeadLetter:
-    """A record that somebody else put into the dead-letter topic: it is shown, and never redriven."""
-    return DeadLetter(DeadLetterSource(f"dlq.{topic}", record.partition, record.offset, 0, error.code, error.message, "malformed"), record)
 
 
 def plan_redrive(
@@ -158,12 +154,10 @@ def encode_redriven(letter: DeadLetter, partitions: int, id_kind: IdKind, owner:
         (FROM_HEADER, letter.identity.encode()),
         (ATTEMPT_HEADER, str(attempt).encode()),
     ]
-    update = _update_of(letter)
-    if update is None:
-        partition, key = _place(_fields_of(letter, owner), letter, partitions, id_kind, owner)
-        return Redriven(letter.identity, partition, key, letter.record.value, headers)
-    partition, key = _place(update, letter, partitions, id_kind, owner)
-    value = json.dumps({"schema": 1, "updates": [update]}, separators=(",", ":")).encode()
+    update, value = _update_of(letter), letter.record.value
+    if update is not None:
+        value = json.dumps({"schema": 1, "updates": [update]}, separators=(",", ":")).encode()
+    partition, key = _place(_fields_of(letter, owner) if update is None else update, letter, partitions, id_kind, owner)
     return Redriven(letter.identity, partition, key, value, headers)
 
 
@@ -361,12 +355,7 @@ def _send(producer: Producer, topic: str, record: Redriven, sent: list[Identity]
         else:
             failed.append(f"{record.identity}: {error}")
 
-    while True:
-        try:
-            producer.produce(topic, record.value, record.key, record.partition, on_delivery=delivered, headers=list(record.headers))
-            break
-        except BufferError:  # the queue is full: the broker is slower than the rate
-            producer.poll(_POLL_S)
+    produce(producer, topic, record.value, record.key, record.partition, on_delivery=delivered, headers=list(record.headers))
     producer.poll(0)
 
 

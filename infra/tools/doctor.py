@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 from infra.command import SETTINGS_CLASSES
 from infra.index.control_log import ControlLog, check_index_settings
 from infra.index.store import check_exclusive_create, fetch_store_time_ms, open_index_store
-from infra.index.verify import find_checkpoint_faults
+from infra.index.verify import CheckpointFaults
 from infra.kafka.admin import LARGER, NEEDS_PERMISSION, SURPLUS, check_surplus, check_topic_ids, fetch_topics, plan_topics
 from infra.processes import FILES_MIN
 from infra.settings import InfraSettings, explain_settings
@@ -134,7 +134,7 @@ def check_checkpoints(settings: InfraSettings) -> Finding:
     """Whether the store's copies of the checkpoints of all versions in use are what their names say. A worker that starts needs them."""
     store = open_index_store(settings.index.store)
     state = ControlLog(store).refresh()
-    if faults := find_checkpoint_faults(store, state, CHECKPOINT_BYTES_MAX):
+    if faults := CheckpointFaults(store, CHECKPOINT_BYTES_MAX).find(state.receiving):
         told = (f"that of version {version} ({state.versions[version].model_id!r}) {fault}" for version, fault in faults.items())
         return Finding("checkpoints", FAIL, ", ".join(told), CHECKPOINT_REPAIR)
     return Finding("checkpoints", OK, f"those of {len(state.receiving)} versions in use are whole")

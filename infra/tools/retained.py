@@ -27,7 +27,9 @@ def find_gaps(bootstrap: Bootstrap, prefix: str, store: IndexStore, deadline_s: 
     """What is gone before its shard had it, and what is gone that no snapshot has, shard by shard. Raises Unavailable."""
     starts = {topic: start_offsets(bootstrap, prefix + topic, deadline_s=deadline_s) for topic in SHARD_TOPICS}
     # index-deltas forgets sooner than its sources: after a long absence only the group knows how far a shard was.
-    told = _fetch_committed(bootstrap, prefix, deadline_s) | _read_told(bootstrap, prefix, deadline_s)
+    told = _fetch_committed(bootstrap, prefix, deadline_s)
+    with DeltaTail(bootstrap, prefix, _TAIL_RECORDS, deadline_s) as tail:
+        told |= {shard: dict(zip(SHARD_TOPICS, header.next_offsets, strict=True)) for shard, header in tail.newest().items()}
     gone, bare = [], []
     for shard in sorted(set.intersection(*(set(by_shard) for by_shard in starts.values()))):  # somebody may have grown one of them
         start = {topic: starts[topic][shard] for topic in SHARD_TOPICS}
@@ -44,12 +46,6 @@ def _describe_missing(shard: int, next_offsets: Offsets, start: Offsets) -> str:
         f"{topic} {next_offsets[topic]} to {start[topic] - 1} are gone" for topic in SHARD_TOPICS if next_offsets[topic] < start[topic]
     ]
     return f"shard {shard}: " + ", ".join(parts) if parts else ""
-
-
-def _read_told(bootstrap: Bootstrap, prefix: str, deadline_s: float) -> dict[int, Offsets]:
-    """By shard the next offsets that readers were told last."""
-    with DeltaTail(bootstrap, prefix, _TAIL_RECORDS, deadline_s) as tail:
-        return {shard: dict(zip(SHARD_TOPICS, told.next_offsets, strict=True)) for shard, told in tail.newest().items()}
 
 
 def _fetch_committed(bootstrap: Bootstrap, prefix: str, deadline_s: float) -> dict[int, Offsets]:

@@ -65,12 +65,13 @@ def replay(
     Exit code 1 if the replayed digest differs from that of the manifest.
     """
     from infra.settings import InfraSettings, load_settings
+    from streams.replay.parts import check_label
     from streams.replay.replay import ReplayPace
 
     settings = load_settings(InfraSettings, {"index": {"store": store}})
     run = _Run(settings, start, to, checkpoint, ReplayPace(batch_size, rate))
     if adopt is not None:
-        run.check_label(adopt)
+        check_label(run.store, adopt)
     with contextlib.ExitStack() as stack:
         folder = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aif-replay-")))
         plan = run.plan(None if dry_run else folder)
@@ -127,11 +128,6 @@ class _Run:
         if status is None:
             raise Unavailable("no_version", "no version is live yet; publish a checkpoint and wait for it, or give --checkpoint")
         return status
-
-    def check_label(self, label: str) -> None:
-        from streams.replay.parts import check_label
-
-        check_label(self.store, label)
 
     def plan(self, folder: Path | None) -> "ReplayPlan":
         """The plan; of an interrupted replay in `folder`, its own."""

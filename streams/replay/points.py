@@ -109,22 +109,16 @@ class ReplayPlan:
 
 
 def open_replay_source(bootstrap: Bootstrap, prefix: str, store: IndexStore, state: ControlState) -> ReplaySource:
-    """Raises Incompatible: an empty index (`no_index`), other topics than the index's (`other_topic`)."""
+    """Raises Incompatible: an empty index (`no_index`); other topics than those that the index was built from (`other_topic`, `other_partitions`)."""
     if state.init is None:
         raise Incompatible("no_index", f"the index store {store.url} is empty; start a worker first")
-    source = ReplaySource(bootstrap, prefix, state.init, store)
-    check_topics(source)
-    return source
-
-
-def check_topics(source: ReplaySource) -> None:
-    """Raises Incompatible (`other_topic`, `other_partitions`) unless the broker has the topics that the index was built from."""
-    topics = fetch_topics(source.bootstrap, source.prefix)
-    check_partitions(topics, source.prefix, source.init.shards)
-    found = {name: topic.topic_id for name, topic in topics.items()}
+    topics, known = fetch_topics(bootstrap, prefix), state.init.topic_ids
+    check_partitions(topics, prefix, state.init.shards)
     for topic in SHARD_TOPICS:
-        if topic not in found or source.init.topic_ids.get(topic, found[topic]) != found[topic]:
-            raise other_topic(source.prefix + topic, source.init.topic_ids.get(topic, "any"), found.get(topic, ""))
+        found = topics[topic].topic_id if topic in topics else ""
+        if not found or known.get(topic, found) != found:
+            raise other_topic(prefix + topic, known.get(topic, "any"), found)
+    return ReplaySource(bootstrap, prefix, state.init, store)
 
 
 def choose_manifest(store: IndexStore, state: ControlState, to: str) -> Manifest:
@@ -192,13 +186,9 @@ def _offsets(source: ReplaySource, point: Point, log: ShardLog) -> Offsets:
         case AtTime(time_ms):
             return {topic: offsets_at(source.bootstrap, source.prefix + topic, time_ms)[log.shard] for topic in SHARD_TOPICS}
         case AtVector(vector):
-            _check_vector(vector, source.init.shards)
+            if wrong := {topic: len(some) for topic, some in vector.items() if len(some) != source.init.shards}:
+                message = f"offsets for {wrong} shards, the index has {source.init.shards}: give one a shard, in their order"
+                raise Misconfigured("replay_point", message)
             return {topic: vector[topic][log.shard] for topic in SHARD_TOPICS}
         case Named(name):
             raise AssertionError(name)
-
-
-def _check_vector(vector: Mapping[str, tuple[int, ...]], shards: int) -> None:
-    wrong = {topic: len(some) for topic, some in vector.items() if len(some) != shards}
-    if wrong:
-        raise Misconfigured("replay_point", f"offsets for {wrong} shards, the index has {shards}: give one a shard, in their order")

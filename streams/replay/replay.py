@@ -192,15 +192,16 @@ def apply_shard(
     with contextlib.closing(_open(source, one, directory, clock)) as shard:
         for version in shard.versions:  # those of a snapshot: a replay keeps rows of no version
             shard.stop_version(version)
-        at, throttle = shard.next_offsets, _Throttle(clock, pace.rate)
-        done = one.records - sum(one.end[topic] - at[topic] for topic in SHARD_TOPICS)
+        at, began_s = shard.next_offsets, clock.monotonic()
+        done = before = one.records - sum(one.end[topic] - at[topic] for topic in SHARD_TOPICS)
         with contextlib.closing(_read_shard(source, one.shard, at, one.end)) as read:
             records = itertools.islice(read, records_max)
             while batch := list(itertools.islice(records, pace.batch_records)):
                 shard.apply(batch)
                 done += len(batch)
                 progress(f"shard {one.shard}: apply", done, one.records)
-                throttle.wait(len(batch))
+                if pace.rate is not None:
+                    time.sleep(max(0.0, began_s + (done - before) / pace.rate - clock.monotonic()))
         shard.create_checkpoint(checkpoint)
 
 
@@ -250,35 +251,11 @@ def _read_shard(source: ReplaySource, shard: int, start: Mapping[str, int], end:
             yield from with_skipped_offsets(records, source.bootstrap, source.prefix, topic, shard, begin, until)
 
 
-class _Throttle:
-    """Not more than `rate` records a second, over the whole time."""
-
-    def __init__(self, clock: Clock, rate: float | None) -> None:
-        self._clock, self._rate, self._began, self._records = clock, rate, clock.monotonic(), 0
-
-    def wait(self, records: int) -> None:
-        """Sleeps as long as these records were too fast."""
-        self._records += records
-        if self._rate is not None:
-            time.sleep(max(0.0, self._began + self._records / self._rate - self._clock.monotonic()))
-
-
 # --- what it found -----------------------------------------------------------------------------------------------------------
 
 
 def replay_figures(outcome: Replayed, version: int | None, batch_size: int, seconds: float) -> Figures:
     """What a replay found; `version`: as which it was adopted."""
-    figures = Figures(REPLAY, _config(outcome, version, batch_size))
-    if outcome.manifest is not None:
-        figures.add("digest_equal", int(outcome.digest_equal))
-        figures.add("data_digest_equal", int(outcome.data_digest_equal))
-    figures.add("items", sum(s.rows for s in outcome.shards))
-    figures.add("records", sum(s.records for s in outcome.shards))
-    figures.add("replay_s", seconds)
-    return figures
-
-
-def _config(outcome: Replayed, version: int | None, batch_size: int) -> dict[str, Any]:
     manifest = outcome.manifest
     config: dict[str, Any] = {
         "batch_size": batch_size,
@@ -296,4 +273,11 @@ def _config(outcome: Replayed, version: int | None, batch_size: int) -> dict[str
             "live_data_digest": manifest.data_digest,
             "live_encoder_fingerprint": manifest.encoder_fingerprint,
         }
-    return config
+    figures = Figures(REPLAY, config)
+    if manifest is not None:
+        figures.add("digest_equal", int(outcome.digest_equal))
+        figures.add("data_digest_equal", int(outcome.data_digest_equal))
+    figures.add("items", sum(s.rows for s in outcome.shards))
+    figures.add("records", sum(s.records for s in outcome.shards))
+    figures.add("replay_s", seconds)
+    return figures

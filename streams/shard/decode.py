@@ -7,6 +7,7 @@ once.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -37,11 +38,6 @@ class DecodedRecord:
         return len(self.updates) + len(self.rejected)
 
 
-def decode_source_records(records: Sequence[SourceRecord], kind: IdKind, shards: int) -> list[DecodedRecord]:
-    """Decodes records of both topics of one shard, each alone. Never raises for bad bytes: they become rejections."""
-    return [decode_source_record(record, kind, shards) for record in records]
-
-
 def decode_source_record(record: SourceRecord, kind: IdKind, shards: int) -> DecodedRecord:
     """Decodes one record. Never raises for bad bytes: they become rejections."""
     if record.skipped:
@@ -59,7 +55,7 @@ def _decode_item_features(record: SourceRecord, kind: IdKind, shards: int) -> De
     if read is not None:
         accepted, rejected = _judge_owners(read, kind, record.partition, shards)
         return DecodedRecord(record, [_features_update(record, index, item, update) for index, item, update in accepted], rejected)
-    decoded = decode_updates(ItemFeaturesRecord, ItemFeaturesUpdate, record.value, kind, record.partition, shards, _item_of)
+    decoded = decode_updates(ItemFeaturesRecord, ItemFeaturesUpdate, record.value, kind, record.partition, shards, attrgetter("item_id"))
     return DecodedRecord(record, [_features_update(record, index, u.item_id, u) for index, u in decoded.accepted], decoded.rejected)
 
 
@@ -70,7 +66,7 @@ def _decode_new_items(record: SourceRecord, kind: IdKind, shards: int) -> Decode
         judged, rejected = _judge_owners(read, kind, record.partition, shards)
         accepted = [(index, item, update.embedding) for index, item, update in judged]
     else:
-        decoded = decode_updates(NewItemsRecord, NewItem, record.value, kind, record.partition, shards, _item_of)
+        decoded = decode_updates(NewItemsRecord, NewItem, record.value, kind, record.partition, shards, attrgetter("item_id"))
         accepted, rejected = [(index, u.item_id, u.embedding) for index, u in decoded.accepted], decoded.rejected
     values = _to_float32([numbers for *_, numbers in accepted])
     updates = [EmbeddingUpdate(encode_index_key(item), record.offset, i, raw) for (i, item, _), raw in zip(accepted, values, strict=True)]
@@ -89,10 +85,6 @@ def _judge_owners(updates: Iterable[T], kind: IdKind, partition: int, shards: in
         except RejectedInput as error:
             rejected.append(Rejection(index, error.code, error.message, error.disposition))
     return accepted, rejected
-
-
-def _item_of(update: ItemFeaturesUpdate | NewItem) -> Id:
-    return update.item_id
 
 
 def _features_update(

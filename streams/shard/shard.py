@@ -39,7 +39,7 @@ from streams.core.shard_state import (
 from streams.core.stale import dependencies_of
 from streams.encoder_protocol import Encoder
 from streams.shard.batch_result import BatchResult
-from streams.shard.decode import DecodedRecord, decode_source_records
+from streams.shard.decode import DecodedRecord, decode_source_record
 from streams.shard.fold import EMBEDDINGS, ITEMS, FoldedBatch, fold_batch, read_embeddings
 from streams.shard.outbox import OUTBOX, OutboxEntry, Outgoing, encode_outbox_key, put_outbox, read_outbox
 from streams.shard.rows import RowChanges, encode_row_changes
@@ -140,7 +140,7 @@ class Shard:
             raise Unavailable("encoder_missing", f"shard {self.number} has no encoder for versions {[v.version for v in missing]} yet")
         result = BatchResult(self._clock.monotonic())
         fresh = plan_fresh(self.number, self.state.next_offsets, [(r.topic, r.offset) for r in records])
-        decoded = decode_source_records([records[i] for i in fresh], self.init.id_kind, self.init.shards)
+        decoded = [decode_source_record(records[i], self.init.id_kind, self.init.shards) for i in fresh]
         result.lap("decode", self._clock.monotonic())
         for cut in plan_batches([len(d) for d in decoded]):
             entries = self._write_micro_batch(decoded[cut], result)

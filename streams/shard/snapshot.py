@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.failpoints import failpoint
-from infra.files import TEMPORARY_PREFIX, fsync_folder, fsync_tree, is_disk_full, sha256_of_file
+from infra.files import TEMPORARY_PREFIX, fsync, fsync_tree, is_disk_full, sha256_of_file
 from infra.index.parts import new_unique
 from infra.index.store import IndexStore
 from infra.rocks_marks import NOTE_NAME
@@ -91,7 +91,7 @@ def restore_snapshot(store: IndexStore, snapshot: ShardSnapshot, directory: Path
         (staged / ORIGIN_NAME).write_text(snapshot.unique)
         fsync_tree(staged)
         staged.rename(directory)
-        fsync_folder(directory.parent)
+        fsync(directory.parent)
     except OSError as error:
         code = "disk_full" if is_disk_full(error) else "snapshot_unrestored"
         raise Unavailable(code, f"{snapshot.directory} could not be restored to {directory}: {error}", 5.0) from error

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infra.clock import Clock
-from infra.files import fsync_folder, write_file_durably
+from infra.files import fsync, write_file_durably
 from infra.index.store import IndexStore
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
@@ -202,5 +202,5 @@ def _set_aside(directory: Path) -> Path:
     while (aside := directory.with_name(f"{directory.name}.damaged-{number}")).exists():
         number += 1
     directory.rename(aside)
-    fsync_folder(directory.parent)
+    fsync(directory.parent)
     return aside

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.files import fsync_folder, sha256_of_file
+from infra.files import fsync, sha256_of_file
 from infra.kafka.reader import SourceRecord, read_topic
 from schemas.errors import Corrupted, Misconfigured
 from schemas.ids import IdKind
@@ -50,11 +50,11 @@ def write_snapshot(directory: Path, log: TopicEvents, wanted: LogRange, progress
     try:
         topics = {t: _write_topic(staged / f"{t}.parquet", log, t, wanted, partial(progress, t)) for t in TRAINING_TOPICS}
         (staged / MANIFEST).write_text(json.dumps({"format": FORMAT, **log.identity, "topics": topics}, sort_keys=True, indent=1) + "\n")
-        fsync_folder(staged)
+        fsync(staged)
         staged.replace(directory)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    fsync_folder(directory.parent)
+    fsync(directory.parent)
 
 
 def _write_topic(path: Path, log: TopicEvents, topic: str, wanted: LogRange, progress: Callable[[int], None]) -> dict[str, Any]:

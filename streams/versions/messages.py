@@ -6,7 +6,7 @@ depends on it.
 
 import logging
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from infra.closeable import Closeable
 from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
@@ -32,21 +32,17 @@ class VersionMessages(Closeable):
     def send_dead_letter(self, record: SourceRecord, rejection: Rejection) -> None:
         """Sends and waits for the acknowledgement. Raises Unavailable (`dead_letter_not_sent`)."""
         key, value, headers = encode_dead_letter(record, rejection, stage="VALIDATE")
-        outcome: list[KafkaError | None] = []
+        outcome: list[object] = []
+        topic = self._prefix + dead_letter_topic(record.topic)
         try:
-            self._producer.produce(
-                self._prefix + dead_letter_topic(record.topic),
-                value,
-                key,
-                headers=list(headers),
-                on_delivery=lambda error, _: outcome.append(error),
-            )
+            self._producer.produce(topic, value, key, headers=list(headers), on_delivery=lambda error, _: outcome.append(error))
             self._producer.flush(_ACKNOWLEDGED_S_MAX)
         except (KafkaException, BufferError) as error:
-            raise Unavailable("dead_letter_not_sent", f"dead letter of {record.topic} offset {record.offset}: {error}") from error
+            outcome.append(error)
         if outcome != [None]:
+            why = outcome or "no acknowledgement"
             raise Unavailable(
-                "dead_letter_not_sent", f"dead letter of {record.topic} offset {record.offset}: {outcome or 'no acknowledgement'}"
+                "dead_letter_not_sent", f"dead letter of {record.topic} offset {record.offset} is not known to be sent: {why}"
             )
 
     def announce(self, event: IndexEvent) -> None:

@@ -10,7 +10,6 @@ thread never waits for a canary.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from infra.clock import Clock
 from infra.index.control_log import ControlLog, append_entry
@@ -22,13 +21,7 @@ from streams.builders.running_jobs import Builders
 from streams.core.canary import CanaryFigures, CanaryRules, judge_canary
 from streams.core.versions import plan_promotion, plan_wish
 
-
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """Which version is compared with which."""
-
-    version: int
-    live: int | None
+_Comparison = tuple[int, int | None]  # which version is compared with which live one
 
 
 class Promotion:
@@ -44,8 +37,8 @@ class Promotion:
             yield wished
         state = self._control_log.state
         version = plan_promotion(state)
-        comparison = None if version is None else _Comparison(version, state.live)
-        if comparison is None or not self._rules.enabled or state.versions[comparison.version].approved:
+        comparison = None if version is None else (version, state.live)
+        if comparison is None or not self._rules.enabled or state.versions[comparison[0]].approved:
             self.close()
             figures = None
         elif (figures := self._compare(state, comparison)) is None:
@@ -62,8 +55,9 @@ class Promotion:
         """The figures; None while the comparison runs, which is begun here if it does not run yet."""
         if self._running is None or self._running[0] != comparison:
             self.close()
-            live = None if comparison.live is None else state.versions[comparison.live]
-            job = CanaryJob(state.versions[comparison.version], live, self._rules.users, self._rules.items)
+            version, live = comparison
+            live_status = None if live is None else state.versions[live]
+            job = CanaryJob(state.versions[version], live_status, self._rules.users, self._rules.items)
             self._running = comparison, self._builders.submit(job)
         _, ticket = self._running
         if not ticket.future.done():
@@ -76,7 +70,7 @@ class Promotion:
     def _make_verdict(self, state: ControlState, comparison: _Comparison | None, figures: CanaryFigures | None) -> Entry | None:
         """The entry on the newest log, if that still asks for the same comparison."""
         version = plan_promotion(state)
-        if version is None or comparison != _Comparison(version, state.live):
+        if version is None or comparison != (version, state.live):
             return None
         if figures is None:
             return self._entry(EntryKind.PROMOTE, version, state.versions[version].reason)

@@ -63,7 +63,7 @@ from streams.core.shard_state import (
     encode_shard_state,
     encode_shard_version,
 )
-from streams.shard.decode import decode_source_records
+from streams.shard.decode import decode_source_record
 from streams.shard.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry
 from streams.training.event_decoder import EventDecoder
 from streams.versions.server_reports import decode_report
@@ -193,7 +193,7 @@ def _source(topic: str, value: bytes) -> SourceRecord:
 
 def _read_items(topic: str, raw: bytes) -> None:
     for kind in IdKind:
-        [decoded] = decode_source_records([_source(topic, raw)], kind, 1)
+        decoded = decode_source_record(_source(topic, raw), kind, 1)
         assert len(decoded) > 0, "every record is accepted or rejected"
         EventDecoder(1, 1, kind).decode(topic, [_source(topic, raw)])
 

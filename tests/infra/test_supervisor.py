@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.heartbeat import HeartbeatWatch, beat
+from infra.heartbeat import beat
 from infra.processes import Child, start_child, wait_until
-from infra.supervisor import RESTARTS_MAX, Supervised
+from infra.supervisor import RESTARTS_MAX, HeartbeatWatch, Supervised
 from schemas.errors import Unavailable
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from infra.index.control_log import ControlLog
 from infra.index.store import FolderStore, open_index_store
-from infra.index.verify import CheckpointFaults, find_checkpoint_faults, verify_version
+from infra.index.verify import CheckpointFaults, verify_version
 from schemas.errors import Corrupted
 from schemas.index.manifest import Manifest, checkpoint_path, encode_manifest, manifest_path
 from tests.infra.index_fixture import publish_version
@@ -62,7 +62,7 @@ def test_a_look_in_passing_reads_no_large_checkpoint_and_a_whole_look_does(store
     size = store.stat(path).size_bytes
     store.local_path(path).write_bytes(b"\0" * size)
     assert CheckpointFaults(store, size - 1).find(state.receiving) == {}, "how long it takes must not grow with the file"
-    assert "is damaged" in find_checkpoint_faults(store, state, size)[manifest.version]
+    assert "is damaged" in CheckpointFaults(store, size).find(state.receiving)[manifest.version]
     store.remove(path)
     assert CheckpointFaults(store, size - 1).find(state.receiving) == {manifest.version: "is missing"}
 

@@ -11,7 +11,7 @@ from lab.system.crash_fold import count_topic
 from schemas.ids import IdKind
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.shard.decode import decode_source_records
+from streams.shard.decode import decode_source_record
 
 FEATURES = {"price": 1.5, "brand": "b1", "stock": True, "tags": ["a", "b"], "gone": None}
 
@@ -32,7 +32,7 @@ def test_every_bad_record_is_judged_alike(seed: int) -> None:
     accepted = rejected = 0
     for record in draw(seed, 400):
         judged = count_topic(record.topic, [record])
-        shard = decode_source_records([record], IdKind.INT64, SHARDS)[0]
+        shard = decode_source_record(record, IdKind.INT64, SHARDS)
         found = {(record.topic, record.partition, record.offset, rejection.index) for rejection in shard.rejected}
         assert found == judged.dead_letters, record
         assert len(shard) == judged.counts[record.partition]["consumed"], record
@@ -57,4 +57,4 @@ def test_a_value_deep_in_lists_is_a_dead_letter_and_no_error(depth: int, letters
     value = b'{"schema":1,"updates":[{"item_id":0,"version":1},{"item_id":0,"version":%b}]}' % deep
     record = SourceRecord(ITEM_FEATURES, 0, 7, b"", value)
     assert {index for *_, index in count_topic(ITEM_FEATURES, [record]).dead_letters} == letters
-    assert {rejection.index for rejection in decode_source_records([record], IdKind.INT64, SHARDS)[0].rejected} == letters
+    assert {rejection.index for rejection in decode_source_record(record, IdKind.INT64, SHARDS).rejected} == letters

@@ -1,4 +1,4 @@
-"""Work in threads of its own while a block runs. Not here: what is done there (the loads of the demo and of the benches)."""
+"""Work in threads of its own while a block runs, such as the loads of the demo and of the benches."""
 
 import threading
 from collections.abc import Callable

@@ -1,13 +1,13 @@
-"""What is closed at the end of a `with` block, also after an error. Not here: what holds on to nothing but threads of its own (background.py)."""
+"""Objects that the end of a `with` block closes, also after an error."""
 
 from typing import Self
 
 
 class Closeable:
-    """Base of what has `close`, which the end of a `with` block calls."""
+    """Base of a class with `close`, which the end of a `with` block calls."""
 
     def close(self) -> None:
-        """Gives up what it holds."""
+        """Free its resources."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -1,7 +1,6 @@
 """What every `aif` command shares: JSON on request, settings, and the names of settings classes. Standard library and typer only.
 
-Here: printing, the settings of a command that runs no process, what the parts register. Not here: any command (they live in the cli.py beside what they
-drive), errors as one message (infra/cli.py).
+Each command is in the cli.py next to the code that it drives.
 Exit codes: 0 done, 1 an error of ours (its code is printed), 2 wrong usage, 130 Ctrl-C.
 """
 

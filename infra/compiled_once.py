@@ -1,7 +1,6 @@
 """One process of a machine compiles kernels; others that start meanwhile wait and take them from numba's cache.
 
-Otherwise a server, its loader and the processes beside them would each compile the same kernels on the same cores. Not here: what is compiled
-(serving/engine, schemas/kernels).
+Otherwise a server, its loader and the processes next to them would each compile the same kernels on the same cores.
 Invariant: this is only a wait. If there is no folder to write to, or the lock is not freed in time, a process compiles for itself: slower, but the same
 code.
 """
@@ -49,7 +48,7 @@ def compiled_once(what: str, sources: Path) -> Iterator[None]:
 
 
 def _folder(sources: Path) -> Path:
-    """Where numba keeps what it has compiled from these sources."""
+    """Where numba keeps the code that it compiled from these sources."""
     return Path(os.environ.get("NUMBA_CACHE_DIR") or sources / "__pycache__")
 
 

@@ -1,10 +1,9 @@
-"""Named places at which a process can be told to die, and disks that can be told to fail, for tests of crashes. By default nothing happens here.
+"""Named places at which a process can be made to die, and disks that can be made to fail, for tests of crashes. By default nothing happens here.
 
 `failpoint("after-write")`: the environment variable FAILPOINT switches one on. `NAME:PASSES:FILE` kills the process with SIGKILL, as the kernel would,
 when it passes NAME for the PASSES-th time. It makes FILE before that, so that the test knows. Children inherit the variable.
-`failing_disk()`: the environment variable FAILING_DISK names a folder. While it holds a file `full` or `broken`, every write to a database or an index
-store on a disk fails with ENOSPC or EIO, in every process that inherits it.
-Not here: who kills and what must hold (lab/system/crash.py).
+`failing_disk()`: the environment variable FAILING_DISK names a folder. While it holds a file `full` or `broken`, every write to a database or an index store
+fails with ENOSPC or EIO, in every process that inherits the variable.
 Invariant: a name that is not in FAILPOINTS can neither be passed nor armed, so the list is complete.
 """
 

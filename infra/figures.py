@@ -52,7 +52,7 @@ class Measured:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What decides the figures and names nobody: processor and its vectors, cores we may use, memory, system."""
+    """What decides the figures, without names of people or hosts: processor and its vectors, usable cores, memory, system."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

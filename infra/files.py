@@ -1,8 +1,7 @@
 """Files that are either complete or not there, also after a power cut.
 
-Here: durable writes, exclusive creates, a copy by link, checksums. Not here: which files the index store has (infra/index/store.py).
-Invariants (I5): a visible file never changes; a writer makes a temporary file in the same folder, fsyncs it, puts it in place by rename or
-link, and fsyncs the folder. An exclusive create is a link, never O_EXCL followed by a write: a writer that dies between the two would leave
+Invariants (I5): a visible file never changes. A writer makes a temporary file in the same folder and fsyncs it; it puts it in place by rename or link, and
+fsyncs the folder. An exclusive create is a link, never O_EXCL followed by a write: a writer that dies between the two would leave
 a visible, incomplete file permanently (protocol B1).
 Source: LevelDB db/filename.cc (SetCurrentFile) for the order of the steps.
 """
@@ -21,7 +20,7 @@ TEMPORARY_PREFIX = ".tmp-"
 
 
 def write_file_durably(path: Path, data: bytes) -> None:
-    """Put `data` at `path`, replacing what was there in one step; it is on disk when this returns."""
+    """Put `data` at `path`, replacing an existing file in one step; it is on disk when this returns."""
     temporary = _write_temporary(path.parent, data)
     try:
         temporary.replace(path)
@@ -32,7 +31,7 @@ def write_file_durably(path: Path, data: bytes) -> None:
 
 
 def put_exclusive(path: Path, data: bytes) -> bool:
-    """Create `path` with `data` if no such file exists. True: the file is ours and on disk. False: somebody was faster, and nothing has changed."""
+    """Create `path` with `data` if no such file exists. True: the file is ours and on disk. False: another writer was faster, and nothing has changed."""
     temporary = _write_temporary(path.parent, data)
     try:
         os.link(temporary, path)

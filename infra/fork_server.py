@@ -1,18 +1,17 @@
 """Child processes that start with everything imported: they are forked from a template, a process that has imported modules and does nothing else.
 
 Loading torch, numba and our kernels costs a process 3 s of a core, and a worker, its builders, a server and its loader all load the same. A fork has
-all of it at once, and shares the memory until it writes to it. Here: the template process, the two ways to make one, and the children as their owner sees
-them. Not here: what is imported and run (streams/builders/template.py, lab/demo/stage.py).
+all of it at once, and shares the memory until it writes to it. streams/builders/template.py and lab/demo/stage.py say which modules are imported.
 
     fork_template     this process forks its template before it has opened anything, so what it has imported is imported once
     launch_template   another process imports the modules; for parents that have threads already, such as the demo
 
-Forking a running process is not safe: a lock that another thread holds at the fork stays locked in the copy permanently, and libraries with threads
-(librdkafka, RocksDB, the pools of torch and BLAS) lose them. It is safe here, because the process that forks has exactly one thread, which is checked
-before every fork (`/proc/self/task`), and has only imported: it never made a client, a database, an event loop, an engine or a random choice.
+Forking a running process is not safe. A lock that another thread holds at the fork stays locked in the copy permanently. Libraries with threads
+(librdkafka, RocksDB, the pools of torch and BLAS) lose them. It is safe here: the process that forks has exactly one thread, which is checked before every
+fork (`/proc/self/task`). It has only imported, and never made a client, a database, an event loop, an engine or a random choice.
 BLAS would start its threads at import, so OPENBLAS_NUM_THREADS=1 is set before the imports for a template (`import_single_threaded`).
 Invariants, as in processes.py: a child has its own session, log and environment; the kernel ends it when its template ends, and the template when its
-owner ends. A child is reaped only when its owner asks, so nobody else can get the number of its process group before that.
+owner ends. A child is reaped only when its owner asks, so no other process gets the number of its process group before that.
 """
 
 import contextlib
@@ -143,8 +142,8 @@ class ForkedProcess:
 
 
 def import_single_threaded(names: Sequence[str]) -> None:
-    """Imports modules for a template ("module"), and calls functions that load more ("module:function"): without threads of BLAS, and with few passes
-    of the garbage collector, because these objects stay."""
+    """Import modules for a template ("module"), and call functions that load more ("module:function"). BLAS gets no threads, and the garbage collector few
+    passes, because these objects stay."""
     os.environ.setdefault(_BLAS_THREADS, "1")
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])
@@ -222,7 +221,7 @@ def _serve(channel: socket.socket) -> Callable[[], None]:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, int | str]:
-    """Does what is asked, and returns the answer. An error is an answer too, because the end of the template would be the end of all its children.
+    """Carry out a request, and return the answer. An error is an answer too, because the end of the template would be the end of all its children.
     A forked child also returns from here."""
     try:
         if "ended" in request:

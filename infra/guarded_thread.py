@@ -1,10 +1,8 @@
 """Long-lived threads whose faults are seen and mended.
 
-Here: `GuardedThread`, the list of those that run, and `watch_threads`, the last net for every other thread of a process. Not here: errors that a thread
-expects, which it handles itself.
-A fault is logged with its traceback and counted (`aif_thread_faults_total`). Then the thread begins again after a pause: every thread of ours continues
-from what is stored (offsets, the control log), so a new beginning is right. A thread whose fault may have left something half done gets `on_fault`, which
-ends the process instead.
+A fault is an error that the thread does not expect. It is logged with its traceback and counted (`aif_thread_faults_total`). Then the thread begins again
+after a pause. That is right, because every thread of ours continues from stored state (offsets, the control log). A thread whose fault may have left something
+half done gets `on_fault`, which ends the process instead. `watch_threads` logs and counts the faults of every other thread of a process.
 """
 
 import logging
@@ -91,7 +89,7 @@ def watch_threads() -> None:
 
 
 def note_fault(name: str, error: BaseException, what_follows: str) -> None:
-    """Logs and counts an error that no part of a thread expected."""
+    """Log and count an error that no part of a thread expected."""
     _log.error("thread_failed thread=%s: %r; %s", name, error, what_follows, exc_info=error)
     for metrics in list(_WATCHING):
         metrics.counter("thread_faults").labels(name.rstrip("0123456789").rstrip("-")).inc()

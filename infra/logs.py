@@ -1,7 +1,6 @@
 """Logs of a process: one line per request, batch or version, with fields; to standard error only.
 
-Here: the one set-up. Not here: what is logged. `core/` folders return counts instead of logging.
-What aiokafka warns of is told once in `_REPEATED_S`: without a broker it says the same eighty times a second, for as long as that lasts.
+`core/` folders return counts instead of logging. A warning of aiokafka is logged once in `_REPEATED_S`: without a broker it repeats eighty times a second.
 Form: key=value on a terminal, one JSON object per line elsewhere. Lines of the standard library's loggers (Faust, Kafka clients) take the
 same form.
 """
@@ -15,7 +14,7 @@ import structlog
 
 _REPEATED_S = 10.0
 _TEXTS_KEPT = 1_000
-# What they say at level info is shown only at level debug: forty lines of a worker's start. Services of Faust log under the module of their class, also
+# Their lines of level info are shown only at level debug: forty lines of a worker's start. Services of Faust log under the module of their class, also
 # where that is ours.
 _CHATTY = ("aiokafka", "faust", "mode", "torch", "streams.faust_shell", "streams.faust_consumer")
 
@@ -60,7 +59,7 @@ def _replace_root_handler(before: list[Any], as_text: bool, level: str) -> None:
 
 
 class _NotAgainSoon(logging.Filter):
-    """Drops a warning or an error of aiokafka that has the text of one told a moment ago."""
+    """Drops a warning or an error of aiokafka with the text of a recent one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
 """Prometheus metrics: one prefix, base units, no ids as labels; and the small HTTP page a worker shows them on.
 
-Here: the registry of a process, the table of all metric names, the page. Not here: what is measured where (each part asks for its metric by name).
-Invariant: a metric that is not in `METRICS` cannot be made, so the table below is complete and dashboards can rely on it. Beside it stand
+Invariant: a metric that is not in `METRICS` cannot be made, so the table below is complete and dashboards can rely on it. Next to it stand
 the client's `process_...` (memory, processor time, files), and none of its `..._created`, which double the series and say nothing here.
 Freshness is measured from just before the produce call; histograms are in seconds, never milliseconds.
 """

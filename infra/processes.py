@@ -1,8 +1,5 @@
 """Child processes that do not outlive us, and waiting for a condition instead of sleeping.
 
-Here: starting a program in its own process group with a log file, waiting until it is ready, stopping several (TERM, then KILL), free ports; which
-signals end a process of ours in order.
-Not here: what the children are (infra/broker/server.py, lab/demo/stage.py).
 Invariants: a child started with `dies_with_parent` is killed by the kernel when this process ends, however it ends. For the kernel the parent is the
 *thread* that forked, so one thread forks every child and lives as long as the process.
 """
@@ -99,7 +96,7 @@ class Child:
         return log_tail(self.log_path)
 
     def check(self) -> None:
-        """Raises Unavailable (`child_died`) with the end of its log if it has ended; what it left running is killed."""
+        """Raises Unavailable (`child_died`) with the end of its log if it has ended; its remaining group is killed."""
         if not self.alive():
             self.kill()
             code = self.process.returncode
@@ -191,8 +188,8 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def leave_in_order() -> None:
-    """From now on TERM, and the end of the terminal, end this process as Ctrl-C does: through every `finally`. For the main thread; a handler that somebody
-    has set stays."""
+    """From now on TERM, and the end of the terminal, end this process as Ctrl-C does: through every `finally`. For the main thread; an existing handler
+    stays."""
 
     def leave(number: int, _: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -219,7 +216,7 @@ def raise_file_limit() -> int:
 
 
 def stop_all(children: Sequence[Child], grace_s: float = 10.0) -> None:
-    """Sends SIGTERM to the group of every child, waits at most `grace_s` for all of them, then sends SIGKILL to what is left of the groups."""
+    """Sends SIGTERM to the group of every child, waits at most `grace_s` for all of them, then sends SIGKILL to the rest of the groups."""
     for child in children:
         if child.alive():
             _signal_group(child.pid, signal.SIGTERM)
@@ -235,7 +232,9 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
         try:
             os.killpg(leader, number)
         except ProcessLookupError:
-            os.kill(leader, number)  # a forked child leads its group only a moment later; nobody else has its number before it is reaped
+            os.kill(
+                leader, number
+            )  # a forked child leads its group only a moment later; no other process has its number before it is reaped
 
 
 def log_tail(path: Path) -> str:

@@ -1,7 +1,7 @@
 """The one place where errors of rocksdict become ours.
 
 rocksdict raises a bare `Exception` for everything that RocksDB refuses, and an OSError without a path where it cannot write its own configuration; only the
-text says what was wrong.
+text names the cause.
 Source: RocksDB 9.8 through rocksdict 0.3.29.
 """
 

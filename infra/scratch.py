@@ -1,6 +1,5 @@
 """Private folders of a process, removed when it is done with them, or by another process if it was killed.
 
-Here: `ScratchFolders`. Not here: what is made in them (infra/index/parts.py).
 Invariant: a folder that a living process holds is never removed. The process holds a lock on it, which the kernel frees when the process ends.
 """
 

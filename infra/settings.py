@@ -131,7 +131,7 @@ class ProcessSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What `load_settings` found, the environment of its caller's choice included, and nothing beside it."""
+        """Only the values that `load_settings` found, with the environment of its caller's choice."""
         return (init_settings,)
 
     def connection(self) -> KafkaConnection:
@@ -145,7 +145,7 @@ class InfraSettings(ProcessSettings):
 
 @dataclass(frozen=True)
 class SettingValue:
-    """One setting as `aif config show` prints it. `origin` is "default", "environment NAME", "file PATH" or "flag"; `unit` is empty for what is no amount."""
+    """One setting as `aif config show` prints it. `origin` is "default", "environment NAME", "file PATH" or "flag"; `unit` is empty for a value without one."""
 
     name: str
     value: Any

@@ -1,8 +1,7 @@
 """Directories and files made with RocksDB's SST writer: how parts of an index are written (protocol B14).
 
-Here: rows in ascending key order become SST files, and these a RocksDB directory that holds exactly what a reader needs. Not here: open
-databases (infra/rocks.py), what the rows are (infra/index/parts.py).
-Invariants: RocksDB's writer refuses an empty file, so without rows there is no directory; what is made is synced; nothing is left after an error.
+Rows in ascending key order become SST files, and these a RocksDB directory with exactly the files that a reader needs.
+Invariants: RocksDB's writer refuses an empty file, so without rows there is no directory. Every file is synced. Nothing is left after an error.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ def write_sst_directory(path: Path, items: Iterable[tuple[bytes, bytes]], file_b
 
 
 def write_sst_file(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
-    """One SST file of `items` (keys strictly ascending, at least one), synced, for `assemble_sst_directory`. What was at `path` is replaced."""
+    """One SST file of `items` (keys strictly ascending, at least one), synced, for `assemble_sst_directory`. A file at `path` is replaced."""
     with _staging_folder(path) as staging:
         (made,) = _write_sst_files(staging, items, 1 << 62)
         fsync_tree(staging)

@@ -1,8 +1,8 @@
 """Starts a child again when it ends: what a service manager does in production, for the demo and for a laptop.
 
-A worker or server of ours ends its process on any fault that it does not know, because starting again from what is on disk is always right.
-A child that gives no sign of life for `silent_s_max`, or none at all within `START_S_MAX` (a frozen process, a hung disk), is killed and started again:
-after the session timeout others have taken over its shards, and it must not go on as if it owned them.
+A worker or server of ours ends its process on any unknown fault, because starting again from the data on disk is always right.
+A child that gives no sign of life for `silent_s_max`, or none within `START_S_MAX` (a frozen process, a hung disk), is killed and started again. After the
+session timeout others have taken over its shards, and it must not continue as if it owned them.
 A child that ends `RESTARTS_MAX` times within `WINDOW_S`, or cannot be started again, is given up: then the fault is not one that a restart cures.
 """
 
@@ -29,7 +29,7 @@ class HeartbeatWatch:
     """Watches one file from now on: it has to change within `start_s_max`, and from then on at least every `silent_s_max`. Only changes of the file count,
     by the watcher's own monotonic clock: neither a wall clock that jumps nor the file of an earlier process makes a process look dead.
 
-    A start has a bound of its own because it may compile every kernel, without an event loop and beside whatever else the machine does.
+    A start has a bound of its own because it may compile every kernel, without an event loop and next to other load of the machine.
     """
 
     def __init__(self, path: Path, silent_s_max: float, start_s_max: float) -> None:

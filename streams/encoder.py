@@ -1,11 +1,9 @@
 """Rows of one version: raw features and embeddings of items in, rows of the version's layout out.
 
-Here: the network, signatures, and the columns that need no network. Not here: which rows are stale
-(core/stale.py), from values to columns
-(schemas/features.py), storage, the arithmetic of a row (schemas/model/item_network.py). No torch.
+The arithmetic of a row is in schemas/model/item_network.py, from values to columns in schemas/features.py. No torch.
 
-Invariants (I4, I9): a row's bytes depend on its own inputs and on (checkpoint, encoder fingerprint) alone: not on the other rows of the call, on
-its place among them, or on their number. The build, the increment path and a replay all come through here.
+Invariants (I4, I9): a row's bytes depend on its own inputs and on (checkpoint, encoder fingerprint) alone. They do not depend on the other rows of the call,
+on its place among them, or on their number. The build, the increment path and a replay all come through here.
 An embedding that is missing, of another width, or not finite counts as missing: `has_signature` = 0 and zeros as input. A feature of the
 same name in item-features never stands in for it: each component of an item has one source topic.
 

@@ -1,8 +1,4 @@
-"""Settings of the nearline processes: `aif worker` and what it starts.
-
-Here: sections `worker`, `build`, `canary` and `rollback`. Not here: sections that several processes share (infra/settings.py). Nothing here changes
-bytes of an index.
-"""
+"""Settings of `aif worker` and its builders. Nothing here changes bytes of an index. infra/settings.py has the sections that several processes share."""
 
 from pathlib import Path
 
@@ -41,7 +37,7 @@ class BuildSection(Section):
 
     processes: int = Field(1, ge=1, le=256, description="Builder processes of one worker")
     warm: bool = Field(True, description="Start builders and compile kernels at the start instead of with the first version")
-    # Age of a published version at which its next revision is wanted. Index-deltas keeps three of them, so that servers find what they need.
+    # Age of a published version at which its next revision is wanted. Index-deltas keeps three of them, so that servers find the deltas that they need.
     revise_every_s: float = Field(
         RESEAL_INTERVAL_HOURS * 3600.0,
         ge=1.0,
@@ -64,7 +60,7 @@ class BuildSection(Section):
 class CanarySection(Section):
     """What a published version must show on a fixed sample before it is promoted by itself; `aif index approve` overrules it.
 
-    The defaults stop what is broken and let through what is merely different: see CanaryRules (streams/core/canary.py) for what was measured.
+    The defaults stop broken versions and let through merely different ones: see CanaryRules (streams/core/canary.py) for what was measured.
     """
 
     enabled: bool = Field(True, description="Run a canary before a version is promoted")

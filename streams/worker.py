@@ -7,8 +7,8 @@
 
 Not here: any decision about data. Everything heavy is imported before anything is opened, and builders are forked from the process as it was then
 (builders/template.py). With `build.warm` off, the first version that needs an encoder loads the kernels. Torch is not loaded here.
-Invariants: an error of the reconciler or of a version never stops the consumption of events. A failed assertion of this process ends it: who writes on
-after one may write what is wrong. One in a builder fails its job.
+Invariants: an error of the reconciler or of a version never stops the consumption of events. A failed assertion of this process ends it:
+a process that continues after one may write wrong data. One in a builder fails its job.
 """
 
 import asyncio
@@ -126,7 +126,7 @@ class Worker:
         self._note_gone(found)
 
     def _note_gone(self, found: Init) -> None:
-        """Says which topics of the index are not there. What comes on the others is still applied: servers may need it for long before somebody begins a
+        """Says which topics of the index are not there. Records of the others are still applied: servers may need them long before an operator begins a
         new index."""
         init, told = self.control_log.state.init, self._gone
         assert init is not None
@@ -298,8 +298,8 @@ class Worker:
     # --- topics --------------------------------------------------------------------------------------------------------
 
     def _watch_topics(self) -> None:
-        """A topic that was deleted and made again, or another cluster at this address, begins at offset 0, and a log that lost its end goes on below what was
-        applied: their records would be taken for applied ones. A log has to be too short twice, because a new leader may not know its end at once."""
+        """A topic that was deleted and made again, or another cluster at this address, begins at offset 0. A log that lost its end continues below the applied
+        offsets. Their records would be taken for applied ones. A log has to be too short twice, because a new leader may not know its end at once."""
         before = ""
         while not self._stopping.wait(_TOPICS_EVERY_S):
             try:
@@ -338,7 +338,7 @@ class Worker:
 
 
 def read_shards(tasks: Sequence[ShardTask], before: _Held) -> _Held:
-    """Next offsets and size of each shard. One whose disk takes no writes has those of before: it waits, and its lag has to show."""
+    """Next offsets and size of each shard. One whose disk takes no writes keeps its last values: it waits, and its lag has to show."""
     held = _Held()
     for task in tasks:
         try:

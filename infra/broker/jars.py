@@ -1,8 +1,8 @@
 """The jars of the local broker: fetched once per user, checked at every use.
 
-Here: reading jars.lock, downloading what is missing with the `maven-artifact` client, verifying. Not here: running them (server.py).
-Invariants: no jar is on a class path whose sha256 is not the one in jars.lock; a jar in the cache is complete or not there (temporary file,
-rename); two processes that start at once download once.
+The client `maven-artifact` downloads missing jars; server.py runs them.
+Invariants: every jar on a class path has the sha256 that jars.lock pins. A jar in the cache is complete or not there (temporary file, rename). Two
+processes that start at once download once.
 """
 
 import fcntl

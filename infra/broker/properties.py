@@ -72,7 +72,7 @@ def encode_server_properties(log_dir: Path, port: int, controller_port: int, mor
 
 
 def encode_meta_properties(cluster_id: str, directory_id: str) -> str:
-    """meta.properties of a formatted log directory: what `StorageTool format` writes beside bootstrap.checkpoint."""
+    """meta.properties of a formatted log directory: what `StorageTool format` writes next to bootstrap.checkpoint."""
     return _encode({"version": "1", "cluster.id": cluster_id, "node.id": "1", "directory.id": directory_id})
 
 

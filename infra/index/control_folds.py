@@ -4,9 +4,9 @@ A log grows by some entries with each checkpoint, and a reader that began at ent
 `FOLD_EVERY` entries; a reader begins at the newest one that holds.
 Invariants:
 - A fold only saves reading. One that is damaged, forged or of another index is logged and passed over.
-- A reader trusts a fold if its own checksum holds, it names the identity in entry 0, and the store has the last entry that it folds, with that checksum.
-- Entry 0 is never removed. Another entry is removed only if `FOLDS_KEPT` folds behind it hold, and in ascending order: a writer that was stopped for longer
-  than the grace period then knows by the entry before its own that its number was taken (control_log.py).
+- A reader trusts a fold if its own checksum holds and it names the identity in entry 0. The store must also have the last folded entry, with its checksum.
+- Entry 0 is never removed. Another entry is removed only if `FOLDS_KEPT` later folds hold, and in ascending order. So a writer that was stopped for longer
+  than the grace period sees by the entry before its own that its number was taken (control_log.py).
 """
 
 import itertools

@@ -1,8 +1,8 @@
-"""The control log in the index store: read what is new, append one decision (FORMAT.md section 7, protocol B1 to B5).
+"""The control log in the index store: read new entries, append one decision (FORMAT.md section 7, protocol B1 to B5).
 
 Invariants:
-- An append takes the number after everything that was read, so a decision is always made on the whole log; if another writer has taken that number, the log
-  is read on and the decision made again. Every successful append is in the log exactly once, and numbers have no gaps.
+- An append takes the number after everything that was read, so a decision is always made on the whole log. If another writer took that number, the log is
+  read on and the decision made again. Every successful append is in the log exactly once, and numbers have no gaps.
 - A reader begins at the newest fold and reads the entries after it. From entry 0 it gets the same state.
 - An entry that would break an invariant (schemas/index/control_invariants.py) is never put.
 """
@@ -107,7 +107,7 @@ class ControlLog:
                 self._take(raw)
 
     def _take_newest_fold(self) -> bool:
-        """Go on from the newest fold in the store if it is ahead of what was read. Returns whether it was."""
+        """Continue from the newest fold in the store if it is ahead of this log. Returns whether it was."""
         found = find_fold(self.store, self._state.next_number, self._state.index_id)
         if found is not None:
             self._state, self._newest = found

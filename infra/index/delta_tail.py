@@ -1,7 +1,7 @@
-"""The end of index-deltas, seen from outside: what the shards told their readers last, and by it how far a version is behind.
+"""The end of index-deltas, seen from outside: the newest headers of each shard, and how far a version is behind them.
 
-A version that fell behind in a shard (B5) gets no rows from it, while the others go on. Only its shards know that. Readers see it here: every version that
-receives rows is told the offsets of its shard (B16).
+A version that fell behind in a shard (B5) gets no rows from it, while the others go on. Readers see that here: the deltas and watermarks of every version
+that receives rows carry the offsets of its shard (B16).
 Invariant: a look reads the tail of each partition, whatever the topic holds. A version of which the tail says nothing is as far as its seals.
 """
 
@@ -25,7 +25,7 @@ _AGAIN_S = 1.0  # a version's watermark follows the others' at once, unless it i
 
 
 class DeltaTail(Closeable):
-    """At first the last `records` records of each partition, then what is new. For one thread, which closes it."""
+    """At first the last `records` records of each partition, then new ones. For one thread, which closes it."""
 
     def __init__(self, bootstrap: Bootstrap, prefix: str, records: int, deadline_s: float) -> None:
         self._bootstrap, self._prefix, self._records, self._deadline_s = bootstrap, prefix, records, deadline_s
@@ -33,7 +33,7 @@ class DeltaTail(Closeable):
         self._newest: dict[int, DeltaHeader] = {}
 
     def read(self) -> Iterator[DeltaHeader]:
-        """The headers up to where the topic ends now, or of what comes within the deadline. A record that no shard wrote is passed over: servers name it.
+        """The headers up to where the topic ends now, as far as they come within the deadline. A record that no shard wrote is passed over: servers name it.
 
         Raises Unavailable (`unknown_topic`, `kafka_unreachable`).
         """

@@ -1,8 +1,8 @@
 """Two versions of an index compared item by item: which rows differ, in which columns, whether data or only floats differ, and whether the models do.
 
 A side is a version of this store (`4`, `4.1` or a token), or a folder: what `aif replay --directory` left, or another index store.
-Invariants: both sides are read in key order, block by block, so memory does not depend on their size; every part is checked against its manifest while
-it is read. An item with other inputs differs in *data*. One with the same inputs and another row differs in *floats*: it comes from another model, or
+Invariants: both sides are read in key order, block by block, so memory does not depend on their size. Every part is checked against its manifest while it is
+read. An item with other inputs differs in *data*. One with the same inputs and another row differs in *floats*: it comes from another model, or
 from the same model on another processor. Orders and positions are not compared.
 """
 
@@ -59,7 +59,7 @@ class Example:
 
 @dataclass
 class Difference:
-    """What was found.
+    """The result of a comparison.
 
     other_model   the checkpoints differ, so users and scores may differ although every row is equal
     left_out      columns that only one side has, or that have another type or width; they are not compared

@@ -20,11 +20,11 @@ from infra.files import TEMPORARY_PREFIX, fsync, link_or_copy, sha256_of_file
 from schemas.errors import Corrupted
 from schemas.index.manifest import PartFile, describe_repair
 
-Fetch = Callable[[Path], str]  # makes a file and says the sha256 of what it wrote, synced
+Fetch = Callable[[Path], str]  # makes a synced file and returns its sha256
 
 _LOCKS = "locks"
 _TRIES = 3
-_DEAD_AGE_S_MIN = 3_600.0  # a temporary file that nobody has written to for so long
+_DEAD_AGE_S_MIN = 3_600.0  # a temporary file without a write for so long
 
 
 class FileCache:
@@ -48,7 +48,7 @@ class FileCache:
             for _ in range(_TRIES):
                 if not _is_whole(held, file, verify, rest):
                     self._bring(file, held, fetch)
-                with contextlib.suppress(FileNotFoundError):  # somebody made room at this moment
+                with contextlib.suppress(FileNotFoundError):  # another process made room at this moment
                     os.utime(held)
                     place(held, into)
                     return
@@ -58,7 +58,7 @@ class FileCache:
         return self.root / file.sha256[:2] / file.sha256
 
     def _bring(self, file: PartFile, held: Path, fetch: Fetch) -> None:
-        """Fetches the file and puts it in place. Under the lock nobody else writes the temporary file; one that is there was left by a killed process."""
+        """Fetches the file and puts it in place. Under the lock no other process writes the temporary file; an existing one was left by a killed process."""
         held.unlink(missing_ok=True)
         self.make_room(file.size_bytes)
         held.parent.mkdir(exist_ok=True)

@@ -80,7 +80,7 @@ def put_full_slices(store: IndexStore, version: int, shard: int, slices: Sequenc
 
 
 class _CountedBlocks(Iterator[tuple[bytes, bytes]]):
-    """Yields (key, value) of each non-empty block and checks the order; counts `rows` and keeps the `last` key of what it has yielded."""
+    """Yields (key, value) of each non-empty block and checks the order; counts the yielded `rows` and keeps their `last` key."""
 
     def __init__(self, blocks: Iterable[RowBlock], layout: RowLayout) -> None:
         self._blocks, self._layout = iter(blocks), layout
@@ -117,7 +117,7 @@ def is_tombstone(increment: bytes) -> bool:
 
 
 def _write_part(store: IndexStore, directory: str, make: Callable[[Path], list[str]]) -> tuple[PartFile, ...]:
-    """Makes an SST directory in a private folder, then puts it into the store file by file. Nobody knows its name before it is whole."""
+    """Makes an SST directory in a private folder, then puts it into the store file by file. No reader gets its name before it is whole."""
     with store.scratch.open("part") as scratch:
         made = scratch / "part"
         names = make(made)
@@ -204,7 +204,7 @@ def verify_part(store: IndexStore, part: Part) -> None:
 
 
 def find_part_faults(store: IndexStore, part: Part) -> list[str]:
-    """What is wrong with the files of a part in the store, one line for each; empty if all are as the part says."""
+    """Faults of the files of a part in the store, one line for each; empty if all are as the part says."""
     faults: list[str] = []
     for file in part.files:
         path = f"{part.directory}/{file.name}"
@@ -234,7 +234,7 @@ def _read_entries(store: IndexStore, part: Part, verify: bool) -> Iterator[tuple
 
 @contextlib.contextmanager
 def open_part(store: IndexStore, part: Part, verify: bool = False) -> Iterator[Database]:
-    """Open a part that has files, to look up single rows. Unless it is verified, only RocksDB's own checksums of what is read are checked."""
+    """Open a part that has files, to look up single rows. Unless it is verified, only RocksDB checks its own checksums, of the blocks that are read."""
     with store.scratch.open("read") as folder:
         for file in part.files:  # SST files as links, the rest as copies
             store.fetch(part.directory, file, folder / file.name, verify=verify, link=file.name.endswith(".sst"))

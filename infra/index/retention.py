@@ -1,7 +1,7 @@
-"""What is in an index store, as retention sees it, and the removal of files (protocol B12).
+"""The contents of an index store as retention sees them, and the removal of files (protocol B12).
 
-Invariants: a manifest or snapshot that cannot be read stops the removal, because nobody knows which files it names. A file is looked at again before
-it is removed, because somebody may have put the same bytes again since the plan was made.
+Invariants: a manifest or snapshot that cannot be read stops the removal, because the files that it names are then unknown. A file is looked at again before
+it is removed, because another process may have put the same bytes again since the plan was made.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -22,8 +22,8 @@ T = TypeVar("T")
 def read_store_content(store: IndexStore, state: ControlState, used: Collection[str] = ()) -> StoreContent:
     """Everything below `versions`, `snapshots`, `replays` and `checkpoints`; `used`: directories of parts that shards use.
 
-    Files that somebody removes at the same moment are left out. Raises Corrupted for a manifest, seal or snapshot that cannot be decoded, and what the store
-    raises.
+    Files that another process removes at the same moment are left out. Raises Corrupted for a manifest, seal or snapshot that cannot be decoded, and the
+    errors of the store.
     """
     files = [file for top in ("checkpoints/", "replays/", "snapshots/", "versions/") for file in store.list_files(top)]
     published = {manifest_path(s.version, s.revision): s.manifest_sha256 for s in state.versions.values()}
@@ -77,7 +77,7 @@ def describe_removals(store: IndexStore, state: ControlState, rules: RetentionRu
 def remove_due(
     store: IndexStore, removals: Iterable[Removal], now_ms: int, rules: RetentionRules, shards: Collection[int]
 ) -> list[Removal]:
-    """Removes the files that are due and belong to one of `shards` or to no shard. Returns what it removed."""
+    """Removes the files that are due and belong to one of `shards` or to no shard. Returns the removals that it carried out."""
     removed = []
     for removal in removals:
         if removal.at_ms > now_ms or not (removal.shard is None or removal.shard in shards):

@@ -6,11 +6,11 @@ Everything behind the question mark may be left out. Credentials, and endpoint a
 environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION, or the machine's role.
 
 Invariants, beyond those of an index store:
-- An exclusive create is a PUT with If-None-Match that carries a number of its writer. If its answer was lost, or takes longer than `_ASK_EVERY_S`, the store
-  is asked whose file it has: each decision about a version is such a create, and would otherwise wait for the PUT's time limit.
+- An exclusive create is a PUT with If-None-Match that carries a number of its writer. If its answer is lost, or takes longer than `_ASK_EVERY_S`, the store
+  is asked whose file it has. Each decision about a version is such a create, and would otherwise wait for the PUT's time limit.
 - An object is visible only when its upload is complete; one above `PUT_BYTES_MAX` is uploaded in parts. What a killed upload leaves is invisible, and costs
   storage until the bucket's lifecycle rule for incomplete multipart uploads removes it.
-- A request is tried again for some seconds, then it is Unavailable: nobody waits permanently for a store that is away. One whose data is small, as all of
+- A request is tried again for some seconds, then it is Unavailable: no caller waits permanently for a store that is away. One whose data is small, as all of
   the control log is, has `_ANSWER_S_MAX` seconds; a transfer of what may be large has `_TRANSFER_S_MAX`.
 Source: S3 API, conditional writes and multipart upload.
 """

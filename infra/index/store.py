@@ -27,11 +27,12 @@ from schemas.limits import MANIFEST_BYTES_MAX
 
 
 class IndexStore(Protocol):
-    """Immutable files by relative path. Every method raises Corrupted (`bad_store_path`) for a path that is not a plain path inside the store, and
-    Unavailable if the store or the disk does not answer; then the call may be repeated.
+    """Immutable files by relative path. Every method raises Corrupted (`bad_store_path`) for a path that is not plain. It raises Unavailable if the store or
+    the disk does not answer; then the call may be repeated.
 
-    `url` opens the same store in another process. `local_root` is the folder of this machine that has its files, or copies of them.
-    `scratch` has private folders in `local_root`, so that `put_file` and `fetch` can link.
+    url         opens the same store in another process
+    local_root  the folder of this machine that has its files, or copies of them
+    scratch     private folders in `local_root`, so that `put_file` and `fetch` can link
     """
 
     url: str
@@ -66,8 +67,8 @@ class IndexStore(Protocol):
         """sha256 of the bytes that the store has now. Raises Unavailable (`missing_file`)."""
 
     def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
-        """Make `into`, which does not exist, a local file with the bytes of `file` of `directory`. It may be a link and must only be read; with
-        `link=False` it is a copy that may be written. `verify=False`: the sha256 is not checked, because the caller has just done so.
+        """Make `into`, which does not exist, a local file with the bytes of `file` of `directory`. It may be a link and must only be read. `link=False`: a
+        copy that may be written. `verify=False`: the sha256 is not checked, because the caller has just done so.
 
         Raises Corrupted (`bad_part_file`) if size or sha256 differ from those of `file`, Unavailable (`missing_file`, `disk_full`).
         """
@@ -77,11 +78,11 @@ class IndexStore(Protocol):
 
 
 def open_index_store(url: str, rest: Callable[[], None] = lambda: None, *, look: bool = True) -> IndexStore:
-    """The store at `url`: a folder, as a path or `file:///path`, made if missing; or `s3://bucket/prefix` (s3_store.py). `rest` is called after each piece of a
-    file that is hashed, for a process that gives way to others. `look`: whether an object store is asked for its bucket now; otherwise the first read says what
-    is wrong with it.
+    """The store at `url`: a folder, as a path or `file:///path`, made if missing; or `s3://bucket/prefix` (s3_store.py).
 
-    Misconfigured (`index_store_url`) for anything else; Unavailable where an object store does not answer.
+    rest  is called after each piece of a file that is hashed, for a process that gives way to others
+    look  whether an object store is asked for its bucket now; otherwise the first read raises the error
+    Raises Misconfigured (`index_store_url`) for any other URL, Unavailable where an object store does not answer.
     """
     parts = urlsplit(url)
     if parts.scheme == "s3":
@@ -130,7 +131,7 @@ def fetch_store_time_ms(store: IndexStore) -> int:
 
 
 class StoreClock:
-    """A Clock for what is compared with the times of files: grace periods, ages of revisions and of snapshots (B10, B12). A worker whose own clock is a day
+    """A Clock to compare with the times of files: grace periods, ages of revisions and of snapshots (B10, B12). A worker whose own clock is a day
     ahead would remove files that were put just now.
 
     The store is asked once, and time continues from there by the monotonic clock. Until it has answered once, `now_ms` raises what the store raises.
@@ -217,7 +218,7 @@ class FolderStore:
         return sorted(path for path in found if path.startswith(prefix) and path > after)
 
     def list_files(self, prefix: str = "") -> Sequence[StoreFile]:
-        """Files that somebody removes at the same moment are left out."""
+        """Files that another process removes at the same moment are left out."""
         found = []
         for path in self.list(prefix):
             with self._errors(path), contextlib.suppress(FileNotFoundError):
@@ -269,7 +270,7 @@ class FolderStore:
                 return
             try:
                 folder.rmdir()
-            except OSError:  # not empty, or somebody was faster
+            except OSError:  # not empty, or another process was faster
                 return
 
     def _place(self, path: str) -> Path:
@@ -300,8 +301,7 @@ def _store_file(path: str, place: Path) -> StoreFile:
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """What os.walk is to do where a folder cannot be read: by itself it would leave the folder out in silence, and retention would remove what the
-    manifests in it name."""
+    """For os.walk, which by itself leaves out a folder that it cannot read. Retention would then remove the files that the manifests in it name."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 

@@ -1,4 +1,4 @@
-"""What every kind of index store needs: which paths are allowed inside one, and how a missing file is told from another error."""
+"""What every kind of index store needs: the paths that are allowed inside one, and the answer for a missing file."""
 
 import re
 from collections.abc import Callable

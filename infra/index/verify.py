@@ -17,7 +17,7 @@ QUICK_LOOK_BYTES_MAX = 16 * MIB  # of one checkpoint that a command reads in pas
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was read, and what is wrong with it. Without faults the version is what was published."""
+    """The result of reading a version, and its faults. Without faults the files are those that were published."""
 
     version: int
     revision: int
@@ -47,7 +47,7 @@ def verify_version(
 
 
 class CheckpointFaults:
-    """What is wrong with the store's copies of checkpoints. A file is read at the first look, and again when its size or its time is another.
+    """Faults of the store's copies of checkpoints. A file is read at the first look, and again when its size or its time is another.
 
     Files above `bytes_max` are only looked for, so that a look at all versions costs the same whatever they weigh; `aif doctor` and `verify` read them.
     """

@@ -6,7 +6,7 @@ security.py               how every client connects: TLS and logins; oauth.py ha
 producer.py               the one set-up of everything that sends
 publisher.py              events sent, one or many
 reader.py                 topics read to an end, or followed; log_gaps.py looks why offsets have no record
-dead_letters.py           what a rejected record becomes; sent_letters.py finds which were sent, redrive.py sends them once more
+dead_letters.py           what a rejected record becomes; sent_letters.py finds which were sent, redrive.py sends them again
 json_lines.py             events from a file
 json_schemas.py           generated schemas of records; schema_compatibility.py compares them, asyncapi.py writes the document of all topics
 cli.py, dlq_cli.py        `aif topics`, `aif publish`, `aif dlq`

@@ -145,8 +145,8 @@ def topic_ids(bootstrap: Bootstrap, prefix: str) -> dict[str, str]:
 
 
 def check_topic_id(bootstrap: Bootstrap, topic: str, topic_id: str, *, deadline_s: float = _DEADLINE_S) -> None:
-    """Raises Incompatible (`other_topic`) unless `topic`, the whole name, has that id; Unavailable (`unknown_topic`, `kafka_unreachable`). Any id will do, and
-    nobody is asked, where `topic_id` is ""."""
+    """Raises Incompatible (`other_topic`) unless `topic`, the whole name, has that id; Unavailable (`unknown_topic`, `kafka_unreachable`). With
+    `topic_id` "" any id will do, and the broker is not asked."""
     if topic_id and (found := _Broker(bootstrap, deadline_s).id_of(topic)) != topic_id:
         raise other_topic(topic, topic_id, found)
 
@@ -224,8 +224,8 @@ def _refuse_partitions(others: Mapping[str, int], prefix: str, shards: int) -> N
 
 
 def end_offsets(bootstrap: Bootstrap, topic: str, *, deadline_s: float = _DEADLINE_S, open_too: bool = False) -> dict[int, int]:
-    """The offset up to which readers can read, by partition: after the newest record, but before the first one of an open transaction. `topic` is the whole
-    name, prefix included. `open_too`: count records of open transactions too. Raises Unavailable (`unknown_topic`, `kafka_unreachable`)."""
+    """By partition the offset up to which readers can read: after the newest record, but before an open transaction. `topic` is the whole name, prefix
+    included. `open_too`: count records of open transactions too. Raises Unavailable (`unknown_topic`, `kafka_unreachable`)."""
     isolation = IsolationLevel.READ_UNCOMMITTED if open_too else IsolationLevel.READ_COMMITTED
     return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.latest(), isolation)
 
@@ -236,7 +236,7 @@ def start_offsets(bootstrap: Bootstrap, topic: str, *, deadline_s: float = _DEAD
 
 
 def offsets_at(bootstrap: Bootstrap, topic: str, time_ms: int) -> dict[int, int]:
-    """The offset of the first record of `time_ms` or later, by partition; the end where there is none. `topic` is the whole name. Raises as
+    """The offset of the first record of `time_ms` or later, by partition; the end where no record is that new. `topic` is the whole name. Raises as
     `end_offsets`."""
     found = _Broker(bootstrap, _DEADLINE_S).offsets(topic, OffsetSpec.for_timestamp(time_ms))
     ends = end_offsets(bootstrap, topic)
@@ -296,7 +296,7 @@ class _Broker:
         self._ask(f"describe group {group}", self._admin.describe_consumer_groups, [group])
 
     def times(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
-        """Time of the record that `spec` names in each partition of a topic, -1 where there is none."""
+        """Time of the record that `spec` names in each partition of a topic, -1 without such a record."""
         asked = {TopicPartition(topic, p): spec for p in self.offsets(topic, OffsetSpec.latest())}
         return {tp.partition: answer.timestamp for tp, answer in self._ask(f"topic {topic}", self._admin.list_offsets, asked).items()}
 
@@ -310,7 +310,7 @@ class _Broker:
             asked = {TopicPartition(topic, p): spec for p in found.partitions}
             answers = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=self._request_s)
             offsets = {tp.partition: answer.result().offset for tp, answer in answers.items()}
-            # A broker that starts may leave a partition out: the client then has an offset that is none (-1001), and no error.
+            # A broker that starts may leave a partition out: the client then gives the offset -1001, and no error.
             if missing := sorted(p for p, offset in offsets.items() if offset < OFFSET_END):
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, f"no offset of {topic} {missing}"))
             return offsets

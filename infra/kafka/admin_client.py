@@ -56,7 +56,7 @@ class PartitionWatch:
         self._bootstrap, self._admin = bootstrap, KafkaAdmin(bootstrap)
 
     def count(self, topic: str) -> int:
-        """Partitions of a topic (whole name), 0 where there is none. Raises Unavailable (`kafka_unreachable`) within a second."""
+        """Partitions of a topic (whole name), 0 for a missing topic. Raises Unavailable (`kafka_unreachable`) within a second."""
         try:
             return len(self._admin.client.list_topics(topic, timeout=_WATCH_S).topics[topic].partitions)
         except KafkaException as error:

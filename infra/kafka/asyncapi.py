@@ -117,7 +117,7 @@ def _key_of(topic: str) -> str:
 
 
 def _schemas() -> dict[str, Any]:
-    """The records' JSON Schemas, definitions beside them under `<topic>.<name>`."""
+    """The records' JSON Schemas, and their definitions under `<topic>.<name>`."""
     found: dict[str, Any] = {}
     for topic in RECORDS:
         schema = json_schema(topic)

@@ -1,9 +1,9 @@
 """What a rejected record becomes in its dead-letter topic. Pure.
 
-Invariants: key, value and headers are kept byte for byte; the reason is in further headers, with the names that existing consoles show. An oversized record,
-larger than input topics take by their settings, is truncated: the letter has the beginning of its key and value, and a header with the size of the value. The
-record itself is at its source position. One dead letter is one rejected update, and its identity is (topic, partition, offset, `aif.index`), so a redrive
-sends that update alone, and a checker counts distinct identities (A5).
+Invariants: key, value and headers are kept byte for byte; the reason is in further headers, with the names that existing consoles show. An oversized record
+is larger than input topics take by their settings. Its letter has the beginning of its key and value, and a header with the size of the value; the record
+itself is at its source position. One dead letter is one rejected update with the identity (topic, partition, offset, `aif.index`). So a redrive sends that
+update alone, and a checker counts distinct identities (A5).
 """
 
 import dataclasses

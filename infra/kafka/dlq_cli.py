@@ -164,7 +164,7 @@ def _filter(disposition: str | None, code: str | None, partition: int | None, si
 
 
 def _redriven(settings: "InfraSettings") -> AbstractSet[str]:
-    """The identities that redrives have sent. What one without an end has sent is not known, and that is said."""
+    """The identities that redrives have sent. The updates of a redrive without an end are unknown; a warning says so."""
     from infra.index.store import open_index_store
     from infra.kafka.redrive import read_redriven
 

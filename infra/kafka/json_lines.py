@@ -1,4 +1,4 @@
-"""Events from a file of JSON lines, each line judged alone: what `aif publish` sends and what it names as rejected.
+"""Events from a file of JSON lines, each line judged alone: `aif publish` sends the accepted ones and names the rejected ones.
 
 Invariants: lines are counted from 1, blank ones too; a bad line, however long, is one rejection and does not reject its neighbours. Memory is bounded by
 one line of RECORD_BYTES_MAX and the reasons of the first 20 rejections.
@@ -77,5 +77,5 @@ class JsonLines(Generic[E]):
 
 
 def event_types() -> dict[str, type[BaseModel]]:
-    """The model of what one line holds, by the name of the command of `aif publish`."""
+    """The model of one line, by the name of the command of `aif publish`."""
     return {"items": ItemFeaturesUpdate, "new-items": NewItem, "behaviours": Behaviour, "users": UserFeaturesRecord}

@@ -1,8 +1,8 @@
 """The files that are generated from the models and committed: the JSON Schemas of the topics' records, `schemas/json/<topic>.<schema number>.json`, and
 the AsyncAPI document of all topics.
 
-Invariants: the files of all schema numbers that ever were stay. The newest file of each topic is what its model says now, and accepts what all older ones
-accept, because old records are replayed for ever: a model that accepts less is refused here.
+Invariants: the files of all earlier schema numbers stay. The newest file of each topic is its model as it is now. It accepts every record that older files
+accept, because old records are replayed: a model that accepts less is refused here.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Invariants: no topic is made by sending to it, because it would have the broker's settings and not those of schemas/topics.py. The key decides the partition as
 in every other client of the topics (murmur2). Memory is bounded: `produce` raises BufferError while the queue is full.
-`close` of the client waits for ever while the broker is away: a sender calls `flush` with a limit, and `purge` for what then is left.
+`close` of the client waits without a limit while the broker is away: a sender calls `flush` with a limit, and `purge` for what then is left.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _POLL_S = 0.05
 
 
 def open_producer(bootstrap: Bootstrap, delivery_s_max: float, on_error: Callable[[KafkaError], None] | None = None) -> Producer:
-    """A producer that tries for `delivery_s_max` seconds to deliver a record (0: for ever). `on_error` is called within `poll`, also at the end of each
+    """A producer that tries for `delivery_s_max` seconds to deliver a record (0: without a limit). `on_error` is called within `poll`, also at the end of each
     connection."""
     return Producer(
         {

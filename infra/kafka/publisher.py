@@ -1,9 +1,9 @@
 """Publishing events: one at a time with low latency, or in bulk with up to 256 updates of one partition in a record.
 
 Invariants: the producer is idempotent and waits for all replicas. The partition of every record is computed here (murmur2 of the id's Kafka key), because a
-batch has no key; a single update has the key that gives the same partition, so the order of one id holds across both forms. Nothing is lost in silence:
-every record has a delivery handle, which is settled when the publisher is closed at the latest, and `flush` raises when any record since the last flush
-was not delivered. Memory is bounded: a call waits while the queue is full. Where somebody adds partitions to an item topic, items are refused within
+batch has no key. A single update has the key that gives the same partition, so the order of one id holds across both forms. Nothing is lost in silence:
+every record has a delivery handle, which is settled when the publisher is closed at the latest. `flush` raises when any record since the last flush was not
+delivered. Memory is bounded: a call waits while the queue is full. After partitions were added to an item topic, items are refused within
 seconds (`other_partitions`): workers stop there, and other clients send ids astray.
 """
 
@@ -99,7 +99,7 @@ class Publisher:
         self._fatal: KafkaError | None = None  # after which the client sends nothing
         self._prefix, self._source, self._kind = prefix, source, IdKind(id_kind)
         self._shards, self._user_partitions = shards, user_partitions
-        self._surplus: Incompatible | None = None  # partitions that somebody has added
+        self._surplus: Incompatible | None = None  # added partitions
         self._failed, self._first_failure, self._noting = 0, "", threading.Lock()
         self._producer = open_producer(bootstrap, delivery_s_max)
         self._ended = threading.Event()
@@ -144,7 +144,7 @@ class Publisher:
         return self._send(USER_FEATURES, partition_of(user, self._user_partitions), user, value)
 
     def publish_impression(self, record: ImpressionRecord) -> Delivery:
-        """What one request showed and what came of it."""
+        """The items that one request showed, and the outcome."""
         user = decode_id(record.user_id, self._kind)
         return self._send(IMPRESSIONS, partition_of(user, self._user_partitions), user, encode_record(record))
 
@@ -219,7 +219,7 @@ class Publisher:
         self._end()
 
     def _end(self) -> None:
-        """Gives up what is not delivered, so that every handle is settled, and closes the client."""
+        """Give up undelivered records, so that every handle is settled, and close the client."""
         self._ended.set()
         self._poller.join()
         self._producer.purge()

@@ -7,8 +7,8 @@ Invariants:
 - A bounded read ends exactly at its end offsets, also if the last of them are transaction markers or were compacted away: the end is a position, not a last
   record.
 - A record whose header names are not UTF-8 is read without its headers.
-- A follower that was told the topic's id gives no record of another topic of that name, be it one that was made again or that of another cluster at this
-  address: it asks for the id before the first record and again after each lost connection, without which neither can come.
+- A follower that was given the topic's id gives no record of another topic of that name: one that was made again, or that of another cluster at this
+  address. It asks for the id before the first record and again after each lost connection, without which neither can come.
 
 Everywhere `topic` is the name without the deployment's prefix, which `prefix` gives, and the records carry that name.
 """
@@ -52,8 +52,8 @@ _TRANSIENT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """One Kafka record as the rest of the system sees it: its topic without the deployment's prefix, its place, key, value and headers, and its time in
-    milliseconds since 1970 (-1 if it has none).
+    """One Kafka record as the rest of the system sees it. `topic` is without the deployment's prefix; `timestamp_ms` is milliseconds since 1970, -1 if it has
+    none.
 
     `skipped`: the offset has no record for readers; it is a transaction's marker, or a record of an aborted transaction.
     """
@@ -129,7 +129,7 @@ class TopicFollower(Closeable):
         self._unsure, self._heard = bool(self._topic_id), False
 
     def _is_same(self) -> bool:
-        """False if nobody answers yet. Raises Incompatible (`other_topic`)."""
+        """False without an answer yet. Raises Incompatible (`other_topic`)."""
         try:
             check_topic_id(self._bootstrap, self._full_name, self._topic_id, deadline_s=_POLL_S)
         except Unavailable:
@@ -257,7 +257,7 @@ def _place(message: Message) -> tuple[int, int]:
     return cast(int, message.partition()), cast(int, message.offset())
 
 
-# The client leaves a list with a hole and an exception that nobody raised where a name is not UTF-8; called from C, the exception is looked for.
+# The client leaves a list with a hole and a pending exception where a name is not UTF-8; called from C, the exception is looked for.
 _read_headers = methodcaller("headers")
 
 

@@ -1,4 +1,4 @@
-"""Sending rejected updates once more: which, at what rate, never twice.
+"""Sending rejected updates again: which, at what rate, never twice.
 
     read_dead_letters   the letters of a dead-letter topic, one for each identity (source topic, partition, offset, index in the record,
                         checksum of the record)
@@ -14,7 +14,7 @@ Invariants:
 - An identity is sent once. Before the first record a run makes `audit/redrive/<n>/begin`, by exclusive create and with the number after the last run that
   it has read, so of two runs that planned at the same time one is refused. `begin` holds the ends of the target topic; `end` names what was sent. What a
   run without an end has sent is found in the target topic, from those ends on, by header. One that was taken over and had not died says so, and leaves
-  `late` in place of `end`.
+  `late` instead of `end`.
 - Letters are read one by one. Kept are their identities, and of a redrive the letters that it sends.
 """
 
@@ -78,7 +78,7 @@ class DeadLetter:
         return f"{self.place}/{zlib.crc32(self.record.value or b''):08x}"
 
     def was_sent(self, sent: AbstractSet[Identity]) -> bool:
-        """Whether it is one of these. Audits of before there were checksums name places."""
+        """Whether it is one of these. Audits of older releases name places, without checksums."""
         return self.identity in sent or self.place in sent
 
 
@@ -125,7 +125,7 @@ def read_dead_letters(bootstrap: Bootstrap, prefix: str, topic: str) -> Iterator
         try:
             letter = DeadLetter(decode_dead_letter(list(record.headers)), record)
         except Corrupted as error:
-            # Somebody else put it into the dead-letter topic: it is shown, and never redriven.
+            # Another program put it into the dead-letter topic: it is shown, and never redriven.
             source = DeadLetterSource(f"dlq.{topic}", record.partition, record.offset, 0, error.code, error.message, "malformed")
             letter = DeadLetter(source, record)
         if letter.identity not in seen:
@@ -309,8 +309,8 @@ def run_redrive(
 ) -> str:
     """Sends `records` at `per_s` updates a second and writes the audit. `before`: the `read_sent` with which they were planned. Returns the audit's folder.
 
-    The audit gets its `end` only if every record that was handed to the producer is known to be in the topic, because one that was given up may be there
-    too. Raises Unavailable: `redrive_running` before anything is sent, `not_delivered` where not all of it is known to have arrived. Raises Incompatible
+    The audit gets its `end` only if every record that was handed to the producer is known to be in the topic. A record that was given up may be there too.
+    Raises Unavailable: `redrive_running` before anything is sent, `not_delivered` where not all of it is known to have arrived. Raises Incompatible
     (`redrive_taken_over`) where another run took this one for dead.
     """
     ends = end_offsets(bootstrap, prefix + topic)

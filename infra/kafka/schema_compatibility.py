@@ -2,7 +2,7 @@
 
 Topics are replayed from their beginning, so the newest reader meets records of every schema that ever was, and each newest schema is compared with *all*
 older ones (BACKWARD_TRANSITIVE). The one before it is not enough: a field that is removed in 2, and added again in 3 with another type, passes both steps.
-Invariant: what is not proved to be accepted is named, also where a better proof would find that it is.
+Invariant: a difference counts as incompatible unless it is proved to be accepted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ Schema = Mapping[str, Any]
 _LOWER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")  # the newer one must not be higher
 _UPPER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")  # nor lower
 _SAME = ("pattern", "format", "multipleOf", "uniqueItems")  # absent in the newer one, or as it was
-_ABOUT = frozenset({"title", "description", "default", "examples", "$schema", "$defs"})  # say nothing about what is accepted
+_ABOUT = frozenset({"title", "description", "default", "examples", "$schema", "$defs"})  # do not decide acceptance
 _STRUCTURE = frozenset(
     {"type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties", "items", "anyOf", "$ref"}
 )

@@ -28,7 +28,7 @@ class SentLetters:
         self._read_to: Mapping[int, int] | None = None
 
     def look(self) -> None:
-        """Reads what is new. Raises AifError if the topic cannot be read; then nothing is known, and the next call begins at the start of the topic."""
+        """Read new letters. Raises AifError if the topic cannot be read; then nothing is known, and the next call begins at the start of the topic."""
         known, start = self._known, self._read_to
         self._known, self._read_to = OrderedDict(), None
         name = dead_letter_topic(self._topic)

@@ -42,7 +42,7 @@ def status(
     """Show the broker, its topics, the versions and their age. `--watch` shows the whole system live: owners, lag, freshness.
 
     `unsealed` counts records after the last seal of the served version: its increments hold them, its parts do not. `undecided` counts checkpoint records
-    that no worker has taken or rejected yet; a worker tries an unreadable file for a minute. `standing_shards` have a disk that takes no writes. Exit code 1
+    that no worker has taken or rejected yet. A worker tries an unreadable file for a minute. `standing_shards` have a disk that takes no writes. Exit code 1
     if there are any, or if the broker or the index store does not answer.
     """
     from infra.index.control_log import ControlLog
@@ -69,7 +69,7 @@ def status(
 
 
 def _find_surplus(rows: "list[dict[str, Any]]", prefix: str, shards: int) -> str:
-    """What is wrong with the partitions of the item topics, else ""."""
+    """The fault of the item topics' partitions, else ""."""
     from infra.kafka.admin import FoundTopic, check_surplus
 
     try:

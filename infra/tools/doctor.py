@@ -1,7 +1,7 @@
-"""`aif doctor`: what a process of ours will need, looked at before it is started: settings, broker, topics, store, disk, device, clock, limits; and whether the
-model knows the features that are published (unknown_features.py).
+"""`aif doctor`: checks before a process is started. Settings, broker, topics, store, disk, device, clock, limits, and whether the model knows the published
+features (unknown_features.py).
 
-Each check says ok, warn or fail, what it found, and the next step. Nothing is changed, but small files in the index store that are removed again.
+Each check says ok, warn or fail, its finding, and the next step. Nothing is changed, except small files in the index store that are removed again.
 """
 
 import importlib.metadata

@@ -226,7 +226,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text with < and [ as they are, which Markdown would take for its own; what stands between backticks stays."""
+    """Text with < and [ as they are, which Markdown would take for its own; text between backticks stays."""
     parts = text.split("`")
     parts[::2] = [part.replace("<", "&lt;").replace("[", "\\[").replace("*", "\\*").replace("\n", " ") for part in parts[::2]]
     return "`".join(parts)

@@ -1,8 +1,7 @@
-"""Whether retention has removed records of items that somebody still needs: a check of `aif doctor`.
+"""Whether retention has removed records of items that a shard still needs: a check of `aif doctor`.
 
-A shard goes on at its next offset; where the log begins later, its worker refuses to start (`log_gone`), be it because it was away or because it was too
-slow. A new owner without the shard's directory needs a snapshot that the log completes. Here: both, seen from outside, by what the shards told readers and by
-the snapshots in the store. Not here: the refusals (streams/shard/start.py, streams/core/replay_plan.py).
+A shard continues at its next offset. If the log begins later, its worker refuses to start (`log_gone`): it was away or too slow. A new owner without the
+shard's directory needs a snapshot that the log completes. Both are checked from outside, by the newest deltas and by the snapshots in the store.
 """
 
 from collections.abc import Mapping
@@ -24,14 +23,14 @@ Offsets = Mapping[str, int]  # by source topic
 
 
 def find_gaps(bootstrap: Bootstrap, prefix: str, store: IndexStore, deadline_s: float) -> tuple[list[str], list[str]]:
-    """What is gone before its shard had it, and what is gone that no snapshot has, shard by shard. Raises Unavailable."""
+    """By shard, records that were removed before the shard read them, and removed records that no snapshot has. Raises Unavailable."""
     starts = {topic: start_offsets(bootstrap, prefix + topic, deadline_s=deadline_s) for topic in SHARD_TOPICS}
     # index-deltas forgets sooner than its sources: after a long absence only the group knows how far a shard was.
     told = _fetch_committed(bootstrap, prefix, deadline_s)
     with DeltaTail(bootstrap, prefix, _TAIL_RECORDS, deadline_s) as tail:
         told |= {shard: dict(zip(SHARD_TOPICS, header.next_offsets, strict=True)) for shard, header in tail.newest().items()}
     gone, bare = [], []
-    for shard in sorted(set.intersection(*(set(by_shard) for by_shard in starts.values()))):  # somebody may have grown one of them
+    for shard in sorted(set.intersection(*(set(by_shard) for by_shard in starts.values()))):  # one of them may have been grown
         start = {topic: starts[topic][shard] for topic in SHARD_TOPICS}
         if shard in told and (missing := _describe_missing(shard, told[shard], start)):
             gone.append(missing)
@@ -49,7 +48,7 @@ def _describe_missing(shard: int, next_offsets: Offsets, start: Offsets) -> str:
 
 
 def _fetch_committed(bootstrap: Bootstrap, prefix: str, deadline_s: float) -> dict[int, Offsets]:
-    """By shard the next offsets that the workers' group has committed, a moment behind the shard's own; without the shards that nobody has had yet."""
+    """By shard the next offsets that the workers' group has committed, a moment behind the shard's own; without the shards that no worker has had yet."""
     client = KafkaAdmin(bootstrap).client
     group = f"{prefix}shards"
     try:

@@ -1,9 +1,7 @@
 """Features and embeddings of items that the model of the served version does not know or cannot read: a check of `aif doctor`.
 
-An update is accepted whatever its features are called, because acceptance must not depend on the model that is live (A2): a name that the model does not have
-counts for nothing, and a misspelt one does, too; a value of another kind, like the price "12,50", and an embedding of another width count as missing. Here:
-such names and values among the newest updates, each with an item that has it. Not here: what a model makes of a value (schemas/features.py), updates that
-are rejected (infra/kafka/redrive.py).
+An update is accepted whatever its features are called, because acceptance must not depend on the live model (A2). A name that the model does not have, such
+as a misspelt one, counts for nothing. A value of another kind, like the price "12,50", and an embedding of another width count as missing.
 Invariant: some records of some partitions are read, however many there are.
 """
 

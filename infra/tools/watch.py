@@ -204,7 +204,7 @@ def _draw(inspector: Inspector, every_s: float) -> NoReturn:
 
 
 def render_sample(sample: Sample) -> RenderableType:
-    """A sample as tables; what is late or missing stands out."""
+    """A sample as tables; late and missing values stand out."""
     shards = [
         {
             "shard": shard.shard,

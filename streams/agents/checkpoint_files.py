@@ -1,4 +1,4 @@
-"""Reads a file that a message names, and lets the message name only what is allowed (I10).
+"""Reads a file that a message names, and refuses a file that a message must not name (I10).
 
 Here: from the address to the bytes. Not here: what the bytes mean (checkpoints.py).
 Invariants: the scheme is `file` or the address is a plain absolute path; it is decoded once; the text of the

@@ -41,7 +41,7 @@ _log = logging.getLogger("aif.streams.checkpoints")
 
 
 class Decision(StrEnum):
-    """What was decided about a record."""
+    """The decision about a record."""
 
     WANTED = "wanted"
     REJECTED = "rejected"
@@ -94,7 +94,7 @@ def _try_checkpoint(record: SourceRecord, gate: CheckpointGate) -> Decision | No
 
 def handle_checkpoint(record: SourceRecord, gate: CheckpointGate) -> Decision:
     """Decides one record. Raises Unavailable if store, log or broker do not answer: then nothing is decided, and the call may be repeated."""
-    if record.partition != 0:  # somebody has added partitions; an offset there is the number of another version
+    if record.partition != 0:  # partitions were added; an offset there is the number of another version
         wrong = (
             f"record {record.offset} of partition {record.partition}, expected partition 0, whose offsets are the versions; send it there"
         )

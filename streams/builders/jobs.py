@@ -81,7 +81,7 @@ class SnapshotJob:
 
 @dataclass(frozen=True, slots=True)
 class CanaryJob:
-    """Compare a published version with the live one (None: there is none) on a sample of so many users and items."""
+    """Compare a published version with the live one (None: no version is live) on a sample of so many users and items."""
 
     status: VersionStatus
     live: VersionStatus | None

@@ -1,7 +1,7 @@
 """The jobs that builders are doing for the shards of this process, from the checkpoint of a shard to the result.
 
-Invariants: a key has one job at a time; a job is given up if its shard was given away, or was opened again by another task; no directory
-outlives its job, nor this process (the next process empties `scratch` at its start).
+Invariants: a key has one job at a time. A job is given up if its shard was given away, or was opened again by another task. No directory outlives its job,
+nor this process (the next process empties `scratch` at its start).
 """
 
 import shutil
@@ -23,11 +23,11 @@ T = TypeVar("T")
 JobKey = tuple[int, int]  # shard, version
 
 _SHARD_STEP_S_MAX = 60.0
-_FLUSH_POLL_S, _FLUSH_POLLS_MAX = 0.02, 250  # after these the checkpoint itself writes what is left
+_FLUSH_POLL_S, _FLUSH_POLLS_MAX = 0.02, 250  # after these the checkpoint itself writes the rest
 
 
 class OwnedShard(Protocol):
-    """What is needed of a shard's serial task (streams/shard/task.py)."""
+    """The needed part of a shard's serial task (streams/shard/task.py)."""
 
     @property
     def number(self) -> int: ...
@@ -38,7 +38,7 @@ class OwnedShard(Protocol):
 
 
 class Builders(Protocol):
-    """What is needed of the builder processes (streams/builders/pool.py)."""
+    """The needed part of the builder processes (streams/builders/pool.py)."""
 
     def submit(self, job: Job, /) -> Ticket: ...
 

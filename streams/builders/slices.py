@@ -3,9 +3,9 @@
     00000.sst, 00000.json    rows of the first SLICE_ITEMS items, and what they are: last key, rows, checksum, source offsets
     00001.sst, ...           the items after that key
 
-Invariants: a slice counts only if it has its JSON file, which is written when the slice is on disk, and if both belong to this build: same version,
-checkpoint and encoder. Slices may come from several checkpoints of the shard, if each was taken after the shard began to write increments of the version
-(B6): the increments have what a slice lacks. So the part is as old as its oldest slice.
+Invariants: a slice counts only if it has its JSON file, which is written when the slice is on disk. Both must belong to this build: same version, checkpoint
+and encoder. Slices may come from several checkpoints of the shard, if the shard wrote increments of the version when each was taken (B6): the increments have
+what a slice lacks. So the part is as old as its oldest slice.
 The folder belongs to one process and may vanish at any time: that costs only time.
 """
 
@@ -101,7 +101,7 @@ def remove_slices(folder: Path | None, shard: int, version: int) -> None:
 
 
 def remove_other_slices(folder: Path, versions: Iterable[int]) -> None:
-    """Removes what is left of builds of other versions than these."""
+    """Remove the slices of builds of other versions than these."""
     kept = {f"-{version}" for version in versions}
     for path in folder.iterdir() if folder.is_dir() else ():
         if not any(path.name.endswith(end) for end in kept):

@@ -1,4 +1,4 @@
-"""What one micro-batch does to one item: its components before and after, and every step between (protocol A3, A9).
+"""The effect of one micro-batch on one item: its components before and after, and every step between (protocol A3, A9).
 
 Invariant: `stale` and `is_tombstone` look at every step, never only at the first and last state (stale.py says why).
 """

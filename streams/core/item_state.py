@@ -41,8 +41,8 @@ _unpack_features = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 class StoredFeatures(msgspec.Struct, frozen=True, gc=False):
-    """The features component: its order, whether it is a delete marker, the features as msgpack bytes (empty when dead), the order at which `dead` and `raw`
-    became what they are, and the hash of `raw` (0 when dead), kept because a row's order and a full build ask for it."""
+    """The features component: its order, whether it is a delete marker, the features as msgpack bytes (empty when dead), and the order at which `dead` and
+    `raw` last changed. `hash` is that of `raw` (0 when dead), kept because a row's order and a full build ask for it."""
 
     order: FeaturesOrder
     dead: bool
@@ -52,7 +52,7 @@ class StoredFeatures(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredEmbedding(msgspec.Struct, frozen=True, gc=False):
-    """The embedding component without its numbers: its order, the order at which they became what they are, and their hash."""
+    """The embedding component without its numbers: its order, the order at which they last changed, and their hash."""
 
     order: EmbeddingOrder
     changed: EmbeddingOrder
@@ -60,7 +60,7 @@ class StoredEmbedding(msgspec.Struct, frozen=True, gc=False):
 
 
 class StoredItem(msgspec.Struct, gc=False):
-    """Both components of an item, None where it has none, and its features by name once somebody asked for them."""
+    """Both components of an item, None where it has none, and its features by name once they were asked for."""
 
     features: StoredFeatures | None
     embedding: StoredEmbedding | None

@@ -6,7 +6,7 @@
     rule                more than a `quorum` of the working servers have a fault
 
 Invariants: no rollback under a hold or a pin, which are an operator's decision; none without a backup version; none to a version that was itself rolled
-back. A rollback holds, so nothing is promoted by itself after it, and this rule does nothing more: it cannot switch to and fro.
+back. A rollback holds, so nothing is promoted by itself after it, and this rule does nothing more: it cannot switch back.
 Older reports and those of other versions only serve as the measure for the new ones.
 """
 
@@ -99,7 +99,7 @@ def sum_reports(reports: Sequence[Report]) -> ReportTotals:
 
 
 def find_fault(seen: ReportTotals, before: ReportTotals, rules: ReportRules) -> str:
-    """What is wrong on one server, in words; empty if nothing is wrong or there were too few requests. `before`: on the backup version."""
+    """The fault of one server, in words; empty without a fault or with too few requests. `before`: on the backup version."""
     if seen.requests < rules.answers_min:
         return ""
     if seen.bad_share > rules.bad_share_max and seen.bad_share > rules.worse_by * before.bad_share:

@@ -6,8 +6,8 @@
     nothing changed (an identical re-sent event)       nothing
 
 Values are compared as they are stored, because 1, 1.0 and true are equal in Python and hash into different buckets.
-Invariant: what is stale is the union over all steps of a batch, never the difference between its first and last state. A step that is undone within
-the batch may have reached readers before a crash, after which the same records came in another batch; so the row must be sent again.
+Invariant: the stale parts are the union over all steps of a batch, never the difference between its first and last state. A step that is undone within the
+batch may have reached readers before a crash, after which the same records came in another batch. So the row must be sent again.
 """
 
 from collections.abc import Mapping

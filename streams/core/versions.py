@@ -1,12 +1,12 @@
-"""What is to be done next for the versions of an index, planned from the folded control log and from facts about shards. Pure.
+"""The next actions for the versions of an index, planned from the folded control log and from facts about shards. Pure.
 
 Invariants:
 - A plan depends on the log, the shard and the clock alone, never on what this process did before: after a restart at any point the same actions are
   planned again, and doing one twice is harmless.
 - Every action of a shard needs the result of the one before it, which is recorded in the shard: no build without `building v` (B6); no seal without a
-  full part, nor before the shard has applied what was in its partitions when it first saw the version (B7).
-- A shard whose encoder is not the one of `want v` marks v behind and writes no row of it (B5). So it does where the store has lost the checkpoint of v, if it
-  can be done without: the shards wait for the checkpoint of the version that is served, until another one is wanted.
+  full part, nor before the shard has applied the records that its partitions had when it first saw the version (B7).
+- A shard whose encoder is not the one of `want v` marks v behind and writes no row of it (B5). The same holds where the store has lost the checkpoint
+  of v, except for the served version: the shards wait for its checkpoint, until another version is wanted.
 - Nothing is planned from a log that has an entry this code does not know (B2).
 - A frozen version that is revived goes the way of a new one: start, build, seal. Its build takes over every row that still holds from the last
   sealed parts (streams/builders/base_rows.py), so only what changed since is computed (B11).
@@ -130,8 +130,8 @@ def find_stale_service(state: ControlState, shard: ShardFacts) -> list[str]:
 
 
 def can_do_without(state: ControlState, lost: int) -> bool:
-    """Whether shards go on without the rows of a version whose checkpoint is lost. They wait for that of the one that is served, because it would fall behind
-    for good; but no longer once a new version is wanted, which is the way out."""
+    """Whether shards go on without the rows of a version whose checkpoint is lost. They wait for that of the served version, which would fall behind
+    permanently, until a new version is wanted."""
     return state.current is None or lost != state.current.version or state.building is not None
 
 
@@ -161,7 +161,7 @@ def _plan_seal(
 
 
 def has_caught_up(shard: ShardFacts, facts: ShardVersion) -> bool:
-    """Whether the shard applied what was in its partitions when it first saw the version (B7)."""
+    """Whether the shard applied the records that its partitions had when it first saw the version (B7)."""
     return all(shard.next_offsets.get(topic, 0) >= end for topic, end in facts.want_end_offsets.items())
 
 

@@ -89,7 +89,7 @@ def replay(
 
 
 class _Run:
-    """One command: what it was asked, and what that means on this index."""
+    """One command: its options, and their meaning on this index."""
 
     def __init__(self, settings: "InfraSettings", start: str, to: str, checkpoint: Path | None, pace: "ReplayPace") -> None:
         from infra.index.control_log import ControlLog

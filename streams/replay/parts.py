@@ -1,7 +1,7 @@
 """The rows that a replay left in the index store for a version to adopt (FORMAT.md section 1): the file that names them, and finding it.
 
 replays/<label>/<shard>-<unique>/   full part of a shard
-replays/<label>/replay.json         what they are, put before the checkpoint record that becomes the version
+replays/<label>/replay.json         names them, put before the checkpoint record that becomes the version
 """
 
 import dataclasses

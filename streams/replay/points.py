@@ -56,7 +56,7 @@ Point = AtTime | AtOffset | AtVector | Named
 
 
 def parse_point(text: str, names: Sequence[str], seals: bool) -> Point:
-    """A point as people write it. Raises Misconfigured (`replay_point`) with what is possible."""
+    """A point as people write it. Raises Misconfigured (`replay_point`) with the possible forms."""
     if text in names or (seals and _SEAL.fullmatch(text)):
         return Named(text)
     if _OFFSET.fullmatch(text):
@@ -67,7 +67,7 @@ def parse_point(text: str, names: Sequence[str], seals: bool) -> Point:
             return AtVector(vector)
     try:
         time = datetime.fromisoformat(text)
-        # A broker takes what is before 1970 for "the newest" and "the oldest", or refuses it.
+        # A broker takes a time before 1970 for "the newest" and "the oldest", or refuses it.
         return AtTime(max(0, int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)))
     except ValueError:
         possible = [

@@ -5,8 +5,8 @@ directory, no part, no delta, no consumer group. It has other batches than the w
 an equal digest says that the index is a function of the log. Equal data digests with different row digests mean other arithmetic (compare the encoder
 fingerprints), not other data.
 
-Invariants: the offsets of the replay are in the same WriteBatch as what it applied, so after a kill it goes on where it was. The plan is in the
-directory, so a replay "to the end" has the same end when it goes on later.
+Invariants: the offsets of the replay are in the same WriteBatch as the applied records, so after a kill it continues there. The plan is in the
+directory, so a replay "to the end" has the same end when it continues later.
 """
 
 import collections
@@ -60,7 +60,7 @@ Keep = Callable[[int, Iterator[RowBlock], Mapping[str, int]], None]  # given a s
 
 @dataclass(frozen=True, slots=True)
 class ReplayedShard:
-    """One shard's outcome beside its seal, if the replay ended at one."""
+    """One shard's outcome, with its seal if the replay ended at one."""
 
     shard: int
     records: int
@@ -79,7 +79,7 @@ class ReplayedShard:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A replay's outcome beside the manifest it was compared with. `encoder_fingerprint` is this process's."""
+    """A replay's outcome, with the manifest it was compared with. `encoder_fingerprint` is this process's."""
 
     manifest: Manifest | None
     encoder_fingerprint: str
@@ -251,7 +251,7 @@ def _read_shard(source: ReplaySource, shard: int, start: Mapping[str, int], end:
             yield from with_skipped_offsets(records, source.bootstrap, source.prefix, topic, shard, begin, until)
 
 
-# --- what it found -----------------------------------------------------------------------------------------------------------
+# --- figures -----------------------------------------------------------------------------------------------------------
 
 
 def replay_figures(outcome: Replayed, version: int | None, batch_size: int, seconds: float) -> Figures:

@@ -1,4 +1,4 @@
-"""What one micro-batch of a shard did, for those who count and send: numbers by topic, work by cause, seconds by stage.
+"""The results of one micro-batch of a shard, for metrics and the sender: numbers by topic, work by cause, seconds by stage.
 
 None of this is stored: the counters that survive a crash are in the shard.
 """
@@ -12,7 +12,7 @@ from streams.shard.outbox import OutboxEntry
 
 @dataclass(slots=True)
 class BatchResult:
-    """What one call of `apply` did: counts by topic, work by cause, and what it put into the outbox."""
+    """The results of one call of `apply`: counts by topic, work by cause, and what it put into the outbox."""
 
     at_s: float = 0.0  # monotonic
     counts: dict[str, TopicCounts] = field(default_factory=dict)

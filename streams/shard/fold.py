@@ -50,7 +50,7 @@ def fold_batch(decoded: Sequence[DecodedRecord], stored: Database) -> FoldedBatc
 def read_embeddings(stored: Database, items: Sequence[ItemChange]) -> list[bytes | None]:
     """The embeddings of some items of a batch after it: float32 bytes, or None. Only those that the batch did not bring are read.
 
-    Raises Corrupted (`embedding_missing`) where an item says that it has one and there is none.
+    Raises Corrupted (`embedding_missing`) where an item names an embedding that is not stored.
     """
     asked = [item for item in items if item.embedding_values is None and item.embedding is not None]
     found = dict(zip([item.key for item in asked], stored.multi_get(EMBEDDINGS, [item.key for item in asked]), strict=True))
@@ -69,7 +69,7 @@ def embedding_missing(key: bytes) -> Corrupted:
 
 
 def _count(decoded: Sequence[DecodedRecord], applied: Counter[str]) -> dict[str, TopicCounts]:
-    """By topic; what was neither applied nor rejected was superseded."""
+    """By topic; updates that were neither applied nor rejected are superseded."""
     counts = {}
     for topic in (ITEM_FEATURES, NEW_ITEMS):
         some = [one for one in decoded if one.record.topic == topic]

@@ -1,6 +1,7 @@
 """Where the partitions of a shard begin and end at this moment.
 
-A shard seals only after it has applied what was there when it first saw the version (B7), and a seal names the end of index-deltas before its checkpoint (B8).
+A shard seals only after it has applied every record that the log had when it first saw the version (B7). A seal names the end of index-deltas before its
+checkpoint (B8).
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""Sends the outbox of a shard with one idempotent producer, in the order of the sequence, and tells what the broker has acknowledged.
+"""Sends the outbox of a shard with one idempotent producer, in the order of the sequence, and reports the entries that the broker has acknowledged.
 
-Invariants: an entry is confirmed only when it and every entry before it were acknowledged, by the index's own cluster: after a lost connection another one
-may answer at the address, so the topics are compared before anything more is confirmed. What was not acknowledged is still in the shard and is sent
-again after a restart. A delivery never times out: while the broker is away the queue fills up, and then `send` makes the shard wait (I8).
+Invariants: an entry is confirmed only when the index's own cluster has acknowledged it and every entry before it. After a lost connection another cluster may
+answer at the address, so the topics are compared before anything more is confirmed. Other entries are still in the shard and are sent again after a restart.
+A delivery never times out: while the broker is away the queue fills up, and then `send` makes the shard wait (I8).
 """
 
 import itertools
@@ -30,7 +30,7 @@ class OutboxSender:
     on_failure(error)       the broker refused for good (a topic is gone), or is another cluster's, or this object's thread failed, so that nothing would be
                             confirmed any more: the process must stop, and the next start sends what is in the shard
     on_tick()               about 20 times a second, from this object's thread
-    check_topics()          raises Incompatible where the topics are not those of the index, Unavailable where nobody answers soon
+    check_topics()          raises Incompatible where the topics are not those of the index, Unavailable without an answer soon
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class OutboxSender:
         self._numbers = itertools.count(1)
         self._lost = self._compared = 0  # the last lost connection, and the last after which the topics were compared
         self._confirmed = -1
-        self._producer = open_producer(bootstrap, 0, self._note_error)  # the outbox keeps what is not delivered
+        self._producer = open_producer(bootstrap, 0, self._note_error)  # the outbox keeps undelivered entries
         self._lock = threading.Lock()
         self._waiting: deque[int] = deque()  # sequences in the order of sending, from the oldest without an acknowledgement
         self._acknowledged: set[int] = set()  # of those
@@ -71,7 +71,7 @@ class OutboxSender:
         self._closing.set()
 
     def close(self) -> None:
-        """Waits a few seconds for the last messages, then ends. What is left is still in the shard."""
+        """Waits a few seconds for the last messages, then ends. Undelivered entries are still in the shard."""
         self._producer.flush(_FLUSH_S_MAX)
         self._ended.set()
         self._thread.join()
@@ -108,7 +108,7 @@ class OutboxSender:
         self._lost = next(self._numbers)
 
     def _compare_topics(self) -> None:
-        """Confirms what was acknowledged meanwhile."""
+        """Compare the topics with the index, and confirm the entries that were acknowledged meanwhile."""
         lost = self._lost
         try:
             self._check_topics()

@@ -113,7 +113,7 @@ class ShardReader(Closeable):
 
 
 class _Embeddings:
-    """The embeddings of ascending runs of keys, out of a scan. What is held is bounded, whatever lies between two keys."""
+    """The embeddings of ascending runs of keys, out of a scan. Its memory is bounded, whatever lies between two keys."""
 
     def __init__(self, scan: Scan, page_rows: int) -> None:
         self._scan, self._page_rows = scan, page_rows

@@ -92,7 +92,7 @@ def _rewrite(encoder: Encoder, items: Sequence[tuple[ItemChange, int]], old_valu
 def _usable_row(layout: RowLayout, item: ItemChange, value: bytes) -> bytes | None:
     """The bytes of the stored row if it was made from the components as they were before this batch. Raises Corrupted (`bad_increment`)."""
     if len(value) != ORDER.itemsize + layout.row_bytes or value[_DEAD_AT]:
-        decode_increment(layout, value)  # a tombstone, or not what was written
+        decode_increment(layout, value)  # a tombstone, or damaged
         return None
     if item.before.features is None:
         return None

@@ -110,7 +110,7 @@ class Shard:
             self.database.write(batch, sync=True)
         return value if found is None else found
 
-    # --- what it holds ---------------------------------------------------------------------------------------------
+    # --- contents --------------------------------------------------------------------------------------------------
 
     @property
     def next_offsets(self) -> dict[str, int]:
@@ -233,7 +233,7 @@ class Shard:
         self.state = after
 
     def write_watermark(self) -> list[OutboxEntry]:
-        """Puts the source offsets into the outbox if readers lack them and the last watermark is long enough ago (B16). Returns what it put there."""
+        """Puts the source offsets into the outbox if readers lack them and the last watermark is long enough ago (B16). Returns the new entries."""
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         if self._watermarked is None or self._watermarked.next_offsets != self.state.next_offsets:
             self._add_watermark_if_due(self.state, outgoing)
@@ -329,7 +329,7 @@ class Shard:
         self._outbox_from = up_to_sequence + 1
 
     def create_checkpoint(self, directory: Path) -> None:
-        """Makes a consistent copy of everything at this moment, for builders and seals: it writes what is in memory, and makes hard links. It takes
+        """Makes a consistent copy of everything at this moment, for builders and seals: it writes the memtables, and makes hard links. It takes
         milliseconds after a flush, 0.7 s with 40 MB in memory."""
         failpoint("before-checkpoint")
         self.database.create_checkpoint(directory)

@@ -1,8 +1,8 @@
 """Snapshots of shards in the index store: writing one from a checkpoint, finding them, restoring one for a new owner (protocol A7, A8).
 
 Invariants: a snapshot is a checkpoint of one moment, so its components, rows, counters and next offsets belong together. Its manifest is put last, so a
-snapshot that is not complete is not found. A restored directory has exactly the bytes that were put (size and sha256 of every file), is synced, and gets
-its name in one rename: a kill before that leaves a folder that nobody opens and the next start removes.
+snapshot that is not complete is not found. A restored directory has exactly the bytes that were put (size and sha256 of every file). It is
+synced and gets its name in one rename. A kill before that leaves a folder that no process opens and that the next start removes.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from streams.shard.reader import open_shard_reader
 
 ORIGIN_NAME = "snapshot"  # a file in a restored directory: which snapshot it began as
 _MANIFEST_NAME = snapshot_manifest_path(0, "x").rpartition("/")[2]
-_OWN_NAMES = ("MANIFEST-", "CURRENT", "OPTIONS-", NOTE_NAME)  # beside *.sst and *.log: what it takes to open the directory
+_OWN_NAMES = ("MANIFEST-", "CURRENT", "OPTIONS-", NOTE_NAME)  # with *.sst and *.log, the files that opening the directory takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ def describe_checkpoint(checkpoint: Path, shard: int, identity: str) -> ShardSna
 
 
 def list_snapshots(store: IndexStore, shard: int) -> tuple[list[FoundSnapshot], list[str]]:
-    """Snapshots of a shard, the one with the least to replay first; and what is wrong with the manifests of others. Raises Unavailable if the store does not
-    answer: nothing is known then of what it has."""
+    """Snapshots of a shard, the one with the least to replay first; and the faults of the manifests of others. Raises Unavailable if the store does not
+    answer."""
     found, wrong = [], []
     for path in store.list(f"snapshots/{shard:05d}/"):
         if not path.endswith(f"/{_MANIFEST_NAME}"):
@@ -100,7 +100,7 @@ def restore_snapshot(store: IndexStore, snapshot: ShardSnapshot, directory: Path
 
 
 def _fetch_file(store: IndexStore, snapshot: ShardSnapshot, file: PartFile, into: Path) -> None:
-    """Table files are linked where possible, because nobody writes them again; the others are copied, because RocksDB writes them in place."""
+    """Table files are linked where possible, because no process writes them again; the others are copied, because RocksDB writes them in place."""
     try:
         store.fetch(f"{snapshot.directory}/files", file, into / Path(file.name).name, link=file.name.endswith(".sst"))
     except Corrupted as error:

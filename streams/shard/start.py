@@ -3,7 +3,7 @@
     its directory; else the newest snapshot that the log can complete; else offset 0, if the log still starts there; else it refuses with a reason
 
     the directory ...                      then
-    is of another index or shard           refused (`other_shard`, `other_index_store`): it is somebody's data
+    is of another index or shard           refused (`other_shard`, `other_index_store`): it is another's data
     does not open, or did not read (1)     set aside, the next source
     needs records that the log lost        set aside if a snapshot can start, else refused (`log_gone`)
     is ahead of the log                    refused (`log_shorter`): another log, or one that lost its end
@@ -11,7 +11,7 @@
 (1) A damaged block is found when it is read: then the directory is marked, the process ends, and its next start comes here. A snapshot may have the same
 block, so one that such a directory began as is not taken again.
 
-Invariants: a shard goes on exactly at its next offset, or says why it cannot and why no snapshot helped; it never takes the earliest or latest offset in
+Invariants: a shard continues exactly at its next offset, or says why it cannot and why no snapshot helped. It never takes the earliest or latest offset in
 silence. A shard that was opened may be an older copy of itself, so it seals nothing before it has applied what the log held at that moment.
 """
 
@@ -44,8 +44,8 @@ _log = logging.getLogger("aif.streams.start")
 def start_shard(
     directory: Path, number: int, init: Init, index_id: str, clock: Clock, log: Mapping[str, LogRange], store: IndexStore
 ) -> Shard:
-    """Opens shard `number` and checks that the log holds what it needs next, and that it is of this index. `log` is of its partition, by topic; `store`
-    has its snapshots.
+    """Open shard `number` and check that it is of this index, and that the log holds its next records. `log`: of its partition, by topic. `store`: has its
+    snapshots.
 
     Raises Incompatible (`log_gone`, `log_shorter`, `other_shard`, `other_index_store`), Unavailable (`database_locked` after a minute, or the store does
     not answer).

@@ -1,6 +1,6 @@
 """The serial task of a shard: every batch and every other step of the shard runs on one thread, sequentially.
 
-Invariants: nothing runs beside a micro-batch (with two interleaving writers, 1,068 of 4,000 simulated histories had stale rows). No batch is applied
+Invariants: nothing runs in parallel with a micro-batch (with two interleaving writers, 1,068 of 4,000 simulated histories had stale rows). No batch is applied
 before the shard is admitted, that is, before it has the versions of the control log with their encoders (protocol A7).
 """
 
@@ -34,14 +34,17 @@ MakeSender = Callable[["ShardTask"], "OutboxSender | None"]
 
 
 def shard_closed(number: int) -> Unavailable:
-    """The error for a batch or step that comes too late. Its records belong to the next owner, who reads them again."""
+    """The error for a batch or step that comes too late. Its records belong to the next owner, which reads them again."""
     return Unavailable("shard_closed", f"shard {number} is being given to another owner")
 
 
 class ShardTask:
-    """Owns a shard, its thread and its sender. Thread-safe. `on_result(number, result, seconds)` after every batch; `on_damaged(error)` when the database,
-    which has to be opened again after a fault of the disk, turns out to be damaged: nothing can be done here then, and the next start sets it aside;
-    `on_disk(number, error)` twice a minute while its disk takes no writes, and with None when it does again."""
+    """Owns a shard, its thread and its sender. Thread-safe.
+
+    on_result(number, result, seconds)  after every batch
+    on_damaged(error)                   the database turned out to be damaged while it was opened again after a fault of the disk; the next start sets it aside
+    on_disk(number, error)              twice a minute while its disk takes no writes, and with None when it does again
+    """
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class ShardTask:
     # --- outbox ------------------------------------------------------------------------------------------------------
 
     def _send_new(self, shard: Shard, entries: Sequence[OutboxEntry]) -> None:
-        """Hands the sender what was just written. It need not be read from the outbox if everything before it was handed over."""
+        """Hand the sender new entries. They need not be read from the outbox if everything before them was handed over."""
         if self._sender is None or not entries or entries[0].sequence != self._sent + 1:
             self._send_all(shard)
             return

@@ -1,4 +1,4 @@
-"""What one step of reconciling tries, one thing after another, and what it reports.
+"""The actions that one step of reconciling tries, and its report.
 
 Invariants: an error of one thing is reported and never stops the others; the same thing is tried again only after a pause. A failed assertion is no
 error of a thing but one of this program, which another try would repeat: it goes on to the caller.
@@ -17,10 +17,10 @@ _TOLD_FOR_S = 60.0
 
 @dataclass
 class StepReport:
-    """What a step did, counted by kind, and what it could not do.
+    """The actions of a step, counted by kind, and its errors.
 
     errors         what failed in this step
-    news           those of them that were not told lately: a store that is away fails every attempt again, a few seconds apart
+    news           those of them that were not logged lately: a store that is away fails every attempt again, a few seconds apart
     build_seconds  for each full part taken in: the time from its checkpoint to the part
     """
 

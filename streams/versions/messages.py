@@ -1,4 +1,4 @@
-"""What is sent to Kafka about versions: dead letters of checkpoint records, and index-events as hints for people and metrics.
+"""Messages to Kafka about versions: dead letters of checkpoint records, and index-events as hints for people and metrics.
 
 Invariants: `send_dead_letter` returns only when the broker has the letter, because the record is decided right after it. An event may be lost: nothing
 depends on it.
@@ -56,5 +56,5 @@ class VersionMessages(Closeable):
             _log.warning("index event %s of version %d was not sent: %s", event.kind, event.version, error)
 
     def close(self) -> None:
-        """Waits a moment for what is queued."""
+        """Wait a moment for queued messages."""
         self._producer.flush(_CLOSE_S_MAX)

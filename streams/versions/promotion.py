@@ -32,7 +32,7 @@ class Promotion:
         self._running: tuple[_Comparison, Ticket] | None = None
 
     def step(self) -> Iterator[Entry]:
-        """Writes what is due now and yields the entries. Raises what the canary raised; the next call begins a new canary."""
+        """Write the due entries and yield them. Raises what the canary raised; the next call begins a new canary."""
         if (wished := append_entry(self._control_log, self._make_wished)) is not None:
             yield wished
         state = self._control_log.state

@@ -40,8 +40,8 @@ class Publication:
     def read_seals(
         self, status: VersionStatus, wanted: Revision, complain: Callable[[str, str], None] = lambda *_: None
     ) -> dict[int, Seal]:
-        """The best seal of each shard that has one: the one whose readers continue from the latest position in index-deltas. `complain` gets the paths of
-        damaged ones, which are passed over, and what is wrong with them."""
+        """The best seal of each shard that has one: the one whose readers continue from the latest position in index-deltas. Damaged ones are passed over;
+        `complain` gets their paths and faults."""
         best: dict[int, Seal] = {}
         for seal in self._list_seals(wanted, complain):
             known = best.get(seal.shard)
@@ -66,7 +66,7 @@ class Publication:
         return raw if created else None
 
     def check_manifest(self, status: VersionStatus, wanted: Revision, encoder: Encoder, raw: bytes) -> None:
-        """Compares a manifest that somebody left without its `publish` with the seals. No entry has its checksum yet, but their names have theirs. Raises
+        """Compare a manifest that was left without its `publish` with the seals. No entry has its checksum yet, but their names have theirs. Raises
         Corrupted (`bad_manifest`)."""
         found = decode_manifest(raw)
         seals = {seal.shard: seal for seal in self._list_seals(wanted) if seal in found.seals}

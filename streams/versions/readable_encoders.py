@@ -41,7 +41,7 @@ class ReadableEncoders:
         return str(self._lost[version][0]) if version in self._lost else f"this worker's encoder is {self.fingerprint}"
 
     def find_lost(self, receiving: Iterable[VersionStatus]) -> dict[int, str]:
-        """Those of the versions whose checkpoint could not be read when it was last tried, and why. What is due is tried again."""
+        """Those of the versions whose checkpoint could not be read when it was last tried, and why. Due ones are tried again."""
         wanted = {status.version: status for status in receiving}
         for version in list(self._lost):
             try:

@@ -1,4 +1,4 @@
-"""What drives versions: one step brings what the owned shards have, and what is published, closer to what the control log wants.
+"""One step brings the owned shards and the published versions closer to the wishes of the control log.
 
     for every owned shard    shard_versions.py
     for the index            manifest -> publish -> canary -> promote; roll back; want a revision when the last publish is old; drop and remove
@@ -7,7 +7,7 @@
 Invariants:
 - A step keeps nothing that matters: after a kill between any two actions the next worker makes the same plan again, and every action may be done
   twice. Several workers may step at the same time. No message carries a command; index-events are hints.
-- While the log cannot be read, shards go on with what they know, and nothing is sealed, published or removed.
+- While the log cannot be read, shards go on with their last state, and nothing is sealed, published or removed.
 - An error of one version or shard is reported, tried again later, and never stops the others. A failed assertion is raised (attempts.py).
 """
 
@@ -166,6 +166,6 @@ class Reconciler:
             self._attempts.report.done["files_removed"] = removed
 
     def close(self) -> None:
-        """Gives up what is under way; the next owner of the shards does it again."""
+        """Give up running work; the next owner of the shards does it again."""
         self._shards.close()
         self._promotion.close()

@@ -33,7 +33,7 @@ class RollbackWatch:
     reports_now_ms: Callable[[], int | None]
 
     def step(self) -> Misbehaviour | None:
-        """What was rolled back; None if this call wrote no entry."""
+        """The rollback; None if this call wrote no entry."""
         found: Misbehaviour | None = None
 
         def make(state: ControlState) -> Entry | None:

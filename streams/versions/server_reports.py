@@ -2,7 +2,7 @@
 
 Invariants:
 - Nothing waits for this thread. If the topic is missing or unreachable, nothing is known, and so nothing is rolled back. A record that cannot be decoded is
-  skipped, counted and logged: it holds nobody's data.
+  skipped, counted and logged: it holds no data.
 - Ages of reports are by the broker's clock alone: reports have its times, and the clocks of this machine, of servers and of the store may be hours off.
 """
 
@@ -56,7 +56,7 @@ class ServerReports:
         return self._history
 
     def now_ms(self) -> int | None:
-        """The time by the broker's clock: that of the newest report that came while this process listens, and what has passed since. None before the first:
+        """The time by the broker's clock: that of the newest report that came while this process listens, and the time since. None before the first:
         then it is not known how old the others are."""
         if self._heard is None:
             return None

@@ -73,7 +73,7 @@ class ShardVersions:
         self._slices_checked = False
 
     def remove_old_slices(self, state: ControlState) -> None:
-        """At the first step: forgets what an earlier process has left of builds that nobody wants any more."""
+        """At the first step: removes the slices that an earlier process has left of unwanted builds."""
         if self._slices is not None and not self._slices_checked:
             remove_other_slices(self._slices, [s.version for s in state.receiving])
             self._slices_checked = True
@@ -104,12 +104,12 @@ class ShardVersions:
             on_shard(task, lambda shard: shard.update_version(wanted.version, sealed_revision=wanted.revision - 1))
 
     def drop_lost(self, owned: set[int]) -> None:
-        """Gives up what was under way for shards that this process does not own any more."""
+        """Give up running work for shards that this process no longer owns."""
         self._jobs.drop_lost(owned)
         self._seal_points = {seal: point for seal, point in self._seal_points.items() if seal.shard in owned}
 
     def close(self) -> None:
-        """Gives up what is under way; the next owner of the shards does it again."""
+        """Give up running work; the next owner of the shards does it again."""
         self._jobs.close()
 
     # --- what the plan says --------------------------------------------------------------------------------------------
@@ -135,8 +135,8 @@ class ShardVersions:
                     on_shard(task, lambda shard, encoder=encoder: shard.attach_encoder(encoder))  # type: ignore[misc] # mypy: a lambda with a default
 
     def _admit(self, state: ControlState, task: OwnedShard) -> None:
-        """Lets batches in, unless a version could not be started. Not even one that is only being built may start later: the former owner's seal may be
-        published, and servers would continue from it without what is applied until then."""
+        """Let batches in, unless a version could not be started. Not even one that is only being built may start later: the former owner's seal may be
+        published. Servers would continue from it without the changes until then."""
         facts, unready = _read_facts(task), {v.version for v in on_shard(task, Shard.needs_encoders)}
         missing = [s.version for s in state.receiving if s.version not in facts.versions or s.version in unready]
         if missing:
@@ -167,8 +167,8 @@ class ShardVersions:
                     self._begin_seal(state.versions[version], task, action)
 
     def _may_be_published(self, state: ControlState, stop: Stop) -> bool:
-        """Whether a version that is behind in a shard, and would start again there, has a seal of that shard: servers that follow it from there would never
-        have what was applied while the shard was behind, so it stays behind."""
+        """Whether a version that is behind in a shard, and would start again there, has a seal of that shard. Then it stays behind: servers that follow it
+        from that seal would never have the changes in between."""
         status = state.versions.get(stop.version)
         if status is None or status not in state.receiving:
             return False

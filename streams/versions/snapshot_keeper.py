@@ -1,8 +1,8 @@
 """When a shard of this worker takes its next snapshot.
 
 Invariants: the store is asked once after a shard was opened; from then on this worker is the only one that writes snapshots of it. Between two snapshots of
-a shard that gets updates lie at most `every_s`, which is at most half of the shortest retention of its topics (A6, A8), so the log always completes the last
-two snapshots; and at most about `every_updates` updates, so a new owner is ready in seconds.
+a shard that gets updates lie at most `every_s` and about `every_updates` updates. `every_s` is at most half of the shortest retention of its topics (A6, A8),
+so the log always completes the last two snapshots. With `every_updates` a new owner is ready in seconds.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class SnapshotKeeper:
         self._newest: dict[int, tuple[OwnedShard, FoundSnapshot | None]] = {}
 
     def is_due(self, task: OwnedShard) -> bool:
-        """Whether the shard takes one now. The first call for a task asks the store and raises what it raises."""
+        """Whether the shard takes one now. The first call for a task asks the store and raises its errors."""
         known = self._newest.get(task.number)
         if known is None or known[0] is not task:
             found, _ = list_snapshots(self._store, task.number)

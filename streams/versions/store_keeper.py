@@ -1,7 +1,7 @@
 """Retention: old versions are dropped, and files that nothing needs any more are removed from the index store.
 
 Invariants: first comes the `drop` entry, and the files go a grace period later. Only the owner of a shard removes its files, because the owner knows
-which parts the shard itself still uses; what belongs to no shard may be removed by any worker, also by several at once.
+which parts the shard still uses. Files of no shard may be removed by any worker, also by several at once.
 """
 
 from collections.abc import Sequence

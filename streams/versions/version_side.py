@@ -115,7 +115,7 @@ class VersionSide:
         await handle_checkpoints(self.gate, records)
 
     def step(self) -> StepReport:
-        """One step of reconciling. What is wrong is logged when it is new, not at every step."""
+        """One step of reconciling. A fault is logged when it is new, not at every step."""
         report = self.reconciler.step()
         alarms = frozenset(report.alarms)
         for message in (*report.news, *sorted(alarms - self._alarms)):
@@ -124,7 +124,7 @@ class VersionSide:
         return report
 
     def close(self) -> None:
-        """Gives up what is running and ends the builders."""
+        """Give up running work and end the builders."""
         self.reconciler.close()
         self.reports.close()
         self.builders.close()

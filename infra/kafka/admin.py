@@ -342,8 +342,9 @@ class _Broker:
         """A topic that was just created answers nothing until its partitions have leaders."""
         while waiting := _without_leader(self._metadata(), prefix, shards, user_partitions):
             if time.monotonic() > self._end:
-                what = f"timed out after {self._deadline_s:g} s waiting for leaders of {waiting}"
-                raise Unavailable("kafka_timed_out", f"{what}; look at the broker's log")
+                raise Unavailable(
+                    "kafka_timed_out", f"timed out after {self._deadline_s:g} s waiting for leaders of {waiting}; look at the broker's log"
+                )
             time.sleep(_PAUSE_S)
 
     def _metadata(self) -> ClusterMetadata:

@@ -37,6 +37,7 @@ from schemas.model.network import AifNetwork, InFloat64
 from schemas.model.score import rank_scores
 from schemas.requests import InlineBehaviour, PrerankRequest, RankAnswer
 from schemas.token import VersionToken, decode_token
+from serving.audit.final_answer import FINAL_TOLERANCE, rank_finally
 from serving.audit.version_rows import VersionRows, positions_of
 from serving.core.answer_check import Claim, Reference, check_answer
 
@@ -52,6 +53,7 @@ VERIFY_ANSWERS = Measured(
     },
 )
 
+AIF_ORDER = "aif_order"  # the rung of a final answer that the ranker did not order
 _REASONS_MAX = 10
 _MEASURED_ANSWERS = 4  # answers of each version that are also computed in fp64
 _STATES_KEPT = 256
@@ -236,18 +238,36 @@ class _Auditor:
             {i: place for place, i in enumerate(known)},
             scores_C,
             probabilities_CT,
-            self._score_tolerance(scores_C, probabilities_CT, rows.bid_BC[0].numpy()),
+            self._score_tolerance(scores_C, probabilities_CT, rows.bid_BC[0].numpy(), self.tolerance),
             self.tolerance,
             len(asked) - len(known),
         )
+        if one.request.final is not None:
+            reference = self._order_finally(one, reference, rows.bid_BC[0].numpy())
         return check_answer(reference, self._claim(one))
 
-    def _score_tolerance(self, scores_C: np.ndarray, probabilities_CT: np.ndarray, bids_C: np.ndarray) -> np.ndarray:
+    def _order_finally(self, one: RecordedAnswer, aif: Reference, bids_C: np.ndarray) -> Reference:
+        """What the ranker makes of AIF's first `top_k` items. Those that are as good as the last of them may be among them or not."""
+        report, count = one.answer.final, one.request.top_k
+        if report is None or report.rung == AIF_ORDER or self._network.ranker is None:
+            return aif
+        last = np.sort(aif.scores_C)[::-1][min(count, len(aif.scores_C)) - 1]
+        kept_C = aif.scores_C >= last - 2 * aif.tolerance_C
+        ids = [i for i, place in aif.place.items() if kept_C[place]]
+        history = [self._ids[b.item_id] for b in one.request.behaviours or ()]
+        final_CT = rank_finally(self._network, one.request, history, report.history_start, ids, aif.probabilities_CT[kept_C])
+        spec, tolerance = self._network.spec, max(self.tolerance, FINAL_TOLERANCE)
+        scores_C = rank_scores(spec.rank_terms, spec.tasks, final_CT, bids_C[kept_C])
+        tolerance_C = self._score_tolerance(scores_C, final_CT, bids_C[kept_C], tolerance)
+        if kept_C.sum() > count:
+            tolerance_C[np.abs(aif.scores_C[kept_C] - last) <= 2 * aif.tolerance_C[kept_C]] = np.inf
+        return Reference({i: place for place, i in enumerate(ids)}, scores_C, final_CT, tolerance_C, tolerance, aif.unknown_count)
+
+    def _score_tolerance(self, scores_C: np.ndarray, probabilities_CT: np.ndarray, bids_C: np.ndarray, tolerance: float) -> np.ndarray:
         """How far a score may move if every probability moves by its tolerance; a score grows with each of them."""
         spec = self._network.spec
         low_C, high_C = (
-            rank_scores(spec.rank_terms, spec.tasks, (probabilities_CT + by).clip(0, None), bids_C)
-            for by in (-self.tolerance, self.tolerance)
+            rank_scores(spec.rank_terms, spec.tasks, (probabilities_CT + by).clip(0, None), bids_C) for by in (-tolerance, tolerance)
         )
         return np.asarray(np.maximum(high_C - scores_C, scores_C - low_C) + np.finfo(np.float32).tiny)
 
@@ -288,4 +308,5 @@ class _Auditor:
     def _claim(self, one: RecordedAnswer) -> Claim:
         items = one.answer.items
         ids = [self._ids[item.item_id] for item in items]
-        return Claim(ids, [i.score for i in items], [i.probabilities for i in items], one.answer.unknown_count, one.request.top_k)
+        count = one.request.top_k if one.request.final is None else min(one.request.top_k, one.request.final.top_k)
+        return Claim(ids, [i.score for i in items], [i.probabilities for i in items], one.answer.unknown_count, count)

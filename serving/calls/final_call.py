@@ -21,6 +21,7 @@ from serving.core.final_order import final_order, logits_of
 from serving.core.relay_rungs import FinalRung
 from serving.engine.work import RankResult
 from serving.relay.relay import FinalWork, Relay
+from serving.users.user_store import KnownUser
 
 
 class FinalCall:
@@ -40,16 +41,16 @@ class FinalCall:
         return PrefixAnswer(request_id=asked.request_id, version_token=str(version), decision=decision.value, took_ms=deadline.took_ms())
 
     async def order(
-        self, asked: Asked, result: RankResult, context: Mapping[str, Any], top_k: int, deadline: Deadline
+        self, asked: Asked, history: KnownUser | None, result: RankResult, context: Mapping[str, Any], top_k: int, deadline: Deadline
     ) -> tuple[RankResult, FinalReport]:
-        """AIF's answer in the ranker's order, and what it was computed from."""
+        """AIF's answer in the ranker's order, and what it was computed from. `history`: what AIF's user half was made of, None: the server's view now."""
         spec = self._relay.spec(result.token.version)
         if spec is None or not result.ids:
             return _cut(result, top_k), _report(FinalRung.AIF_ORDER)
-        found = await self._users.find(asked)
+        known = history or (await self._users.find(asked)).history
         due_s = deadline.received_s + deadline.budget_ms / 1000
         logits_CT = logits_of(result.probabilities_AT)
-        of_request = asked.user, found.history, result.token.version, asked.request_id
+        of_request = asked.user, known, result.token.version, asked.request_id
         work = FinalWork(*of_request, result.ids, logits_CT, context, due_s)
         final = await deadline.wait_for(self._relay.submit_rank(work))
         if final.rung is FinalRung.AIF_ORDER:

@@ -146,7 +146,7 @@ class RankCall:
         wanted = plan.request.final
         if wanted is None or self.final is None:
             return ranked
-        result, report = await self.final.order(plan.asked, ranked.result, plan.request.context, wanted.top_k, deadline)
+        result, report = await self.final.order(plan.asked, ranked.history, ranked.result, plan.request.context, wanted.top_k, deadline)
         degraded = [f"final_{report.rung}"] if FinalRung(report.rung) in DEGRADED_RUNGS else []
         return replace(ranked, result=result, final=report, degraded=[*ranked.degraded, *degraded])
 

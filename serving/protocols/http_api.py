@@ -170,8 +170,7 @@ class HttpApi:
         async def rank(request: RankRequest | PrerankRequest, deadline: Deadline) -> bytes:
             ranked = await rank_call.rank(request, deadline)
             answer = await encode_answer(ranked, deadline.took_ms())
-            if ranked.final is None:
-                self._watch(request, ranked.history, answer)
+            self._watch(request, ranked.history, answer)
             return answer
 
         async def prefix(request: PrefixRequest, deadline: Deadline) -> bytes:

@@ -22,7 +22,7 @@ from schemas.errors import Unavailable
 from schemas.events import Behaviour
 from schemas.ids import IdKind, encode_wire_id
 from schemas.index.lifecycle import EntryKind
-from schemas.requests import AtLeast, InlineBehaviour, PrerankRequest, RankAnswer
+from schemas.requests import AtLeast, FinalChoice, InlineBehaviour, PrerankRequest, RankAnswer
 from serving.audit.parity import RecordedAnswer, Report, read_answers, recompute
 from serving.client import Client
 from serving.server import RankingServer
@@ -68,7 +68,7 @@ class Served:
             changes.append((item_id(self.kind, place), order(self.clock, self.clock, dead=dead), None if dead else row))
         self.deltas.write(version, number, changes)
 
-    def ask(self, number: int, user: int, top_k: int = 20) -> RankAnswer:
+    def ask(self, number: int, user: int, top_k: int = 20, final: FinalChoice | None = None) -> RankAnswer:
         """One request that carries its history, recorded."""
         history = make_behaviours(self.versions[number], 30, seed=user)
         request = PrerankRequest(
@@ -82,6 +82,7 @@ class Served:
                 for b in history
             ],
             deadline_ms=30_000,
+            final=final,
         )
         self.recorded.append(RecordedAnswer(request, self.client.prerank(request)))
         return self.recorded[-1].answer
@@ -229,3 +230,21 @@ def _shard(served: Served, place: int) -> int:
     from schemas.ids import partition_of
 
     return partition_of(item_id(served.kind, place), 2)
+
+
+def test_every_final_order_equals_one_pass_of_the_ranker_of_its_version(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
+    with serve("ranker", tmp_path, bootstrap_servers, topic_prefix) as served:
+        write_identity(served.log, served.versions[1])
+        for number in (1, 2):
+            served.publish(number)
+            wait_until(lambda number=number: served.server.relay.spec(number) is not None, WAIT_S, "the ranker")  # type: ignore[misc]
+            for user in range(5):
+                answer = served.ask(number, user, final=FinalChoice(top_k=7))
+                assert answer.final is not None and answer.final.rung == "inline" and len(answer.items) == 7
+            served.change(number, 3, 4)
+        report = served.audit()
+        assert (report.recomputed, report.mismatched) == (10, 0), report.describe()
+        worse = served.recorded[0].answer.items[::-1]
+        items = [item.model_copy(update={"score": other.score}) for item, other in zip(worse, worse[::-1], strict=True)]
+        wrong = served.recorded[0].answer.model_copy(update={"items": items})
+        assert served.audit([RecordedAnswer(served.recorded[0].request, wrong)]).mismatched == 1

@@ -23,6 +23,7 @@ steps instead of an epoch, with a higher rate that falls, and 1e-6.
 """
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -184,7 +185,7 @@ class _Run(Learner):
         """One step at that share of the run."""
         if self.step % VECTORS_EVERY == 0:
             self._vectors_RD = item_vectors(self.network, self._data)
-        requests = draw_requests(self._chance, self._data.time_Q, self.chosen, share)
+        requests = draw_requests(self._chance, self._data.time_Q, self.chosen, share, self.step)
         learnt = self.take_step(self._data, requests, self._vectors_RD, _schedule(share))
         self.losses.append((learnt.loss, learnt.copr, learnt.click))
 
@@ -270,19 +271,27 @@ def _schedule(share: float) -> float:
     return min(1.0, 0.05 + share / _WARM_UP) * (0.505 + 0.495 * math.cos(math.pi * share))
 
 
-def draw_requests(chance: np.random.Generator, time_Q: np.ndarray, chosen: TrainChoices, share: float) -> np.ndarray:
+def draw_requests(chance: np.random.Generator, time_Q: np.ndarray, chosen: TrainChoices, share: float, step: int) -> np.ndarray:
     """Different requests for one step, at that share of the run; all of them if there are no more than a batch takes.
 
-    With `half_life_days` a request of age a (before the newest) is drawn with chance 2^(-share a / half life): all alike at first, ever more of the newest
-    then. A fit that draws all alike learns the mean of its whole period, and is asked about what comes after it: of a shop whose first customers are all new
-    to it, repeats weigh too little in the end. Drawing only the newest would leave few requests to learn the rest from. Nothing served reads a request's time.
+    Each pass over the requests has an order of its own, and a step takes its part of it: drawn anew in every step, a twentieth of them is in none of three
+    passes. With `half_life_days` a request of age a (before the newest) is drawn with chance 2^(-share a / half life) instead: all alike at first, ever more
+    of the newest then. A fit that learns all alike learns the mean of its whole period, and is asked about what comes after it: of a shop whose first
+    customers are all new to it, repeats weigh too little in the end. Drawing only the newest would leave few requests to learn the rest from. Nothing served
+    reads a request's time.
     """
-    chances_Q = None
-    if chosen.half_life_days:
-        halvings_Q = (time_Q.max() - time_Q) / (chosen.half_life_days * DAY_MS)
-        weight_Q = np.exp2(-np.minimum(share * halvings_Q, _HALVINGS_MAX))
-        chances_Q = weight_Q / weight_Q.sum()
-    return chance.choice(len(time_Q), min(chosen.batch_requests, len(time_Q)), replace=False, p=chances_Q)
+    count = min(chosen.batch_requests, len(time_Q))
+    if not chosen.half_life_days:
+        number, part = divmod(step, len(time_Q) // count)
+        return _order_of_pass(chosen.seed, number, len(time_Q))[part * count : (part + 1) * count]
+    halvings_Q = (time_Q.max() - time_Q) / (chosen.half_life_days * DAY_MS)
+    weight_Q = np.exp2(-np.minimum(share * halvings_Q, _HALVINGS_MAX))
+    return chance.choice(len(time_Q), count, replace=False, p=weight_Q / weight_Q.sum())
+
+
+@functools.lru_cache(maxsize=1)
+def _order_of_pass(seed: int, number: int, requests: int) -> np.ndarray:
+    return np.random.default_rng([seed, number]).permutation(requests)
 
 
 def group_by_length(mask_BL: Tensor) -> list[Tensor]:

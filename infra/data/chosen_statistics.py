@@ -21,6 +21,7 @@ from infra.data.shown_impressions import ShownRows
 from infra.data.shown_statistics import LogStatistic, default_statistics
 from infra.data.spool import BLOCK_ROWS
 from infra.data.tables import LoadedTable
+from infra.data.taken_together import together_vectors
 from schemas.errors import Misconfigured, suggest
 from schemas.features import Kind
 from schemas.statistics import CLICK, DAY_MS, SHOWN, TAKEN, Log, Measure, Statistic
@@ -91,6 +92,15 @@ def names_alone(sources: Sources) -> frozenset[str]:
     items, given = len(sources.item_rows.ids), sources.mapping.items.features
     many = {name for name, values in _values_of_categories(sources).items() if values * _ITEMS_OF_VALUE_MIN > items}
     return frozenset(name for name in many & told if given[name].buckets is None and name != sources.roles["sim_category"])
+
+
+def together_before_shown(sources: Sources) -> np.ndarray | None:
+    """`taken_together` as of the first impression, [I, E]: what items' signatures are made of where the mapping has no embeddings. An embedding has no time, so
+    it must not tell what followed from what was shown. None without impressions or such vectors."""
+    width = next((source.taken_together for source in sources.item_features.values() if source.taken_together is not None), None)
+    if sources.shown is None or width is None or not len(sources.shown_log):
+        return None
+    return together_vectors(sources.history, len(sources.item_rows.ids), width, int(sources.shown_log.time_X[0]))
 
 
 def _values_of_categories(sources: Sources) -> Mapping[str, int]:

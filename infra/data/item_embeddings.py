@@ -25,18 +25,18 @@ _MARK_WIDTH = 64
 
 
 class ItemMarks:
-    """Embeddings where a mapping names none: of each item a direction of its own, by a hash of its id. They say nothing of what items have in common, but
-    let a history tell how often the very item was taken. The same names as `ItemEmbeddings`."""
+    """Embeddings where a mapping names none: of each item a direction of its own, by a hash of its id, so that a history tells how often the very item was
+    taken; as a small part of `together_IE` where there are vectors that tell what items have in common. The same names as `ItemEmbeddings`."""
 
-    width = _MARK_WIDTH
-
-    def __init__(self, ids: Sequence[Id]) -> None:
+    def __init__(self, ids: Sequence[Id], together_IE: np.ndarray | None = None) -> None:
         self.ids = ids
         self.place = {item: place for place, item in enumerate(ids)}
+        self._plain_IE = np.zeros((len(ids), _MARK_WIDTH)) if together_IE is None else together_IE
+        self.width = self._plain_IE.shape[1]
 
     def vectors(self, places: np.ndarray) -> list[list[float] | None]:
         """The marks of some places."""
-        return [*mark_items(np.zeros((len(places), self.width)), [self.ids[place] for place in places]).tolist()]
+        return [*mark_items(self._plain_IE[places], [self.ids[place] for place in places]).tolist()]
 
 
 class ItemEmbeddings:

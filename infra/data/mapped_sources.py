@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from infra.clock import DAY_MS
-from infra.data.chosen_statistics import choose_statistics, names_alone, open_statistic, statistic_of
+from infra.data.chosen_statistics import choose_statistics, names_alone, open_statistic, statistic_of, together_before_shown
 from infra.data.columns import decode_numbers
 from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, infer_rate
 from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times, times_of_constant
@@ -327,7 +327,7 @@ class MappedSources:
         rows = self.item_rows
         source = self.mapping.embeddings
         if source is None:
-            return ItemMarks(rows.ids)
+            return ItemMarks(rows.ids, together_before_shown(self))
         later = [rows.ids[place] for place in np.flatnonzero(rows.created_I > self.now_ms).tolist()]
         return ItemEmbeddings(self.table(source), source, self.id_kind, later)
 

@@ -97,3 +97,31 @@ def test_an_outcome_is_refused_as_a_feature_with_the_reason(tmp_path: Path) -> N
         Misconfigured, match=r"context\.love reads 'liked', the column of liked: an outcome is not known when the request is ranked"
     ):
         read_mapping(tmp_path / "shop.toml")
+
+
+def test_signatures_tell_what_the_same_users_took_before_anything_was_shown(tmp_path: Path) -> None:
+    """Two groups of items, each taken by users of its own; what is taken later mixes them, and must not show."""
+    log = "user,item,at,click\n" + "".join(f"{n % 40},{n % 20},{START_MS + n * HOUR_MS},{n % 2}\n" for n in range(100))
+    before = [
+        (user, item, START_MS - 10 * DAY_MS + item)
+        for user in range(40)
+        for item in range(20)
+        if item % 2 == user % 2 and item != user % 19
+    ]
+    after = [(user, item, START_MS + HOUR_MS + item) for user in range(40) for item in range(20) if item % 2 != user % 2]
+    items = "item,maker\n" + "".join(f"{n},m\n" for n in range(20))
+    mapping = MAPPING.format(features="", items="").partition("[impressions.outcomes]")[0]
+    mapping += '[behaviours]\nfile = "taken.csv"\nuser = "user"\nitem = "item"\ntime = "at"\n'
+
+    def marks(rows: list[tuple[int, ...]]) -> np.ndarray:
+        taken = "user,item,at\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
+        found = open_shop(tmp_path, mapping, items=items, log=log, taken=taken)
+        return np.array([new.embedding for new in found.new_items()])
+
+    first = marks([*before, *after])
+    near = first @ first.T
+    groups = np.arange(20) % 2
+    same = (groups[:, None] == groups) & ~np.eye(20, dtype=bool)
+    assert near[same].mean() > near[groups[:, None] != groups].mean() + 0.2
+    assert len({tuple(mark) for mark in first.tolist()}) == 20, "each item has a small part of its own"
+    np.testing.assert_array_equal(first, marks(before))

@@ -40,7 +40,7 @@ from streams.training.bootstrap import Bootstrap
 from streams.training.histories import fold_users
 from streams.training.impressions import TrainingSet, join_table
 from streams.training.item_table import build_item_table
-from streams.training.metrics import UserValues, expected_aucs, recalls_at_k, user_aucs
+from streams.training.metrics import UserValues, expected_aucs, group_aucs, recalls_at_k, user_aucs
 from streams.training.model_file import apply_choices, default_spec
 from streams.training.questions import ask, score_tasks
 from streams.training.similarity_start import new_network
@@ -53,6 +53,7 @@ CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each
 SEEN_OFTEN = 4  # how many times a request may be learnt without a warning; beyond, the network overfits and recall falls
 MODEL, BEST = "aif", "best_plain"  # best_plain: the best plain score of each measure
 SHOWN_GAUC = "gauc_shown"
+_IN_CONTEXT = "_in_context"
 _W_HASH_SEED = 0  # models of other seeds are compared under the same hashing
 _DRAWN: dict[str, Any] = {"outcomes": 1.0, "soft_labels": False}
 LOSSES: Mapping[str, Mapping[str, Any]] = {  # choices of [train]
@@ -185,11 +186,14 @@ def _measure_all(
 
 
 def _measure_shown(network: AifNetwork, data: TrainingSet, later: TrainingSet, progress: Progress) -> dict[str, dict[str, UserValues]]:
-    """GAUC over the items that each user was shown in the measured period, by score and measure: of the click and of each outcome, of which the model has a
-    task. What is known of items and users is that of the evaluation time; the context and the time are those of each request."""
+    """GAUC over the items that each user was shown in the measured period, by score and measure: of the click and of each outcome that is a task.
+    The same within requests of equal categorical context, because a request has one, and much of the rest tells scenarios apart. What is known of items and
+    users is that of the evaluation time; the context and the time are those of each request."""
     task = progress.add_task("percent of the shown items scored", total=100)
     known_QC = shown_places(later)
     user_X = np.broadcast_to(later.user_Q[:, None], known_QC.shape)[known_QC]
+    _, scenario_Q = np.unique(later.context.categorical.numpy(), axis=0, return_inverse=True)
+    scenario_X = np.broadcast_to(scenario_Q[:, None], known_QC.shape)[known_QC]
     labels, tasks = shown_labels(later), list(data.spec.tasks)
     by_task = shown_scores(data, later)
     logits_QCT = score_tasks(network, later, lambda share: progress.update(task, completed=round(100 * share)))
@@ -198,7 +202,10 @@ def _measure_shown(network: AifNetwork, data: TrainingSet, later: TrainingSet, p
         scores = by_task[name] | {MODEL: logits_QCT[..., tasks.index(name)][known_QC]}
         measure_name = SHOWN_GAUC if name == tasks[0] else f"{SHOWN_GAUC}_{name}"
         for score, score_X in scores.items():
-            found.setdefault(score, {})[measure_name] = user_aucs(user_X, score_X, label_X)
+            measures = found.setdefault(score, {})
+            measures[measure_name] = user_aucs(user_X, score_X, label_X)
+            if len(np.unique(scenario_X)) > 1:
+                measures[measure_name + _IN_CONTEXT] = group_aucs(user_X, scenario_X, score_X, label_X)
     return found
 
 

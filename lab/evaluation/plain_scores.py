@@ -4,6 +4,7 @@
     popularity_decayed                positives, each worth half as much for each shortest such window that has passed
     repeats                           how often the user met the item before; among equals, popularity
     item_knn                          cosine between items by their users, summed over the user's history
+    ease                              EASE (arXiv 1905.03375), ridge 100, of the 3,000 items that most users took; among equals, popularity
     last_item                         how often the item followed the user's last one directly, in all histories; among equals, popularity
     item_rate                         clicks over shown, smoothed; of shown items and with impressions only
     trees                             scikit-learn's boosted trees, untuned, on the model's own features; of shown items only
@@ -27,6 +28,8 @@ from streams.training.item_table import NOT_AN_ITEM
 
 _LOG_ROWS_MAX = 5_000_000  # the latest of a longer log
 _TREES = {"max_iter": 100, "learning_rate": 0.1, "max_leaf_nodes": 31, "min_samples_leaf": 100, "random_state": 0}
+_EASE_ITEMS_MAX, _EASE_RIDGE = 3_000, 100.0
+_TIE = 1e-6  # of popularity, which decides among equals
 _RATE = "item_rate"
 TREES = "trees"
 
@@ -50,6 +53,7 @@ def log_scores(catalogue: MappedCatalogue, evaluation: Evaluation, ids_UC: np.nd
     found["popularity_decayed"] = spread(_decayed(positives, items, now_ms, min(windows.values(), default=max(1, span_ms // 10))))
     rows = [[place[b.item_id] for b in user.behaviours if b.item_id in place] for user in evaluation.users]
     found["item_knn"] = _take(_knn(history, items, now_ms, rows), place_UC)
+    found["ease"] = _take(_ease(history, items, now_ms, rows), place_UC) + _TIE * share_UC
     found["last_item"] = _take(_followers(history, items, now_ms, rows), place_UC) + share_UC
     if sources.shown is not None:
         log = sources.shown_log
@@ -87,12 +91,31 @@ def _latest(history: Interactions, items: int, now_ms: int) -> tuple[np.ndarray,
     return user_X[known], item_X[known]
 
 
-def _knn(history: Interactions, items: int, now_ms: int, rows: list[list[int]]) -> np.ndarray:
-    """Cosines of each item with those of each history, without itself, summed: [U, I]."""
+def _taken(history: Interactions, items: int, now_ms: int) -> csr_array:
+    """Which user took which item, [P, I] of zeros and ones."""
     user_X, item_X = _latest(history, items, now_ms)
     users, user_P = np.unique(user_X, return_inverse=True)
     taken_PI = csr_array((np.ones(len(item_X)), (user_P, item_X)), shape=(len(users), items))
     taken_PI.data[:] = 1.0
+    return taken_PI
+
+
+def _ease(history: Interactions, items: int, now_ms: int, rows: list[list[int]]) -> np.ndarray:
+    """[U, I]; 0 for an item that is not among the most taken."""
+    taken_PI = _taken(history, items, now_ms)
+    most = np.sort(np.argsort(-np.asarray(taken_PI.sum(axis=0)).ravel(), kind="stable")[:_EASE_ITEMS_MAX])
+    taken_PK = taken_PI[:, most]
+    inverse_KK = np.linalg.inv((taken_PK.T @ taken_PK).toarray() + _EASE_RIDGE * np.eye(len(most)))
+    weight_KK = inverse_KK / -np.diag(inverse_KK)
+    np.fill_diagonal(weight_KK, 0.0)
+    found_UI = np.zeros((len(rows), items))
+    found_UI[:, most] = _histories(rows, items)[:, most] @ weight_KK
+    return found_UI
+
+
+def _knn(history: Interactions, items: int, now_ms: int, rows: list[list[int]]) -> np.ndarray:
+    """Cosines of each item with those of each history, without itself, summed: [U, I]."""
+    taken_PI = _taken(history, items, now_ms)
     scaled_PI = taken_PI @ diags_array(1.0 / np.sqrt(np.maximum(np.asarray(taken_PI.sum(axis=0)).ravel(), 1.0)))
     asked_UI = csr_array(_histories(rows, items))
     own_UI = asked_UI.multiply((scaled_PI.multiply(scaled_PI)).sum(axis=0))

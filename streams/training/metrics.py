@@ -85,6 +85,16 @@ def user_aucs(user_X: np.ndarray, scores_X: np.ndarray, clicked_X: np.ndarray) -
     return UserValues(auc_G, np.where(pairs_G > 0, size_G, 0).astype(float))
 
 
+def group_aucs(user_X: np.ndarray, group_X: np.ndarray, scores_X: np.ndarray, clicked_X: np.ndarray) -> UserValues:
+    """The same within groups (whole numbers from 0) of a user's impressions, like those of one scenario: the mean over the user's groups, weighted alike."""
+    _, user_X = np.unique(user_X, return_inverse=True)
+    code_X = user_X * (int(group_X.max(initial=0)) + 1) + group_X
+    found = user_aucs(code_X, scores_X, clicked_X)
+    user_G = np.unique(code_X) // (int(group_X.max(initial=0)) + 1)
+    weight_U = np.bincount(user_G, found.weight_U)
+    return UserValues(np.bincount(user_G, np.nan_to_num(found.value_U) * found.weight_U) / np.maximum(weight_U, 1), weight_U)
+
+
 def expected_aucs(scores_UC: np.ndarray, probability_UC: np.ndarray, counted_UC: np.ndarray | None = None) -> UserValues:
     """The AUC that a user's clicks would give on average, from the true probability of each: no noise of drawn clicks. Weight: expected clicks.
 

@@ -133,7 +133,7 @@ def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_p
     assert (figures.config["from"], figures.config["until"]) == ("2024-04-01T00:00:00+00:00", "2024-04-08T00:00:00+00:00")
     named = figures.as_dict()["figures"]
     prefix = next(name for name in named if name.endswith(".aif.gauc")).removesuffix(".aif.gauc")
-    for score in ("aif", "popularity", "popularity_decayed", "repeats", "item_knn", "last_item", "best_plain"):
+    for score in ("aif", "popularity", "popularity_decayed", "repeats", "item_knn", "ease", "last_item", "best_plain"):
         for name in ("gauc", "gauc_new", "recall_at_100"):
             assert {f"{prefix}.{score}.{name}{end}" for end in ("", "_low", "_high")} <= named.keys()
     card = read_checkpoint(out).info.card

@@ -42,5 +42,11 @@ def test_scores_read_the_log_before_the_evaluation_alone(tmp_path: Path) -> None
     for user, history in enumerate(([0, 1, 2], [0, 1], [2, 3])):
         expected = [sum(pairs.get((item, met), 0.0) for met in history if met != item) for item in range(4)]
         assert found["item_knn"][user].tolist() == pytest.approx(expected)
+    # Of each item, the ridge regression of who took it on who took the others: users 1, 2 and 3.
+    taken = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1]], float)
+    for item in range(4):
+        others = np.delete(taken, item, axis=1)
+        weights = np.linalg.solve(others.T @ others + 100 * np.eye(3), others.T @ taken[:, item])
+        assert found["ease"][:, item].tolist() == pytest.approx((others @ weights + 1e-6 * share[:, item]).tolist())
     assert (found["last_item"] - share)[:2].tolist() == [pytest.approx([0, 0, 0, 1]), pytest.approx([0, 0, 1, 0])]
     assert np.argsort(-found["popularity_decayed"][0], kind="stable")[0] == 2, "taken last"

@@ -5,7 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.training.metrics import calibration, expected_aucs, gauc, hit_rates, recalls_at_k, teachers_choice, top_k_hits, user_aucs
+from streams.training.metrics import (
+    calibration,
+    expected_aucs,
+    gauc,
+    group_aucs,
+    hit_rates,
+    recalls_at_k,
+    teachers_choice,
+    top_k_hits,
+    user_aucs,
+)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.booleans()), min_size=1, max_size=60))
@@ -20,6 +30,15 @@ def test_gauc_is_sklearns_auc_per_user_weighted_by_impressions(rows: list[tuple[
     else:
         expected = sum(n * roc_auc_score(clicked[at], score[at]) for n, at in parts) / sum(n for n, _ in parts)
         assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_within_groups_only_pairs_of_one_group_count() -> None:
+    """User 5 has two scenarios: the score tells them apart rightly, and the items of each wrongly."""
+    user, scenario = np.array([5, 5, 5, 5, 9, 9]), np.array([0, 0, 1, 1, 0, 1])
+    scores, clicked = np.array([4.0, 3.0, 2.0, 1.0, 2.0, 1.0]), np.array([0.0, 1.0, 1.0, 0.0, 1.0, 0.0])
+    found = group_aucs(user, scenario, scores, clicked)
+    assert found.value_U[0] == pytest.approx((0.0 * 2 + 1.0 * 2) / 4) and found.weight_U.tolist() == [4, 0]
+    assert group_aucs(user, np.zeros(6, int), scores, clicked).value_U.tolist() == user_aucs(user, scores, clicked).value_U.tolist()
 
 
 def test_users_with_one_kind_of_label_only_have_no_weight() -> None:

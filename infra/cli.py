@@ -1,6 +1,6 @@
 """The command line `aif`: collects the commands of all parts, runs one, and turns errors into one message.
 
-Here: the application, and `aif config`. Each other group is next to the code that it drives and is registered in `commands` below:
+Each other group is next to the code that it drives and is registered in `commands` below:
 
     broker start|status|stop         infra/broker/cli.py
     topics, publish                  infra/kafka/cli.py

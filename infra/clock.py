@@ -1,6 +1,5 @@
 """Time as a value that is handed in: what the clock of a process must offer, and the real one.
 
-Here: the interface and the system clock. Not here: deadlines and waiting (infra/processes.py), event times (schemas/events.py).
 `core/` folders never see a clock; they take `now_ms`.
 """
 

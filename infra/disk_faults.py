@@ -1,7 +1,4 @@
-"""A database whose disk takes no writes, full or broken: said once, again while it lasts, and when it is over.
-
-Here: `DiskFaults`. Not here: opening the database again, which its owner tries (streams/shard/task.py, serving/users/user_follower.py).
-"""
+"""A database whose disk takes no writes, full or broken: said once, again while it lasts, and when it is over."""
 
 import logging
 from collections.abc import Callable

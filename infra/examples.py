@@ -1,6 +1,6 @@
 """The example at the end of each command's help: commands that work as they are written on a running system.
 
-Here: one list for the whole command line, so that it can be read and compared in one place (tests/infra/test_examples.py compares it with the commands).
+One list for the whole command line, so that it can be read and compared in one place (tests/infra/test_examples.py compares it with the commands).
 Where an example needs a file, the file is one of yours.
 """
 

@@ -1,6 +1,6 @@
 """The extras of the distribution, and the error for a command that needs one that is not installed.
 
-Here: which extra a command needs (pyproject.toml says what each brings). Standard library only. Not here: where the error is caught (infra/cli.py).
+Standard library only.
 """
 
 from schemas.errors import Misconfigured

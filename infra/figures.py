@@ -1,7 +1,6 @@
 """What everything that measures prints: one JSON object of figures on standard output.
 
-Here: the form `{"command", "date", "machine", "versions", "config", "figures": {"name": {"value", "unit"}}}`. Not here: any measurement; meanings and
-goals of the figures (lab/benches.toml), which `aif bench report` writes to docs/BENCHMARKS.md.
+Its form is `{"command", "date", "machine", "versions", "config", "figures": {"name": {"value", "unit"}}}`. lab/benches.toml has the meanings and goals.
 Rules: progress goes to standard error; the exit code is 0 when it ran, whatever the figures. Sizes are suffixes (`build_s_100000`), rows and
 models prefixes (`online_retail.aif.gauc`); ratios are 0-1, `_pt` in points, `_pct` in percent. A figure that could not be measured has
 the value null: it is named, never left out.

@@ -1,6 +1,5 @@
 """The program `aif`: the command line, and a Ctrl-C from its first import on.
 
-Here: what a Ctrl-C ends with. Not here: the commands, and every other error (infra/cli.py).
 Nothing of ours is imported at module level: the imports of the command line take 0.2 s, and a Ctrl-C among them must not be a traceback.
 """
 

@@ -1,9 +1,5 @@
 """The one place that opens RocksDB: databases and checkpoints.
 
-Here: `Database` (owner of every handle of one directory), its options. Not here: reading rows in key order (infra/rocks_scan.py), errors
-(infra/rocks_errors.py), the check of its logs (infra/rocks_logs.py), directories made with the SST writer (infra/sst_directory.py), which column
-families exist (streams/shard/shard.py).
-
 Invariants, each from a measured trap of rocksdict:
 - raw mode always: bytes in, bytes out. The default mode pickles, and an unpickled value can run code (I10).
 - LOCK is freed by `close()` only when no handle and no iterator is alive, so the `Database` owns them all and ends its scans when it closes.

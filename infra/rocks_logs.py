@@ -3,7 +3,6 @@
 RocksDB 9.8 reads a record whose type byte names a recycled log (5 to 8, 11) again and again, and an opening never returns. One flipped bit suffices:
 type 1 becomes 5. So the types are checked before RocksDB reads them.
 
-Here: the check. Not here: who opens a directory (infra/rocks.py); checksums, which RocksDB checks itself.
 Source: RocksDB's log format. A file has blocks of 32 KiB. A record is a checksum (4 bytes), a length (2), a type (1) and its content. Zeros fill the end
 of a block that has no room for a header.
 """

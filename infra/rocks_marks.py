@@ -4,7 +4,6 @@ RocksDB opens a directory without an error when its MANIFEST lost its last recor
 then missing, and their log was removed when they were written. So each column family counts its flushes in marks, and a note in the directory holds
 the marks that must be there.
 
-Here: the note and its check. Not here: when marks are written (infra/rocks.py).
 Invariants: a mark is written and synced before memtables become table files, as the last change in them. The note follows the mark, and comes before
 the rows can be lost. Nothing else makes table files of memtables, so no table file lacks a mark.
 A family keeps its last four marks. A log that RocksDB has not removed yet brings its own mark back, and not those of the lost table files before it. At

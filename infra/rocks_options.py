@@ -1,4 +1,4 @@
-"""How RocksDB is set up. Here: the options of every database. Not here: who opens one (infra/rocks.py).
+"""How RocksDB is set up.
 Invariant: RocksDB makes no table files of memtables by itself, because `Database` marks them first (infra/rocks_marks.py).
 Source: RocksDB 9.8 through rocksdict 0.3.29.
 """

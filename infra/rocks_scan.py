@@ -1,6 +1,5 @@
 """Rows of a RocksDB database in key order.
 
-Here: `Scan`, and `FrozenScan` for a directory that no process writes. Not here: who begins a scan, and ends it when the database closes (infra/rocks.py).
 Invariant: a scan never ends early in silence. rocksdict's `items()` does so at a corrupt block; the `status()` of an iterator after the last row does not.
 Source: RocksDB 9.8 through rocksdict 0.3.29.
 """

@@ -1,7 +1,4 @@
-"""A worker's data directory belongs to one process at a time: its scratch folder is emptied at a start, and its heartbeat speaks for one.
-
-Here: `hold_directory`, `check_holds_no_shard`. Not here: single shards in it, which RocksDB locks (streams/shard/start.py).
-"""
+"""A worker's data directory belongs to one process at a time: its scratch folder is emptied at a start, and its heartbeat speaks for one."""
 
 import fcntl
 import logging

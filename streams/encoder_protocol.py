@@ -1,4 +1,4 @@
-"""What the encoder of a version is to those who call it. Here: the interfaces. Not here: rows (encoder.py)."""
+"""What the encoder of a version is to those who call it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

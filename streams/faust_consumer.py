@@ -2,7 +2,6 @@
 
 What Faust does for each message is then done once for hundreds of records.
 
-Here: the consumer, and the order in which fetched records leave it. Not here: the app and its agents (faust_shell.py), which see single records.
 For each message Faust makes two tasks, a wait and an event, and keeps books: 70 us of processor time at best, 180 on a busy machine, where fetching a
 record costs 2 us. So a message here is a run: records of one partition, from one fetch, in offset order. Its offset is that of its last record.
 Invariants: no record is left out, none of another cluster is handed over, and the order within a partition stays. What waits is bounded by the number of

@@ -1,8 +1,6 @@
 """The shell around Faust. Faust gives us group membership, assignment of partitions, dispatch of records and back-pressure, and nothing else.
 
-Here: the app with every setting that keeps data safe; the assignment, which begins at the shards' own offsets; the body of an agent, which lets no
-exception out. Only this file (assignment and revocation in the app, the consumer's thread), faust_consumer.py and fetched_records.py touch private parts
-of Faust. Not here: what is done with a batch (owned_shards.py, versions/version_side.py), who owns shards (owned_shards.py).
+Only this file (assignment and revocation in the app, the consumer's thread), faust_consumer.py and fetched_records.py touch private parts of Faust.
 
 Without knowing Faust: the processes of a *group* share the partitions. An *assignment* gives some to this process, a *revocation* takes them back, and
 records come in between. An *agent* is a loop over the records of a topic, which come to it as a *stream* of events; to *ack* an event tells Faust that the

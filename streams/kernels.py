@@ -1,7 +1,4 @@
-"""Loads the compiled item network ahead of its first use, so that no batch waits for a compiler.
-
-Not here: the kernels (schemas/kernels); how one process of a machine compiles for all (infra/compiled_once.py).
-"""
+"""Loads the compiled item network ahead of its first use, so that no batch waits for a compiler."""
 
 import functools
 from pathlib import Path

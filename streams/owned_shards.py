@@ -1,8 +1,5 @@
 """The shards that this worker owns now: opened when they are assigned, closed when an assignment comes without them.
 
-Here: `OwnedShards`, whom the Faust shell tells about assignments, and the way of a batch to its shards. Not here: assignment itself (faust_shell.py),
-when a shard lets its first batch in (versions/shard_versions.py).
-
 Kafka takes all partitions back whenever a worker joins or leaves, and most come back at once. Such a shard is only suspended meanwhile. It stays open if
 the group's generation of the assignment follows directly on the one in which it was owned: then no other worker has had it in between, and its directory is
 its newest copy. Otherwise it is closed, and opened with all the checks of a start.

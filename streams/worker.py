@@ -5,8 +5,8 @@
     a version    control log -> versions/reconcile.py, in a thread of its own -> shard tasks, builder processes
     besides      metrics page, ready line, clean stop at SIGTERM, Ctrl-C or the end of the terminal
 
-Not here: any decision about data. Everything heavy is imported before anything is opened, and builders are forked from the process as it was then
-(builders/template.py). With `build.warm` off, the first version that needs an encoder loads the kernels. Torch is not loaded here.
+Everything heavy is imported before anything is opened, and builders are forked from the process as it was then (builders/template.py). With `build.warm`
+off, the first version that needs an encoder loads the kernels. Torch is not loaded here.
 Invariants: an error of the reconciler or of a version never stops the consumption of events. A failed assertion of this process ends it:
 a process that continues after one may write wrong data. One in a builder fails its job.
 """

@@ -1,7 +1,6 @@
 """The worker's numbers for Prometheus: what every micro-batch did, and lag against the end of the partitions.
 
-Here: from results and offsets to metrics. Not here: the table of names and the page (infra/metrics.py). The exact counts are the shards' own
-(streams/shard/shard.py); these begin at 0 with the process.
+The exact counts are the shards' own (streams/shard/shard.py); these begin at 0 with the process.
 """
 
 from collections import Counter, deque

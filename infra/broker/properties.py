@@ -1,6 +1,6 @@
 """The configuration of the local broker: one node that is broker and controller, small, on loopback only.
 
-Here: the texts of server.properties, log4j2.xml and meta.properties. Pure: no file is touched. Not here: who writes them (server.py).
+Pure: no file is touched.
 Source: Apache Kafka 4.3 documentation, "Broker Configs" and "KRaft".
 """
 

@@ -1,7 +1,6 @@
 """Every error code of the code, with its cause and its remedy: read from the source, so that no code is forgotten.
 
-Here: codes and message templates, found in the syntax trees of all rooms, and the hand-written texts of errors.toml, which win.
-Not here: the page made of them (reference.py).
+Codes and message templates are found in the syntax trees of all rooms. The hand-written texts of errors.toml win.
 A message has the form "what failed; what to do next" (schemas/errors.py): its first part is the cause, its second the remedy. Values that a message fills
 in are shown as NAMES.
 """

@@ -2,7 +2,7 @@
 
     python -m infra.tools.reference            writes the pages that are stale
 
-Here: the pages. Not here: the collection of error codes (error_catalogue.py). A test compares the pages with the code.
+A test compares the pages with the code.
 """
 
 import inspect

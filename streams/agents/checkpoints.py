@@ -1,8 +1,5 @@
 """The agent of model-checkpoints: each record becomes `want v` or `reject v`, where v is its offset (protocol B3, I7).
 
-Here: the decision and the order of its steps. Not here: opening the file (checkpoint_files.py), the checks of its content
-(schemas/model/checkpoint_file.py), running its network (schemas/model/checkpoint.py), building the version (streams/versions).
-
     decode -> fetch -> every check -> copy into the index store, named by its sha256 -> want
     if anything is wrong: dead letter -> reject (with the reason) -> index event
 

@@ -4,6 +4,6 @@ item_state.py             which update of an item wins, and its stored bytes; it
 stale.py                  which parts of a row an item's change makes stale
 batching.py               records to micro-batches, and what to do about a hole in a partition
 shard_state.py            what a shard counts and remembers
-versions.py               the next actions for versions; canary.py: whether one may go live; misbehaviour.py: whether the live one goes back
+version_plans.py          the next actions for versions; canary.py: whether one may go live; misbehaviour.py: whether the live one goes back
 replay_plan.py            where a replay begins and ends
 """

@@ -1,7 +1,7 @@
 """What drives a version from `want` to live, and in the end to frozen and removed.
 
 version_side.py     the wiring of all this for the worker
-reconcile.py        one step: read the control log, plan (streams/core/versions.py), perform; read it first
+reconcile.py        one step: read the control log, plan (streams/core/version_plans.py), perform; read it first
 shard_versions.py   its part for one shard: start, build, seal, stop
 readable_encoders.py  encoders of versions, and versions whose checkpoint is lost
 attempts.py         how a step tries things, and its report

@@ -19,7 +19,7 @@ from streams.builders.jobs import CanaryJob
 from streams.builders.pool import Ticket
 from streams.builders.running_jobs import Builders
 from streams.core.canary import CanaryFigures, CanaryRules, judge_canary
-from streams.core.versions import plan_promotion, plan_wish
+from streams.core.version_plans import plan_promotion, plan_wish
 
 _Comparison = tuple[int, int | None]  # which version is compared with which live one
 

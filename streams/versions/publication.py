@@ -19,7 +19,7 @@ from schemas.index.control import ControlState, Entry, VersionStatus
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal, encode_manifest, manifest_path
 from streams.builders.jobs import BuildBase
-from streams.core.versions import Revision, plan_revisions
+from streams.core.version_plans import Revision, plan_revisions
 from streams.encoder_protocol import Encoder
 from streams.replay.parts import find_replayed
 

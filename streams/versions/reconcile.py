@@ -28,7 +28,7 @@ from schemas.topics import RESEAL_INTERVAL_HOURS
 from streams.builders.running_jobs import Builders, OwnedShard, RunningJobs
 from streams.core.canary import CanaryRules
 from streams.core.misbehaviour import ReportHistory, ReportRules
-from streams.core.versions import REWRITE_SHARE, Revision, plan_publications
+from streams.core.version_plans import REWRITE_SHARE, Revision, plan_publications
 from streams.encoder_protocol import Encoders
 from streams.shard.log_ends import LogEnds
 from streams.versions.attempts import Attempts, StepReport

@@ -21,7 +21,7 @@ from streams.builders.running_jobs import JobKey, OwnedShard, RunningJob, Runnin
 from streams.builders.sealer import SealPoint, prepare_seal, read_seal_point
 from streams.builders.slices import remove_other_slices, remove_slices, slices_folder
 from streams.core.shard_state import ShardVersion, encode_identity
-from streams.core.versions import (
+from streams.core.version_plans import (
     Build,
     MarkBehind,
     Revision,

@@ -31,7 +31,7 @@ from schemas.index.manifest import Manifest, Seal, decode_manifest
 from schemas.topics import SHARD_TOPICS
 from streams.core.item_state import decode_item
 from streams.core.shard_state import TopicCounts
-from streams.core.versions import plan_promotion, plan_wish
+from streams.core.version_plans import plan_promotion, plan_wish
 from streams.shard.shard import EMBEDDINGS, INCREMENTS, ITEMS, increment_prefix
 from tests.sim.encoder import FINGERPRINT, SimEncoder, encoder_of
 from tests.sim.haste import QuickLog

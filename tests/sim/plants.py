@@ -15,7 +15,7 @@ import numpy as np
 
 import streams.builders.full_part
 import streams.builders.sealer
-import streams.core.versions
+import streams.core.version_plans
 import streams.shard.shard
 import streams.versions.shard_versions
 import tests.sim.server
@@ -29,7 +29,7 @@ from streams.builders.jobs import BuildJob, SealJob
 from streams.builders.running_jobs import on_shard
 from streams.builders.sealer import SealPoint
 from streams.core.shard_state import ShardState
-from streams.core.versions import ShardAction, ShardFacts
+from streams.core.version_plans import ShardAction, ShardFacts
 from streams.shard.fold import FoldedBatch
 from streams.shard.outbox import Outgoing, put_outbox
 from streams.shard.reader import ShardReader
@@ -156,7 +156,7 @@ def _delta_position_after_export(world: World, _: Boundary) -> Sequence[Replacem
 @_plant("a shard seals before it has applied what was published before the version was wanted", "catalogue")
 def _seal_before_the_catalogue(_: World, __: Boundary) -> Sequence[Replacement]:
     anywhere = (SealPoint, "is_reached", lambda point, next_offsets: True)
-    return [(streams.core.versions, "has_caught_up", lambda shard, facts: True), anywhere]
+    return [(streams.core.version_plans, "has_caught_up", lambda shard, facts: True), anywhere]
 
 
 @_plant("the export reads the live shard, which goes on meanwhile", "manifest")
@@ -372,7 +372,7 @@ def _entry_created_before_written(world: World, _: Boundary) -> Sequence[Replace
     "served at rest",
 )
 def _another_encoder_goes_on(_: World, __: Boundary) -> Sequence[Replacement]:
-    plan = streams.core.versions._plan_version
+    plan = streams.core.version_plans._plan_version
 
     def plan_version(status: VersionStatus, shard: ShardFacts, _: bool, rewrite_share: float) -> ShardAction | None:
         return plan(status, shard, False, rewrite_share)
@@ -383,7 +383,7 @@ def _another_encoder_goes_on(_: World, __: Boundary) -> Sequence[Replacement]:
             on_shard(task, lambda shard, encoder=encoder: shard._encoders.update({encoder.version: encoder}))  # type: ignore[misc]
 
     return [
-        (streams.core.versions, "_plan_version", plan_version),
+        (streams.core.version_plans, "_plan_version", plan_version),
         (ShardVersions, "_attach_encoders", attach_encoders),
         (streams.builders.full_part, "check_encoder", lambda *_: None),
         (streams.builders.sealer, "check_encoder", lambda *_: None),

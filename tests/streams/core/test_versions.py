@@ -11,7 +11,7 @@ from schemas.index.control import ControlState, Entry, encode_entry, fold_entry
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Part
 from streams.core.shard_state import ShardVersion
-from streams.core.versions import (
+from streams.core.version_plans import (
     Build,
     MarkBehind,
     Revision,

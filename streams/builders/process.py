@@ -21,7 +21,7 @@ from streams.builders.sealer import write_seal
 from streams.encoder import EncoderCache
 from streams.garbage import settle_garbage_collection
 from streams.kernels import load_kernels
-from streams.shard.snapshot import write_snapshot
+from streams.shard.snapshot_files import write_snapshot
 
 _PROGRESS_EVERY_S = 0.2
 # A build gets what increments and requests leave: a quarter of a core that they want too, a whole core that is idle.

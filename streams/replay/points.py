@@ -17,7 +17,7 @@ from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
 from streams.core.replay_plan import Begin, Offsets, ShardLog, ShardReplay, plan_shard_replay
 from streams.core.shard_state import encode_identity
-from streams.shard.snapshot import list_snapshots
+from streams.shard.snapshot_files import list_snapshots
 
 _SEAL = re.compile(r"\d{1,18}\.\d{1,9}(-[0-9a-f]{8}.*)?")
 _OFFSET = re.compile(r"\d{1,18}")

@@ -38,7 +38,7 @@ from streams.encoder import RowEncoder
 from streams.replay.points import ReplayPlan, ReplaySource
 from streams.shard.reader import open_shard_reader
 from streams.shard.shard import Shard, open_shard
-from streams.shard.snapshot import decode_stored_snapshot, restore_snapshot
+from streams.shard.snapshot_files import decode_stored_snapshot, restore_snapshot
 
 DEFAULT_BATCH_RECORDS = 97  # not the worker's, on purpose
 _PLAN_NAME = "replay.json"

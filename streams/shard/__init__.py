@@ -8,7 +8,7 @@ rows.py           rows of a version that the changed items need
 outbox.py         messages for Kafka, stored in the shard; outbox_sender.py sends them
 batch_result.py   what a batch did, for metrics
 start.py          where a shard's data comes from when it is opened
-snapshot.py       snapshots of a shard in the index store
+snapshot_files.py snapshots of a shard in the index store
 log_ends.py       where the topics of a shard begin and end now
 reader.py         a checkpoint of a shard, for builds and seals
 cli.py            `aif shards`

@@ -32,7 +32,7 @@ from schemas.topics import SHARD_TOPICS
 from streams.core.shard_state import encode_identity
 from streams.shard.log_ends import LogRange
 from streams.shard.shard import Shard, open_shard
-from streams.shard.snapshot import ORIGIN_NAME, FoundSnapshot, list_snapshots, restore_snapshot
+from streams.shard.snapshot_files import ORIGIN_NAME, FoundSnapshot, list_snapshots, restore_snapshot
 
 _LOCK_WAIT_S_MAX = 60.0
 _LOCK_POLL_S = 0.1

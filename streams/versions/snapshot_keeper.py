@@ -12,7 +12,7 @@ from infra.index.store import IndexStore
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SNAPSHOT_INTERVAL_HOURS
 from streams.builders.running_jobs import OwnedShard, on_shard
-from streams.shard.snapshot import FoundSnapshot, list_snapshots
+from streams.shard.snapshot_files import FoundSnapshot, list_snapshots
 
 SNAPSHOT = -1  # stands for the version in the key of a snapshot job
 

@@ -17,7 +17,7 @@ import streams.builders.full_part
 import streams.builders.running_jobs
 import streams.builders.sealer
 import streams.shard.shard
-import streams.shard.snapshot
+import streams.shard.snapshot_files
 import streams.shard.start
 from infra.clock import Clock
 from infra.index.parts import full_part_path, incremental_part_path, is_tombstone
@@ -29,7 +29,7 @@ from schemas.index.snapshot import ShardSnapshot, encode_snapshot, snapshot_mani
 from streams.builders.jobs import SnapshotJob
 from streams.shard.reader import ShardReader
 from streams.shard.shard import COLUMN_FAMILIES, Shard
-from streams.shard.snapshot import describe_checkpoint
+from streams.shard.snapshot_files import describe_checkpoint
 from tests.sim.disk import Disk, MemoryDatabase, open_memory_database
 from tests.sim.haste import shortcuts
 from tests.sim.store import MemoryStore
@@ -142,7 +142,7 @@ def _replacements(boundary: Boundary) -> list[tuple[Any, str, object]]:
         (streams.builders.sealer, "new_unique", unique),
         (streams.builders.running_jobs, "new_unique", unique),
         (streams.builders.running_jobs, "shutil", removal),
-        (streams.shard.snapshot, "open_shard_reader", boundary.open_shard_reader),
+        (streams.shard.snapshot_files, "open_shard_reader", boundary.open_shard_reader),
         (streams.shard.start, "open_shard", boundary.open_shard),
         (streams.shard.start, "restore_snapshot", boundary.restore_snapshot),
         (streams.shard.start, "_has_files", boundary.has_files),

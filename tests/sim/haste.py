@@ -23,7 +23,7 @@ import streams.shard.decode
 import streams.shard.outbox
 import streams.shard.reader
 import streams.shard.shard
-import streams.shard.snapshot
+import streams.shard.snapshot_files
 import streams.versions.attempts
 import streams.versions.publication
 from infra.index.control_folds import control_path
@@ -224,7 +224,7 @@ _CODECS: list[tuple[Callable[..., bytes], Callable[..., Any], tuple[Any, ...], t
         (infra.index.parts, infra.index.retention, streams.versions.publication),
     ),
     (encode_seal, decode_seal, (streams.builders.sealer,), (infra.index.retention, streams.versions.publication)),
-    (encode_snapshot, decode_snapshot, (), (infra.index.retention, streams.shard.snapshot)),
+    (encode_snapshot, decode_snapshot, (), (infra.index.retention, streams.shard.snapshot_files)),
 ]
 _ALWAYS: list[tuple[Any, str, object]] = [
     (dataclasses, "asdict", fast_asdict),

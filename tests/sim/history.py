@@ -317,7 +317,7 @@ class History:
     def retain(self) -> None:
         """The broker removes old records: of the source topics up to the offsets of the newest snapshot that the log still completes, because it keeps them
         for longer than a snapshot is the newest (one of a former owner may be behind the log); of index-deltas up to the published positions."""
-        from streams.shard.snapshot import list_snapshots
+        from streams.shard.snapshot_files import list_snapshots
 
         world = self.world
         shard = world.random.randrange(world.shards)

@@ -22,7 +22,7 @@ from streams.builders.full_part import encode_blocks
 from streams.builders.sealer import digest_blocks
 from streams.shard.reader import open_shard_reader
 from streams.shard.shard import open_shard
-from streams.shard.snapshot import list_snapshots
+from streams.shard.snapshot_files import list_snapshots
 from tests.streams.version_world import MM, checkpoint_bytes, encoder_of
 from tests.streams.worker_stage import SHARDS, WAIT_S, WorkerStage, stop_cleanly
 

@@ -36,7 +36,7 @@ from streams.replay.points import choose_manifest, open_replay_source
 from streams.replay.replay import ReplayPace
 from streams.shard.log_ends import LogEnds
 from streams.shard.shard import Shard, open_shard
-from streams.shard.snapshot import write_snapshot
+from streams.shard.snapshot_files import write_snapshot
 from streams.versions.publication import Publication
 from tests.streams.replay.nearline import ITEMS, SHARDS, Nearline, make_nearline, replay
 

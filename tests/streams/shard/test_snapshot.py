@@ -17,7 +17,7 @@ from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.shard_state import encode_identity
 from streams.shard.log_ends import LogRange
 from streams.shard.shard import Shard
-from streams.shard.snapshot import list_snapshots, restore_snapshot, write_snapshot
+from streams.shard.snapshot_files import list_snapshots, restore_snapshot, write_snapshot
 from streams.shard.start import start_shard
 from streams.shard.task import ShardTask
 from tests.streams.shard_world import (

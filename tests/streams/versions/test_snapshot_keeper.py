@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.index.snapshot import ShardSnapshot
-from streams.shard.snapshot import FoundSnapshot
+from streams.shard.snapshot_files import FoundSnapshot
 from streams.versions.snapshot_keeper import SnapshotTimes
 
 TIMES = SnapshotTimes(every_s=0.5, every_updates=100)

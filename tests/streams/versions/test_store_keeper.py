@@ -12,7 +12,7 @@ from schemas.index.lifecycle import State
 from schemas.index.manifest import UNIQUE_DIGITS, checked_name, encode_seal, seal_path
 from schemas.index.retention import RetentionRules, plan_removals
 from streams.shard.log_ends import LogRange
-from streams.shard.snapshot import list_snapshots
+from streams.shard.snapshot_files import list_snapshots
 from streams.shard.start import start_shard
 from streams.versions.snapshot_keeper import SnapshotTimes
 from tests.streams.shard_world import upsert

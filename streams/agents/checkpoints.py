@@ -30,7 +30,7 @@ from schemas.index.manifest import checkpoint_path, checkpoint_uri
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from streams.agents.checkpoint_files import read_allowed_file
-from streams.replay.parts import find_replayed
+from streams.replay.adopted_parts import find_replayed
 
 _RETRY_S = 0.5
 _REASON_CHARS_MAX = 2_000

@@ -65,7 +65,7 @@ def replay(
     Exit code 1 if the replayed digest differs from that of the manifest.
     """
     from infra.settings import InfraSettings, load_settings
-    from streams.replay.parts import check_label
+    from streams.replay.adopted_parts import check_label
     from streams.replay.replay import ReplayPace
 
     settings = load_settings(InfraSettings, {"index": {"store": store}})

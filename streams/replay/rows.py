@@ -21,7 +21,7 @@ from schemas.events import CheckpointRecord
 from schemas.index.layout import RowBlock
 from schemas.index.manifest import Manifest, Part, Seal, encode_manifest, manifest_path
 from streams.encoder import RowEncoder
-from streams.replay.parts import ReplayedParts, check_label, encode_replayed, replayed_path
+from streams.replay.adopted_parts import ReplayedParts, check_label, encode_replayed, replayed_path
 from streams.replay.replay import Replayed
 
 

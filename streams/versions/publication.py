@@ -21,7 +21,7 @@ from schemas.index.manifest import Manifest, Seal, decode_manifest, decode_seal,
 from streams.builders.jobs import BuildBase
 from streams.core.version_plans import Revision, plan_revisions
 from streams.encoder_protocol import Encoder
-from streams.replay.parts import find_replayed
+from streams.replay.adopted_parts import find_replayed
 
 _NEVER_MS = -(10**18)  # before any interval
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from schemas.topics import SHARD_TOPICS
 from streams.builders.full_part import build_full_part
 from streams.builders.jobs import BuildJob
-from streams.replay.parts import ReplayedParts, encode_replayed, replayed_path
+from streams.replay.adopted_parts import ReplayedParts, encode_replayed, replayed_path
 from streams.shard.shard import Shard
 from tests.sim.boundary import Boundary
 from tests.sim.disk import Disk

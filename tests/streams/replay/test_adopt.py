@@ -11,7 +11,7 @@ from schemas.index.lifecycle import Cause, EntryKind, State
 from schemas.index.manifest import checkpoint_path
 from schemas.model.item_network import encoder_fingerprint
 from streams.builders.full_part import encode_blocks
-from streams.replay.parts import ReplayedParts, decode_replayed, encode_replayed, find_replayed, replayed_path
+from streams.replay.adopted_parts import ReplayedParts, decode_replayed, encode_replayed, find_replayed, replayed_path
 from streams.replay.rows import Adoption
 from streams.shard.reader import open_shard_reader
 from tests.streams.shard_world import delete, embed, upsert

@@ -9,7 +9,7 @@ parts.py        full and incremental parts and manifests, written and read
 sample.py       a few rows of a version
 verify.py       whether a version is whole
 diff.py         in which rows two versions differ
-retention.py    which files are due for removal, and removing them
+removal.py      which files are due for removal, and removing them
 delta_tail.py   what the shards told their readers last, and how far a version is behind that
 describe.py     versions and shards as rows that commands print
 cli.py          `aif index`, `aif model`

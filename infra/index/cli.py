@@ -141,7 +141,7 @@ def diff(
 
 
 def _removal_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlState", version: int) -> list[dict[str, Any]]:
-    from infra.index.retention import describe_removals
+    from infra.index.removal import describe_removals
     from schemas.index.retention import RetentionRules
 
     rules = RetentionRules(settings.index.keep_versions, int(settings.index.remove_after_s * 1000))

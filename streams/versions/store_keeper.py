@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from infra.clock import Clock
 from infra.index.control_folds import remove_folded
 from infra.index.control_log import ControlLog, append_entry
-from infra.index.retention import read_store_content, remove_due
+from infra.index.removal import read_store_content, remove_due
 from infra.index.store import IndexStore
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind

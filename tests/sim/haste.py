@@ -13,7 +13,7 @@ import msgspec
 
 import infra.index.control_log
 import infra.index.parts
-import infra.index.retention
+import infra.index.removal
 import schemas.index.control
 import schemas.index.control_entry
 import schemas.index.manifest
@@ -221,10 +221,10 @@ _CODECS: list[tuple[Callable[..., bytes], Callable[..., Any], tuple[Any, ...], t
         encode_manifest,
         decode_manifest,
         (streams.versions.publication,),
-        (infra.index.parts, infra.index.retention, streams.versions.publication),
+        (infra.index.parts, infra.index.removal, streams.versions.publication),
     ),
-    (encode_seal, decode_seal, (streams.builders.sealer,), (infra.index.retention, streams.versions.publication)),
-    (encode_snapshot, decode_snapshot, (), (infra.index.retention, streams.shard.snapshot_files)),
+    (encode_seal, decode_seal, (streams.builders.sealer,), (infra.index.removal, streams.versions.publication)),
+    (encode_snapshot, decode_snapshot, (), (infra.index.removal, streams.shard.snapshot_files)),
 ]
 _ALWAYS: list[tuple[Any, str, object]] = [
     (dataclasses, "asdict", fast_asdict),

@@ -17,7 +17,7 @@ from infra.cli import build_app
 from infra.index import s3_store
 from infra.index.control_log import ControlLog
 from infra.index.file_cache import FileCache
-from infra.index.retention import read_store_content
+from infra.index.removal import read_store_content
 from infra.index.s3_store import S3Store, decode_s3_url, open_s3_store
 from infra.index.store import IndexStore, check_exclusive_create, open_index_store
 from infra.index.verify import verify_version

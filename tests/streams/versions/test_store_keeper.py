@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.index.retention import read_store_content, remove_due
+from infra.index.removal import read_store_content, remove_due
 from infra.index.verify import verify_version
 from schemas.errors import Corrupted
 from schemas.index.lifecycle import State

@@ -1,4 +1,4 @@
-"""A few items of a version, and the rows of given items: what a canary looks at (streams/builders/canary.py).
+"""A few items of a version, and the rows of given items: what a canary looks at (streams/builders/canary_scores.py).
 
 Invariants: the sample follows from the manifest alone, so every process reads the same one. The shard of an item is a hash of its id, so the items of some
 shards are a fair sample of the catalogue. The sha256 of the files is not checked here: who serves them does that, and RocksDB's own checksum finds a

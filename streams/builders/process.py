@@ -47,7 +47,7 @@ def _run_network(store: IndexStore, encoders: EncoderCache, job: CanaryJob | Dry
     # Also if it was loaded before this process was forked: several threads of low priority that wait for each other wait long.
     torch.set_num_threads(1)
     if isinstance(job, CanaryJob):
-        from streams.builders.canary import run_canary
+        from streams.builders.canary_scores import run_canary
 
         return run_canary(store, encoders, job)
     from schemas.model.checkpoint import read_checkpoint

@@ -239,7 +239,7 @@ def ranks_unlike(version: int, live: int) -> bool:
 
 
 def sing_canary(world: World, job: CanaryJob) -> CanaryFigures:
-    """streams/builders/canary.py without a network, the same for whoever looks."""
+    """streams/builders/canary_scores.py without a network, the same for whoever looks."""
     world.point("a canary")
     read_manifest(world.store, job.status)  # type: ignore[arg-type]
     if job.live is None:

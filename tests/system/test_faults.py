@@ -25,7 +25,7 @@ from schemas.index.manifest import manifest_path
 from schemas.limits import BODY_BYTES_MAX, RECORD_BYTES_MAX
 from schemas.model.checkpoint import read_checkpoint, write_checkpoint
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES
-from streams.builders.canary import make_users
+from streams.builders.canary_scores import make_users
 from streams.core.canary import CanaryRules
 from tests.system.conftest import EMBEDDING_WIDTH, ITEMS, WAIT_S, System, schema_of
 from tests.system.test_whole_path import body, score

@@ -17,7 +17,7 @@ from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
 from streams.builders import canary
-from streams.builders.canary import run_canary
+from streams.builders.canary_scores import run_canary
 from streams.builders.jobs import CanaryJob, Job
 from streams.builders.pool import Ticket
 from streams.core.canary import CanaryFigures, CanaryRules

@@ -16,7 +16,7 @@ from schemas.index.control import Entry
 from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
-from streams.builders import canary
+from streams.builders import canary_scores as canary
 from streams.builders.canary_scores import run_canary
 from streams.builders.jobs import CanaryJob, Job
 from streams.builders.pool import Ticket

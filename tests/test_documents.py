@@ -1,7 +1,9 @@
 """What the documents name is there: files, links, commands and their options."""
 
+import ast
 import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -36,8 +38,29 @@ def test_every_file_that_a_document_names_is_there(document: str) -> None:
 def test_every_command_that_a_document_names_is_there_with_its_options(document: str) -> None:
     text = (ROOT / document).read_text()
     stated = re.findall(r"`(?:uv run )?(aif [^`\n]+)`|^ {4,}(?:uv run )?(aif [^\n#]+)", text, re.MULTILINE)
+    assert find_unknown_commands(" ".join(found) for found in stated) == []
+
+
+@pytest.mark.parametrize("room", PARTS[:-1])
+def test_every_command_that_a_message_names_is_there_with_its_options(room: str) -> None:
+    """What an error, a log line or an option's help advises can be typed in."""
+    calls = [node for path in (ROOT / room).rglob("*.py") for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    texts = {_text_of(part) for call in calls for part in ast.walk(call) if isinstance(part, ast.Constant | ast.JoinedStr)}
+    texts |= {path.read_text() for path in (ROOT / room).rglob("errors.toml")}
+    assert find_unknown_commands(line for text in texts for line in re.findall(r"`(aif [a-z][^`\n]*)`", text)) == []
+
+
+def _text_of(node: ast.Constant | ast.JoinedStr) -> str:
+    """The text, with VALUE for each value that is filled in."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "VALUE" for part in node.values)
+
+
+def find_unknown_commands(lines: Iterable[str]) -> list[tuple[str, str]]:
+    """(line, the command or option in it that is not there) of lines that begin with `aif`."""
     wrong: list[tuple[str, str]] = []
-    for line in {" ".join(found).strip() for found in stated}:
+    for line in {line.strip() for line in lines}:
         words = re.sub(r"[\[\]\\]", " ", line.replace("\\|", "|")).split()[1:]
         names = list(itertools.takewhile(lambda word: re.fullmatch(r"[a-z][\w|-]*", word), words))
         for alternative in itertools.product(*(name.split("|") for name in names)):
@@ -54,4 +77,4 @@ def test_every_command_that_a_document_names_is_there_with_its_options(document:
                 continue
             options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
             wrong += [(line, word) for word in words if word.startswith("--") and word not in options]
-    assert wrong == []
+    return wrong

@@ -41,6 +41,16 @@ def register_settings(path: str) -> None:
         SETTINGS_CLASSES.append(path)
 
 
+def group_of(app: typer.Typer, name: str, about: str) -> typer.Typer:
+    """A group of commands that several parts share: the part that registers first makes it."""
+    known = next((group.typer_instance for group in app.registered_groups if group.name == name), None)
+    if known is not None:
+        return known
+    made = typer.Typer(help=about, no_args_is_help=True)
+    app.add_typer(made, name=name)
+    return made
+
+
 def read_settings() -> "InfraSettings":
     """The settings of a command that runs no process of its own. Raises Misconfigured."""
     from infra.settings import InfraSettings, load_settings

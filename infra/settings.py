@@ -43,6 +43,7 @@ SECTIONS = frozenset(
         "engine",
         "users",
         "relay",
+        "allocation",
         "demo",
         "bench",
     }

@@ -225,12 +225,16 @@ async def sleep_until(moment_s: float) -> None:
 async def call_at_rate(call: Callable[[int, float], Coroutine[None, None, None]], rate_per_s: float, seconds: float) -> float:
     """`call(number, intended_s)` at a constant rate for so long, whatever became of the earlier ones; returns the seconds until the last is done. An
     error that a call raises ends the whole load."""
+    return await call_at(call, [number / rate_per_s for number in range(max(1, round(rate_per_s * seconds)))])
+
+
+async def call_at(call: Callable[[int, float], Coroutine[None, None, None]], moments_s: Sequence[float]) -> float:
+    """`call(number, intended_s)` at each of the moments, in seconds after the start; else as `call_at_rate`."""
     start_s = time.perf_counter()
     async with asyncio.TaskGroup() as calls:
-        for number in range(max(1, round(rate_per_s * seconds))):
-            intended_s = start_s + number / rate_per_s
-            await sleep_until(intended_s)
-            calls.create_task(call(number, intended_s))
+        for number, moment_s in enumerate(moments_s):
+            await sleep_until(start_s + moment_s)
+            calls.create_task(call(number, start_s + moment_s))
     return time.perf_counter() - start_s
 
 
@@ -252,6 +256,25 @@ async def send_at_rate(
     latencies.seconds = await call_at_rate(send, rate_per_s, seconds)
     await connections.close()
     return latencies
+
+
+async def send_at(
+    target: Target, bodies: Sequence[bytes], moments_s: Sequence[float], on_answer: Callable[[int, str, float, bytes], None]
+) -> None:
+    """Body i at the moment i. `on_answer(number, outcome, ms, body)` is called with every answer, a refusal included; its body is empty if there was none."""
+    requests, connections = [target.encode(body) for body in bodies], Connections(target.url, _CONNECTIONS_MAX)
+
+    async def send(number: int, intended_s: float) -> None:
+        body = b""
+        try:
+            status, body = await connections.exchange(requests[number], lambda: None)
+            outcome = _outcome(status)
+        except (OSError, TimeoutError, ValueError):
+            outcome = FAILED
+        on_answer(number, outcome, (time.perf_counter() - intended_s) * 1000, body)
+
+    await call_at(send, moments_s)
+    await connections.close()
 
 
 async def send_in_turns(

@@ -11,7 +11,7 @@ step; `code` is stable, lower case, and safe to match on.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -39,11 +39,11 @@ class RejectedInput(AifError):
 
 
 class Unavailable(AifError):
-    """The outside world does not answer now; the same call may succeed after `retry_after_s` seconds."""
+    """The outside world does not answer now; the same call may succeed after `retry_after_s` seconds. `receipt`: of a ranking, how it was decided."""
 
-    def __init__(self, code: str, message: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, code: str, message: str, retry_after_s: float = 1.0, receipt: Mapping[str, Any] | None = None) -> None:
         super().__init__(code, message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.receipt = retry_after_s, receipt
 
 
 class Incompatible(AifError):

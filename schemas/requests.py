@@ -41,7 +41,15 @@ CarriedState = Annotated[str, StringConstraints(min_length=1, max_length=4 * -(-
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
 
 
 class InlineBehaviour(_Body):
@@ -124,6 +132,18 @@ class _Candidates(_Body):
     final: Annotated[
         FinalChoice | None,
         Field(description="The ranker orders AIF's top_k items, and these are the answer. Default: AIF's order is the answer."),
+    ] = None
+
+    retrieval_scores: Annotated[
+        Annotated[list[float], Field(max_length=CANDIDATES_MAX)] | None,
+        Field(description="Retrieval's score of each candidate. Under load the best by it are ranked; without it, the first of item_ids."),
+    ] = None
+    user_value: Annotated[
+        Annotated[float, Field(gt=0)] | None,
+        Field(description="What the caller knows of the user's value, relative to 1 for the mean user."),
+    ] = None
+    request_class: Annotated[
+        Name | None, Field(description="The tenant or surface, by which the server shares its time. Default: the class `default`.")
     ] = None
 
     @model_validator(mode="after")
@@ -211,6 +231,34 @@ class RankedItem(_Body):
     probabilities: Annotated[list[float], Field(max_length=TASKS_MAX, description="One per task of the model, click first.")]
 
 
+class Receipt(_Body):
+    """How much work the server chose for a request, and why (docs/how-to/allocate-computation.md).
+
+    lambda      the price of a millisecond of the engine; null: infinite, at a full queue. 0: no pressure, and full work
+    arm         policy, or the random slice that chose instead: probe, random, undropped; propensity: the chance of this action
+    """
+
+    mode: Annotated[str, Field(description="off, shadow, queue or value.")]
+    action: Annotated[str, Field(description="drop, cached, or level/candidates: full/2000.")]
+    candidates: Annotated[int, Field(description="How many entries of item_ids were ranked; 0: none.")]
+    price: Annotated[float | None, Field(alias="lambda", description="The price of a millisecond of the engine; null: infinite.")]
+    lambda_source: Annotated[str, Field(description="The control that set the price: none, plan, queue, floor.")]
+    value: Annotated[float, Field(description="The predicted value of the action.")]
+    cost_ms: Annotated[float, Field(description="The predicted cost of the action: milliseconds of the engine.")]
+    runner_up: Annotated[str, Field(description="The second best action; empty: there was no other.")]
+    reason: Annotated[str, Field(description="Why this action was chosen.")]
+    table: Annotated[str, Field(description="The table of values and costs: its name, and `mean` if its mean row decided.")]
+    arm: Annotated[str, Field(description="Who chose: policy, probe, random, undropped.")]
+    propensity: Annotated[float, Field(description="The chance with which the request got this action.")]
+    retry_after_s: Annotated[float | None, Field(description="Of a refusal: seconds after which a retry makes sense.")] = None
+
+
+class AllocationRequest(_Body):
+    """Switches what the allocator of this server may do, until its end."""
+
+    mode: Annotated[Literal["off", "shadow", "queue", "value"], Field(description="off, shadow, queue or value.")]
+
+
 class UserAnswer(_Body):
     """Call 1's answer. Send `version_token` and `request_id` with call 2, and `user_state` if it was asked for (it is missing if it would be larger than
     call 2 accepts; then send none)."""
@@ -222,6 +270,9 @@ class UserAnswer(_Body):
     behaviours_without_row: Annotated[int, Field(description="Those of them whose item has no row in this version.")]
     state_bytes: Annotated[int, Field(description="The size of the state in the server's memory, in bytes.")]
     user_state: Annotated[CarriedState | None, Field(description="The state, if it was asked for and is not too large.")] = None
+    candidates_max: Annotated[
+        int | None, Field(description="Candidates that call 2 would rank at the present load; more need not be sent. null: all.")
+    ] = None
     took_ms: Annotated[float, Field(description="Milliseconds from the arrival of the request.")]
 
 
@@ -240,10 +291,14 @@ class RankAnswer(_Body):
     version_token: Annotated[str, Field(description="The one version that the whole answer was computed from.")]
     rung: Annotated[str, Field(description="Where the user half came from.")]
     degraded: Annotated[list[str], Field(description="Why the answer is worse than it could be; empty if it is not.")]
+    action: Annotated[str, Field(description="The work that the server chose: full/2000 ranks 2,000 candidates with all parts.")] = ""
+    price: Annotated[float | None, Field(alias="lambda", description="The price of a millisecond of the engine; null: infinite.")] = 0.0
+    table: Annotated[str, Field(description="The table of values and costs that decided; empty: none was needed.")] = ""
+    receipt: Annotated[Receipt | None, Field(description="The decision in full.")] = None
     items: Annotated[
         list[RankedItem], Field(max_length=TOP_K_MAX, description="The best candidates, by score descending, then id ascending.")
     ]
-    candidates: Annotated[int, Field(description="The distinct candidates of the request.")]
+    candidates: Annotated[int, Field(description="The distinct candidates that were ranked; under load fewer than were sent.")]
     unknown_count: Annotated[int, Field(description="Candidates that the version does not have.")]
     unknown_items: Annotated[list[WireId], Field(max_length=UNKNOWN_ITEMS_NAMED_MAX, description="The first of them.")]
     freshness: Annotated[Freshness, Field(description="How recent the rows are.")]
@@ -257,3 +312,4 @@ class ErrorAnswer(_Body):
     code: Annotated[str, Field(description="The stable name of the error.")]
     message: Annotated[str, Field(description="The failure with the value, the expectation, the next step.")]
     retry_after_s: Annotated[float | None, Field(description="Seconds after which a retry makes sense; null if none does.")] = None
+    receipt: Annotated[Receipt | None, Field(description="Of a ranking that was refused: the decision.")] = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.command import AsJson, print_table, register_settings, say
+from infra.command import AsJson, group_of, print_data, print_parts, print_table, register_settings, say
 
 if TYPE_CHECKING:
     from schemas.requests import RankAnswer
@@ -21,6 +21,9 @@ def commands(app: typer.Typer) -> None:
     register_settings("serving.settings:ServerSettings")
     app.command("serve", short_help="Online: rankings over HTTP and gRPC.")(serve)
     app.command("query", short_help="Rank candidates for one user.")(query)
+    allocate = group_of(app, "allocate", "How much work each request gets: fit, look, explain.")
+    allocate.command("mode", short_help="Show or switch what a server may do.")(allocation_mode)
+    allocate.command("explain", short_help="A recent decision of a server, made again.")(explain_allocation)
     app.command("verify-answers", short_help="Recompute answers with the reference model.")(verify_answers)
 
 
@@ -119,6 +122,37 @@ def query(
         typer.echo(answer.model_dump_json())
     else:
         _print_answer(answer)
+
+
+def allocation_mode(
+    mode: Annotated[str | None, typer.Argument(help="off, shadow, queue or value (default: only show).")] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how much work requests get on a server: mode, price, table, actions; with MODE, switch it until the server ends."""
+    from infra.settings import load_settings
+    from serving.client import client_of
+    from serving.settings import ServerSettings
+
+    with client_of(load_settings(ServerSettings).serve, url) as client:
+        print_data(client.allocation() if mode is None else client.switch_allocation(mode), as_json)
+
+
+def explain_allocation(
+    request_id: Annotated[str, typer.Argument(help="The request_id of an answer.")],
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show why a request got the work that it got: its receipt, the inputs, each action's value and cost, and the decision made again from the inputs."""
+    from infra.settings import load_settings
+    from serving.client import client_of
+    from serving.settings import ServerSettings
+
+    with client_of(load_settings(ServerSettings).serve, url) as client:
+        explained = client.explain_allocation(request_id)
+    actions = explained.pop("actions")
+    flat = {**explained.pop("receipt"), **explained.pop("inputs"), **explained}
+    print_parts(flat, {"actions": actions}, as_json)
 
 
 def verify_answers(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, SecretStr
@@ -19,7 +20,7 @@ from pydantic import BaseModel, SecretStr
 from infra.closeable import Closeable
 from schemas.errors import Misconfigured, Unavailable
 from schemas.ids import Id, encode_wire_id
-from schemas.requests import AtLeast, InlineBehaviour, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
+from schemas.requests import AllocationRequest, AtLeast, InlineBehaviour, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
 from serving.http_calls import (
     authorities_of,
     bearer_headers,
@@ -55,7 +56,10 @@ class UserOptions(TypedDict, total=False):
 
 
 class RankOptions(TypedDict, total=False):
-    """Options of call 2, as in RankRequest. `request_id`, `version_token` and `user_state` are those of call 1's answer."""
+    """Options of call 2, as in RankRequest. `request_id`, `version_token` and `user_state` are those of call 1's answer.
+
+    `retrieval_scores`: one per item; under load the best by them are ranked. `user_value`, `request_class`: for the allocation of computation.
+    """
 
     top_k: int
     request_id: str | None
@@ -64,6 +68,9 @@ class RankOptions(TypedDict, total=False):
     consistency: str | AtLeast
     deadline_ms: int | None
     user_state: str | None
+    retrieval_scores: Sequence[float] | None
+    user_value: float | None
+    request_class: str | None
 
 
 class Client(Closeable):
@@ -117,9 +124,21 @@ class Client(Closeable):
 
     def status(self) -> dict[str, Any]:
         """The server's description of itself."""
-        answer = self._send("GET", "/v1/status")
+        return self._look("/v1/status")
+
+    def allocation(self) -> dict[str, Any]:
+        """Mode, price and actions of the server's allocation of computation."""
+        return self._look("/v1/allocation")
+
+    def switch_allocation(self, mode: str) -> dict[str, Any]:
+        """Set the mode (off, shadow, queue, value) until the server ends."""
+        answer = self._send("POST", "/v1/allocation/mode", encode_body(make_body(AllocationRequest, {"mode": mode})))
         check_status(answer)
         return dict(answer.json())
+
+    def explain_allocation(self, request_id: str) -> dict[str, Any]:
+        """A recent decision of this server with its inputs, made again. RejectedInput (`unknown_request`) for another one."""
+        return self._look(f"/v1/allocation/requests/{quote(request_id, safe='')}")
 
     def ready(self) -> bool:
         """Whether the server answers and says that it is ready."""
@@ -145,6 +164,11 @@ class Client(Closeable):
             return _reason(self._http.get(_READY))
         except httpx.RequestError as error:
             return str(error)
+
+    def _look(self, path: str) -> dict[str, Any]:
+        answer = self._send("GET", path)
+        check_status(answer)
+        return dict(answer.json())
 
     def _post(self, path: str, body: BaseModel, kind: type[A]) -> A:
         return decode_answer(kind, self._send("POST", path, encode_body(body)))
@@ -243,6 +267,8 @@ def _user_request(user_id: Id, options: UserOptions) -> UserRequest:
 def _rank_request(user_id: Id, item_ids: Sequence[Id], options: RankOptions) -> RankRequest:
     ids = [encode_wire_id(_plain(one)) for one in _plain(item_ids)]
     fields = {"user_id": encode_wire_id(_plain(user_id)), "item_ids": ids, **options}
+    if options.get("retrieval_scores") is not None:
+        fields["retrieval_scores"] = [float(one) for one in options["retrieval_scores"] or ()]
     return make_body(RankRequest, fields | {"context": dict(options.get("context") or {})})
 
 

@@ -32,6 +32,8 @@ from infra.processes import stop_signals
 from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import Init
+from serving.allocation.allocator import Allocator
+from serving.allocation.tables import Tables
 from serving.audit.answer_recorder import AnswerRecorder
 from serving.audit.parity_sampler import ParitySampler
 from serving.calls.carried_state import CarriedStates
@@ -93,6 +95,8 @@ class RankingServer:
         self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
         self.paced.why_none = self.versions.why_none
         self.relay = Relay(settings.relay, self.metrics, self.engine.find_parameters, self.engine.device)
+        tables = Tables(self.control_log.store, self._current_version, settings.allocation.tables_every_s)
+        self.allocator = Allocator(settings.allocation, tables, self.metrics, self.paced)
         self.pool = StatePool(settings.users.states_max, settings.users.states_bytes_max, settings.users.states_ttl_s)
         self.users: Users | None = None
         name, kafka_prefix = f"{os.uname().nodename[:40]}:{os.getpid()}", settings.kafka.topic_prefix
@@ -108,9 +112,9 @@ class RankingServer:
         self._stale: dict[str, str] = {}  # what was logged last
         self.front = Front(self._ready, settings.serve, self.metrics)
         self.health = Health(self.engine.status, lambda: (self.front.ranked, self.front.faults))
-        self.front.intake.admit = self.paced.check_queue
+        self.front.intake.admit, self.front.intake.receipt = self.paced.check_queue, self.allocator.refusal
         recorder = AnswerRecorder(settings.serve.record_file, settings.serve.record_every_s, settings.serve.record_answers_max)
-        self.api = HttpApi(self.front, Views(self._status, self._show_state), recorder.offer)
+        self.api = HttpApi(self.front, Views(self._status, self._show_state, self.allocator), recorder.offer)
         tls = read_tls(settings.serve.tls_cert, settings.serve.tls_key)
         self.listener = Listener(self.api, settings.serve.host, settings.serve.port, tls, settings.serve.idle_s)
         self.grpc_listener = self._grpc_listener(tls) if settings.serve.grpc else None
@@ -171,6 +175,7 @@ class RankingServer:
         await self._open_index(await self._wait_for_identity())
         await asyncio.shield(self._engine_start)
         self.versions.start()
+        self.allocator.tables.start()
         if self.settings.serve.report_every_s > 0:
             self.reports.start()
         was_ready = False
@@ -226,12 +231,23 @@ class RankingServer:
         self.topic_watch.start()
         self.versions.before_flip = UserMoves(self.paced, users).move_from_thread
         rank_call = RankCall(
-            self.paced, users, self.settings.serve.candidates_max, self.metrics, self._note, self._find_stale, self.ends.ages
+            self.paced,
+            users,
+            self.settings.serve.candidates_max,
+            self.metrics,
+            self.allocator,
+            self._note,
+            self._find_stale,
+            self.ends.ages,
         )
         choose = functools.partial(choose_version, self.paced)
         rank_call.final = FinalCall(self.relay, users, choose, self.settings.relay.candidates)
-        self.api.open_calls(UserCall(self.paced, users), rank_call)
+        self.api.open_calls(UserCall(self.paced, users, self.allocator), rank_call)
         self.front.open_calls(self.engine, rank_call, id_kind)
+
+    def _current_version(self) -> int | None:
+        current = self.engine.current
+        return None if current is None else current.version
 
     def _note(self, work: RankWork, result: RankResult) -> None:
         """Offers an answer to those who watch answers."""
@@ -244,6 +260,8 @@ class RankingServer:
         self.relay.follow(resident)
         self.engine_metrics.show()
         self.health.look()
+        self.allocator.tick()
+        self.allocator.show()
         self._look_how_old()
         self.metrics.gauge("queue_seconds").set(self.paced.queue_ms() / 1000)
         if self.grpc_listener is not None:
@@ -270,7 +288,15 @@ class RankingServer:
 
     def _status(self) -> Mapping[str, Any]:
         topics_error = "" if self.topic_watch is None else self.topic_watch.last_error
-        of_process = self.health, self._find_stale(), len(self.pool), self._ready(), self.ends.ages, self.reports.clock
+        of_process = (
+            self.health,
+            self._find_stale(),
+            len(self.pool),
+            self._ready(),
+            self.ends.ages,
+            self.reports.clock,
+            self.allocator.status(),
+        )
         return server_status(self.engine.status(), self.versions, self.user_follower, topics_error, *of_process)
 
     async def _close(self) -> None:
@@ -288,6 +314,7 @@ class RankingServer:
             self.ends.close,
             self.reports.close,
             self.versions.close,
+            self.allocator.tables.close,
             *((self.topic_watch.close,) if self.topic_watch else ()),
             *((self.user_follower.close,) if self.user_follower else ()),
             self.parity.close,

@@ -11,6 +11,7 @@ from infra.kafka.security import KafkaConnection
 from infra.settings import ProcessSettings, Section
 from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX, MIB, QUEUED_REQUESTS_MAX, USER_STATES_MAX
 from schemas.requests import DEADLINE_MS_DEFAULT
+from serving.allocation.settings import AllocationSection
 from serving.core.admission import QUEUED_WORK_MAX
 from serving.relay.settings import RelaySection
 
@@ -101,6 +102,7 @@ class ServerSettings(ProcessSettings):
     engine: EngineSection = Field(default_factory=EngineSection)
     users: UsersSection = Field(default_factory=UsersSection)
     relay: RelaySection = Field(default_factory=RelaySection)
+    allocation: AllocationSection = Field(default_factory=AllocationSection)
 
     def connection(self) -> KafkaConnection:
         """As of every process; but where no broker is named, the address that the local one had last will do, because a server starts without it."""

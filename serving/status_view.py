@@ -54,6 +54,7 @@ def server_status(
     ready: tuple[bool, str],
     ages: Callable[[Sequence[Mapping[str, int]]], RowAges],
     clock: BrokerClock,
+    allocation: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """The whole state of a server as plain values. `topics_error`: what is wrong with the index's topics, "" if nothing is."""
     return {
@@ -70,6 +71,7 @@ def server_status(
         "failed": status.failed,
         "flips": status.flips,
         "user_states": states,
+        "allocation": allocation,
         "user_positions": {} if users is None else users.positions,
         "user_view_rebuilt_because": "" if users is None else users.rebuilt_because,
         "threads": health.describe(),

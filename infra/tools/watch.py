@@ -173,10 +173,22 @@ def _fetch_server(url: str) -> dict[str, Any]:
         said = httpx.get(f"{url}/v1/status", timeout=_ASK_S_MAX).raise_for_status().json()
         resident: dict[str, Any] = next((r for r in said["residents"] if r["version_token"] == said["version_token"]), {})
         row = {"server": url, "version": said["version_token"], "ready": said["ready"], "rows": resident.get("rows", "")}
-        return {**row, "answered": said["answered"], "why": said["not_ready_because"]}
+        work = said.get("allocation", {})
+        spent = {"mode": work.get("mode", ""), "lambda": work.get("lambda_now", ""), "shortened": work.get("shortened", "")}
+        return {**row, "answered": said["answered"], **spent, "why": said["not_ready_because"]}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         why = f"its answer lacks {error}" if isinstance(error, KeyError) else str(error)
-        return {"server": url, "version": "", "ready": False, "rows": "", "answered": "", "why": why}
+        return {
+            "server": url,
+            "version": "",
+            "ready": False,
+            "rows": "",
+            "answered": "",
+            "mode": "",
+            "lambda": "",
+            "shortened": "",
+            "why": why,
+        }
 
 
 # --- drawing -----------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ def register(group: typer.Typer) -> None:
     group.command("rank", short_help="Engine, ports and peers beside the bare floor.")(bench_rank)
     group.command("device", short_help="The engine on a CUDA device beside the CPU.")(bench_device)
     group.command("overload", short_help="Ten times the load that a server carries.")(bench_overload)
+    group.command("allocation", short_help="A spike of three times the load: who is ranked, and with how much work.")(bench_allocation)
     group.command("table1", short_help="The paper's Table 1, measured.")(bench_table1)
     group.command("table4", short_help="The paper's Table 4, row for row.")(bench_table4)
     group.command("switch", short_help="Latency while versions load and flip.")(bench_switch)
@@ -67,6 +68,19 @@ def bench_overload(
     from lab.serving.overload import OverloadPlan, measure_overload
 
     print_figures(measure_overload(OverloadPlan(seconds=seconds, turns=turns, candidates=candidates)).as_dict(), as_json)
+
+
+def bench_allocation(
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each phase: before the spike, in it, after it.")] = 10.0,
+    turns: Annotated[int, typer.Option(min=1, help="Turns; in each one all variants get the same trace.")] = 3,
+    candidates: Annotated[int, typer.Option(min=1_000, help="Candidates of each request.")] = 10_000,
+    as_json: AsJson = False,
+) -> None:
+    """A spike of three times the load, with the queue's price, with admission alone and with static lists: ranked_share, p99_ratio, value_kept,
+    value_kept_static, errors, decision_p99_us. Eight minutes."""
+    from lab.serving.allocation import AllocationPlan, measure_allocation
+
+    print_figures(measure_allocation(AllocationPlan(candidates=candidates, seconds=seconds, turns=turns)).as_dict(), as_json)
 
 
 def bench_table1(

@@ -29,6 +29,9 @@ from schemas.ids import IdKind
 from schemas.limits import MIB, UPDATES_PER_RECORD_MAX
 from schemas.model.ranker.spec import RankerSpec
 from schemas.topics import USER_BEHAVIOURS
+from serving.allocation.allocator import TICK_S, Allocator
+from serving.allocation.settings import AllocationSection
+from serving.allocation.tables import Tables
 from serving.calls.final_call import FinalCall
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.rank_call import RankCall
@@ -62,18 +65,28 @@ async def open_bench_server(
     metrics = Metrics()
     paced, users = PacedEngine(engine, metrics), Users(store, pool, IdKind.INT64, metrics)
     front = Front(lambda: (True, ""), settings, metrics)
-    front.intake.admit = paced.check_queue
-    api, rank_call = HttpApi(front, Views(dict, users.show)), RankCall(paced, users, settings.candidates_max, metrics)
+    allocator = Allocator(AllocationSection(), Tables(None, lambda: None), metrics, paced)
+    front.intake.admit, front.intake.receipt = paced.check_queue, allocator.refusal
+    api = HttpApi(front, Views(dict, users.show, allocator))
+    rank_call = RankCall(paced, users, settings.candidates_max, metrics, allocator)
     if relay is not None:
         rank_call.final = FinalCall(relay, users, functools.partial(choose_version, paced), relay.settings.candidates)
-    api.open_calls(UserCall(paced, users), rank_call)
+    api.open_calls(UserCall(paced, users, allocator), rank_call)
     front.open_calls(engine, rank_call, IdKind.INT64)
     listener = Listener(api, settings.host, settings.port, idle_s=settings.idle_s)
     share_the_interpreter()
     calm_collector()
     await listener.open()
+    ticking = asyncio.create_task(_tick(allocator))
     yield listener, front
+    ticking.cancel()
     await listener.close()
+
+
+async def _tick(allocator: Allocator) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        allocator.tick()
 
 
 async def _serve(world: RankWorld, store: UserStore, relay: Relay | None) -> None:

@@ -40,6 +40,7 @@ from schemas.token import VersionToken, decode_token
 from serving.audit.final_answer import FINAL_TOLERANCE, rank_finally
 from serving.audit.version_rows import VersionRows, positions_of
 from serving.core.answer_check import Claim, Reference, check_answer
+from serving.core.ladder import take_first
 
 VERIFY_ANSWERS = Measured(
     "verify-answers",
@@ -228,7 +229,9 @@ class _Auditor:
 
     def check(self, one: RecordedAnswer) -> tuple[str, float]:
         """(what is wrong, or "" if nothing is; greatest difference in units of the tolerance)."""
-        asked = list(dict.fromkeys(self._ids[i] for i in one.request.item_ids))
+        receipt = one.answer.receipt
+        ranked = take_first(one.request.item_ids, None if receipt is None else receipt.candidates, one.request.retrieval_scores)
+        asked = list(dict.fromkeys(self._ids[i] for i in ranked))
         places = [self._place[i] for i in asked]
         live_C = self._rows.now.live_R[places]
         known = [i for i, live in zip(asked, live_C.tolist(), strict=True) if live]

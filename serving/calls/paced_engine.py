@@ -24,6 +24,7 @@ from serving.core.admission import (
     Job,
     Offered,
     Refusal,
+    Scale,
     count_kept,
     decide_deadline,
     decide_queue,
@@ -31,6 +32,7 @@ from serving.core.admission import (
     fold_cost,
     fold_doubt,
     fold_offered,
+    fold_scale,
     predict_ms,
     queue_ms_max,
 )
@@ -46,7 +48,7 @@ class PacedEngine:
     ) -> None:
         self._engine, self._metrics, self._work_max, self._clock = engine, metrics, work_max, clock
         self._lock = threading.Lock()
-        self._waiting: dict[Future[Any], tuple[Sequence[Job], float]] = {}
+        self._waiting: dict[Future[Any], tuple[Sequence[Job], float, float]] = {}  # (jobs, predicted ms, ms by the allocation's table)
         self._waiting_ms = 0.0
         self._began_s = self._clock()  # when the engine began the piece of work that it computes now
         self._beside: dict[Future[Any], tuple[Job, float]] = {}  # long user halves: (job, predicted ms)
@@ -55,6 +57,8 @@ class PacedEngine:
         self._ended = 0  # pieces of work so far
         self._turned_away = 0  # refused requests that `offered` does not include yet
         self._refused: dict[str, Counter] = {}  # by reason
+        self.refused = 0  # requests since the start
+        self._scale, self.worked_ms = Scale(), 0.0  # the latter: all measured work so far
         self.costs, self.offered = Costs(), Offered()
         self.why_none: Callable[[], str] = lambda: "wait until one is published"  # why no version is live, for the error of a request
 
@@ -79,10 +83,11 @@ class PacedEngine:
             return self._watch_beside(work, job)
         return self._watch(self._engine.submit_user, work, [job], asked_for, received_s)
 
-    def submit_rank(self, work: RankWork, received_s: float | None = None) -> "Future[RankResult]":
-        """Call 2, including the user half if the work brings no state. `received_s` as for `submit_user`."""
+    def submit_rank(self, work: RankWork, received_s: float | None = None, expected_ms: float = 0.0) -> "Future[RankResult]":
+        """Call 2, including the user half if the work brings no state. `received_s` as for `submit_user`; `expected_ms`: its cost by the allocation's table, 0
+        if that was not asked."""
         half = [] if work.state is not None else [Job("user", 0) if work.user is None else self._user_job(work.user)]
-        return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))], received_s=received_s)
+        return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))], True, received_s, expected_ms)
 
     def queue_ms(self) -> float:
         """Milliseconds that a piece of work submitted now would wait."""
@@ -109,6 +114,10 @@ class PacedEngine:
                 self._offer(self.costs.mean_ms, self._turned_away)
             self._turned_away = 0
         return self.offered.now(self._clock() * 1000, self.costs.mean_ms)
+
+    def cost_scale(self) -> float:
+        """What rankings took, divided by what the allocation's table expected; 1 at the start."""
+        return self._scale.value
 
     def predict_rank_ms(self, candidates: int) -> float:
         """Predicted milliseconds of ranking so many."""
@@ -163,6 +172,7 @@ class PacedEngine:
     def _refuse(self, refusal: Refusal | None, reason: str) -> None:
         if refusal is not None:
             self._turned_away += 1
+            self.refused += 1
             self._count_refused(reason)
             message = f"{refusal.reason}; send it again after retry_after_s, or to another server"
             raise Unavailable("overloaded", message, retry_after_s=refusal.retry_after_ms / 1000)
@@ -176,9 +186,10 @@ class PacedEngine:
         """Cancels rankings that would begin later than the bound; deadline.py tells their requests. User halves stay: several requests may wait for one."""
         with self._lock:
             waiting, spent_ms = list(self._waiting.items()), (self._clock() - self._began_s) * 1000
-        kept = count_kept([predicted for _, (_, predicted) in waiting], spent_ms, bound_ms, load)
-        for future, (jobs, _) in waiting[kept:]:
+        kept = count_kept([predicted for _, (_, predicted, _) in waiting], spent_ms, bound_ms, load)
+        for future, (jobs, _, _) in waiting[kept:]:
             if jobs[-1].kind == "rank" and future.cancel():
+                self.refused += 1
                 self._count_refused("withdrawn")
 
     def _watch(
@@ -188,13 +199,14 @@ class PacedEngine:
         jobs: Sequence[Job],
         asked_for: bool = True,
         received_s: float | None = None,
+        expected_ms: float = 0.0,
     ) -> "Future[Any]":
         predicted = sum(predict_ms(self.costs, job) for job in jobs)
         future = submit(work)
         with self._lock:
             if not self._waiting:
                 self._began_s = self._clock()
-            self._waiting[future] = (jobs, predicted)
+            self._waiting[future] = (jobs, predicted, expected_ms)
             self._waiting_ms += predicted
             if asked_for:
                 self._offer(predicted, received_s=received_s)
@@ -227,11 +239,13 @@ class PacedEngine:
     def _done(self, future: "Future[Any]") -> None:
         now_s = self._clock()
         with self._lock:
-            jobs, predicted = self._waiting.pop(future)
+            jobs, predicted, expected_ms = self._waiting.pop(future)
             self._waiting_ms = self._waiting_ms - predicted if self._waiting else 0.0
             self._ended, self._closed_until_s = self._ended + 1, 0.0
             if future.cancelled():
                 return
             if future.exception() is None:
-                self.costs = fold_cost(self.costs, jobs, (now_s - self._began_s) * 1000)
+                took_ms = (now_s - self._began_s) * 1000
+                self.costs, self._scale = fold_cost(self.costs, jobs, took_ms), fold_scale(self._scale, expected_ms, took_ms)
+                self.worked_ms += took_ms
             self._began_s = now_s

@@ -8,14 +8,18 @@ Version: the one of the request's token if it is resident. If not, the current o
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from infra.metrics import Metrics
-from schemas.errors import Incompatible
+from schemas.allocation import Facts
+from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.ids import Id
 from schemas.requests import AtLeast, FinalReport, PrerankRequest, RankRequest
 from schemas.token import VersionToken, decode_token
+from serving.allocation.allocator import Allocator
+from serving.allocation.decisions import DEFAULT_CLASS, Ask, Choice
 from serving.calls.deadline import Deadline
 from serving.calls.final_call import FinalCall
 from serving.calls.paced_engine import PacedEngine
@@ -24,13 +28,15 @@ from serving.calls.state_pool import prior_key
 from serving.calls.user_halves import Asked, Users
 from serving.calls.user_rungs import Half, UserRungs
 from serving.calls.version_choice import check_consistency, choose_version, is_reached, wait_for_watermark
-from serving.core.ladder import DEGRADED, Rung
+from serving.core.ladder import DEGRADED, Rung, take_first
 from serving.core.relay_rungs import DEGRADED_RUNGS, FinalRung
 from serving.core.row_ages import UNKNOWN, RowAges
 from serving.engine.work import RankResult, RankWork
 from serving.users.user_store import KnownUser
 
 Request = RankRequest | PrerankRequest
+_WORTHLESS_RETRY_S = 1.0
+_TOP = 100  # scores of retrieval whose mean says what the request may be worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +49,17 @@ class _Plan:
     token: VersionToken | None
     pinned: bool
 
-    def work(self, half: Half) -> RankWork:
-        """The engine's work on this user half, and so on its version."""
-        return RankWork(self.item_ids, self.request.top_k, half.state, half.work, self.request.context)
+    def work(self, half: Half, candidates: int | None = None) -> RankWork:
+        """The engine's work on this user half, and so on its version; of the best `candidates` by retrieval, or of all."""
+        item_ids = take_first(self.item_ids, candidates, self.request.retrieval_scores)
+        return RankWork(item_ids, self.request.top_k, half.state, half.work, self.request.context)
+
+    def facts(self, half: Half) -> Facts:
+        """What the allocator knows of the request."""
+        behaviours = half.state.behaviours if half.state is not None else len(half.work.behaviours) if half.work is not None else 0
+        scores = self.request.retrieval_scores
+        top = None if scores is None else float(np.mean(np.partition(scores, -min(_TOP, len(scores)))[-_TOP:]))
+        return Facts(len(self.item_ids), behaviours, half.state is None, self.request.user_value, top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,7 @@ class Ranked:
     """A ranking before it takes the form of a protocol: the engine's result, and what the answer says about itself.
 
     final     what the ranker's order was computed from, if the request asked for it
+    receipt   schemas.requests.Receipt, as it travels
     history   from which the user half was made for this ranking alone; None if the half was kept, carried, or continued from a kept one
     """
 
@@ -60,6 +75,7 @@ class Ranked:
     result: RankResult
     rung: Rung
     degraded: list[str]
+    receipt: Mapping[str, Any]
     ages: RowAges = UNKNOWN
     history: KnownUser | None = None
     final: FinalReport | None = None
@@ -74,6 +90,7 @@ class RankCall:
         users: Users,
         candidates_max: int,
         metrics: Metrics,
+        allocator: Allocator,
         sample: Callable[[RankWork, RankResult], None] = lambda work, result: None,
         stale: Callable[[], Iterable[str]] = tuple,
         ages: Callable[[Sequence[Mapping[str, int]]], RowAges] = lambda watermark: UNKNOWN,
@@ -81,21 +98,31 @@ class RankCall:
         """`sample` is called with every answer and the work it came from; `stale` gives the reasons why answers of this server may be out of date;
         `ages`: how old the rows of a watermark are now."""
         self._engine, self._users, self._candidates_max, self._metrics = engine, users, candidates_max, metrics
+        self._allocator = allocator
         self._sample, self._stale, self._ages = sample, stale, ages
         self._rungs = UserRungs(engine, users)
         self.final: FinalCall | None = None  # None: AIF's order is the answer
 
     async def rank(self, request: Request, deadline: Deadline) -> Ranked:
         """The top-k of the request's candidates. Raises RejectedInput, Incompatible (`version_gone`), Unavailable."""
+        try:
+            return await self._answer(request, deadline)
+        except Unavailable as error:
+            if error.receipt is None:
+                error.receipt = self._allocator.refusal(error.retry_after_s, error.code)
+            raise
+
+    async def _answer(self, request: Request, deadline: Deadline) -> Ranked:
         plan = await self._plan(request)
-        self._engine.check_work(self._engine.predict_rank_ms(len(plan.item_ids)), deadline.left_s())
+        least = self._allocator.least(len(plan.item_ids), request.top_k)
+        self._engine.check_work(self._engine.predict_rank_ms(least), deadline.left_s())
         while True:
             if isinstance(request.consistency, AtLeast):
                 await wait_for_watermark(self._engine, request.consistency, plan.token.version if plan.token else None, deadline)
-            result, half = await self._rank(plan, deadline)
+            result, half, choice = await self._rank(plan, least, deadline)
             # A flip between the wait and the ranking may give the answer of another version; then wait for that one.
             if not isinstance(request.consistency, AtLeast) or is_reached(result.watermark, request.consistency):
-                return await self._finish(self._describe(plan, result, half), plan, deadline)
+                return await self._finish(self._describe(plan, result, half, choice), plan, deadline)
 
     async def _plan(self, request: Request) -> _Plan:
         asked = await self._users.identify(request)
@@ -104,29 +131,53 @@ class RankCall:
             token = decode_token(request.version_token)
         pinned = check_consistency(request.consistency, token)
         item_ids = decode_candidates(request.item_ids, self._users.id_kind, self._candidates_max)
+        if request.retrieval_scores is not None and len(request.retrieval_scores) != len(item_ids):
+            raise RejectedInput(
+                "bad_retrieval_scores",
+                f"retrieval_scores has {len(request.retrieval_scores)} numbers for {len(item_ids)} candidates; send one for each, or none",
+            )
         return _Plan(request, asked, item_ids, token, pinned)
 
-    async def _rank(self, plan: _Plan, deadline: Deadline) -> tuple[RankResult, Half]:
+    async def _rank(self, plan: _Plan, least: int, deadline: Deadline) -> tuple[RankResult, Half, Choice]:
         version = choose_version(self._engine, plan.token, plan.pinned)
-        half = await self._rungs.find(plan.asked, version, len(plan.item_ids), deadline, plan.pinned)
+        half = await self._rungs.find(plan.asked, version, least, deadline, plan.pinned)
         try:
-            result = await self._score(plan, half, deadline)
+            result, work, choice = await self._score(plan, half, version.version, deadline)
         except Incompatible as error:
             if error.code != "version_gone" or plan.pinned:
                 raise
             found = await self._users.find(plan.asked)  # the version was dropped in between: again, on the current one
             half = Half(Rung.INLINE, work=found.work(None), found=found)
-            result = await self._score(plan, half, deadline)
+            result, work, choice = await self._score(plan, half, version.version, deadline)
         self._keep(plan, half, result)
-        asyncio.get_running_loop().call_soon(self._sample, plan.work(half), result)  # when the answer is on its way, as all counting
-        return result, half
+        asyncio.get_running_loop().call_soon(self._sample, work, result)  # when the answer is on its way, as all counting
+        return result, half, choice
 
-    async def _score(self, plan: _Plan, half: Half, deadline: Deadline) -> RankResult:
-        """The engine's answer on one user half; the half is given back in any case."""
+    async def _score(self, plan: _Plan, half: Half, version: int, deadline: Deadline) -> tuple[RankResult, RankWork, Choice]:
+        """The engine's answer on one user half, its work, and how much of the request that was; the half is given back in any case."""
+        request, choice, late = plan.request, None, False
         try:
-            return await deadline.wait_for(self._engine.submit_rank(plan.work(half), deadline.received_s))
+            ask = Ask(
+                plan.asked.request_id,
+                version,
+                plan.facts(half),
+                request.top_k,
+                deadline.left_s() * 1000,
+                request.request_class or DEFAULT_CLASS,
+            )
+            choice = self._allocator.decide(ask)  # and submitted before any other request is decided
+            if choice.shed:
+                raise _worthless(choice.receipt())
+            work = plan.work(half, choice.candidates)
+            result = await deadline.wait_for(self._engine.submit_rank(work, deadline.received_s, choice.expected_ms))
+            return result, work, choice
+        except Unavailable as error:
+            late = error.code == "deadline_passed"
+            raise
         finally:
             half.end()
+            if choice is not None:
+                self._allocator.end(choice, late)
 
     def _keep(self, plan: _Plan, half: Half, result: RankResult) -> None:
         """Keeps a state that this ranking made: for the user's next request, or for everybody if it is the empty user's."""
@@ -135,11 +186,12 @@ class RankCall:
         elif half.rung is Rung.ITEM_PRIOR and half.state is None:
             self._users.pool.put(prior_key(result.state.version), result.state)
 
-    def _describe(self, plan: _Plan, result: RankResult, half: Half) -> Ranked:
+    def _describe(self, plan: _Plan, result: RankResult, half: Half, choice: Choice) -> Ranked:
         rung = half.rung
-        degraded = [*_degraded(plan, result, rung), *self._stale()]
+        fewer = ["fewer_candidates"] if choice.candidates is not None else []
+        degraded = [*_degraded(plan, result, rung), *fewer, *self._stale()]
         asyncio.get_running_loop().call_soon(self._count, result, rung, degraded)
-        return Ranked(plan.asked.request_id, result, rung, degraded, self._ages(result.watermark), half.history)
+        return Ranked(plan.asked.request_id, result, rung, degraded, choice.receipt(), self._ages(result.watermark), half.history)
 
     async def _finish(self, ranked: Ranked, plan: _Plan, deadline: Deadline) -> Ranked:
         """In the ranker's order, if the request asks for it."""
@@ -156,6 +208,13 @@ class RankCall:
         self._metrics.counter("candidates_unknown").inc(result.unknown_count)
         for reason in degraded:
             self._metrics.counter("answers_degraded").labels(reason).inc()
+
+
+def _worthless(receipt: Mapping[str, Any]) -> Unavailable:
+    message = "overloaded: the least work on this request costs more than its expected value; send it again after retry_after_s"
+    error = Unavailable("overloaded", message, _WORTHLESS_RETRY_S)
+    error.receipt = {**receipt, "retry_after_s": _WORTHLESS_RETRY_S}
+    return error
 
 
 def _degraded(plan: _Plan, result: RankResult, rung: Rung) -> list[str]:

@@ -6,6 +6,7 @@ identify the user -> find the history -> choose the version -> take the kept sta
 from schemas.errors import Incompatible
 from schemas.requests import UserAnswer, UserRequest
 from schemas.token import VersionToken, decode_token
+from serving.allocation.allocator import Allocator
 from serving.calls.deadline import Deadline
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.user_halves import Asked, FoundUser, Users
@@ -16,8 +17,8 @@ from serving.engine.work import UserState
 class UserCall:
     """Answers POST /v1/user."""
 
-    def __init__(self, engine: PacedEngine, users: Users) -> None:
-        self._engine, self._users = engine, users
+    def __init__(self, engine: PacedEngine, users: Users, allocator: Allocator) -> None:
+        self._engine, self._users, self._allocator = engine, users, allocator
 
     async def answer(self, request: UserRequest, deadline: Deadline) -> UserAnswer:
         """Makes and keeps the user half, on the version of the request's token if it is resident, else on the current one.
@@ -38,6 +39,7 @@ class UserCall:
             behaviours_without_row=state.behaviours_without_row,
             state_bytes=state.size_bytes,
             user_state=user_state,
+            candidates_max=self._allocator.suggest(used.version, state.behaviours),
             took_ms=deadline.took_ms(),
         )
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 LEARNING_RATE = 0.2  # weight of a new value in the exponential average: a change of speed is learnt after about ten pieces of work
+SCALE_RATE = 0.05  # of `Scale`: it serves all kinds of work together, so it is slower
 DOUBT = 0.95  # with it, a prediction that is ten times too long is tried again after 45 requests that avoided it
 # A longer burst, or more excess, is certain to be a flood, but more requests of a flood wait before it is noticed. At ten times the load these take four
 # pieces of work together.
@@ -83,6 +84,29 @@ def fold_beside(costs: Costs, job: Job, took_ms: float) -> Costs:
 def fold_doubt(costs: Costs, job: Job) -> Costs:
     """The costs after a job was avoided because of its prediction: the prediction falls a little, so that the job is tried again some time."""
     return Costs({**costs.by_bucket, job.bucket: DOUBT * predict_ms(costs, job)}, costs.mean_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Smoothed costs of the same work: measured, and as a table of costs says. A table of another machine, or a wrong one, is corrected by their ratio."""
+
+    took_ms: float = 0.0
+    expected_ms: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """Measured time over expected time; 1 if nothing is known."""
+        return self.took_ms / self.expected_ms if self.expected_ms else 1.0
+
+
+def fold_scale(scale: Scale, expected_ms: float, took_ms: float) -> Scale:
+    """The scale after a piece of work; one without an expectation changes nothing."""
+    if expected_ms <= 0:
+        return scale
+    if not scale.expected_ms:
+        return Scale(took_ms, expected_ms)
+    rate = SCALE_RATE
+    return Scale(scale.took_ms + rate * (took_ms - scale.took_ms), scale.expected_ms + rate * (expected_ms - scale.expected_ms))
 
 
 def _toward(before: float | None, seen: float) -> float:

@@ -9,6 +9,10 @@
     profile_only  made from the profile alone                                      all behaviours
     item_prior    the empty user's half: items are ranked by themselves            everything about the user
 
+The length of the candidate list is the second ladder: under load fewer candidates are ranked, the first in the caller's order or the best by retrieval.
+
+Here: the best rung that a situation allows, the lengths that the time allows. Not here: taking a rung (serving/calls/user_rungs.py), predicted times
+(core/admission.py), the length that is worth its price (core/choice.py).
 A state that is there is taken whatever the time (the first two rungs), so the table begins with what a call without one can do. Its last rung is always
 allowed: a worse answer is better than none, and the answer names its rung.
 """
@@ -16,6 +20,10 @@ allowed: a worse answer is better than none, and the answer names its rung.
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.ids import Id
 
 
 class Rung(enum.StrEnum):
@@ -70,3 +78,18 @@ _TABLE: Sequence[tuple[Rung, Callable[[Situation], bool]]] = (
 def choose_rung(situation: Situation) -> Rung:
     """The best rung that is allowed."""
     return next(rung for rung, allows in _TABLE if allows(situation))
+
+
+def count_in_time(predicted_ms: Sequence[float], queue_ms: float, left_ms: float) -> int:
+    """The same for the length of the list that is ranked: how many of the lengths, ascending by their cost, fit into the time left. The first always does."""
+    return max(1, sum(queue_ms + work_ms <= left_ms for work_ms in predicted_ms))
+
+
+def take_first(ids: Sequence[Id] | np.ndarray, count: int | None, scores: Sequence[float] | None = None) -> Sequence[Id] | np.ndarray:
+    """The first `count` candidates in the caller's order, or the best by retrieval's scores; None: all."""
+    if count is None or count >= len(ids):
+        return ids
+    if scores is None:
+        return ids[:count]
+    best = np.sort(np.argpartition(-np.asarray(scores, np.float64), count - 1)[:count])
+    return ids[best] if isinstance(ids, np.ndarray) else [ids[place] for place in best]

@@ -101,6 +101,8 @@ class Merger:
         item_ids = await self._retrieve(user)
         request.note("retrieval", 0.0, f"{len(item_ids)} candidates")
         user_answer = first.result() if first.done() and first.exception() is None else None
+        if user_answer is not None and user_answer.candidates_max is not None:  # the server would rank no more of them now
+            item_ids = item_ids[: max(user_answer.candidates_max, 2 * top_k)]
         body = {"item_ids": [encode_wire_id(one) for one in item_ids], "top_k": top_k, "context": dict(context or {})}
         if user_answer is not None:
             body["version_token"] = user_answer.version_token

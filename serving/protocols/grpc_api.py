@@ -15,6 +15,7 @@ anything else   INTERNAL with an id that is in the log
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -236,6 +237,8 @@ def encode_grpc_error(error: Exception) -> tuple[str, tuple[tuple[str, str], ...
     if answer.retry_after_s:
         wait_ms = str(max(1, round(answer.retry_after_s * 1000)))
         trailers += [("retry-after-ms", wait_ms), (_PUSHBACK, wait_ms)]
+    if isinstance(error, Unavailable) and error.receipt is not None:
+        trailers.append(("aif-receipt", json.dumps(error.receipt)))
     return f"{answer.code}: {answer.message}"[:_MESSAGE_CHARS_MAX], tuple(trailers), error_id
 
 

@@ -3,6 +3,8 @@
     POST /v1/user  /v1/rank  /v1/prerank     models of schemas/requests.py
     POST /v1/prefix  /v1/rank_final          the second stage
     GET  /v1/status                          what is resident, how far, what went wrong last
+    GET  /v1/allocation[/requests/ID]        how much work requests get, and why a request got what it got
+    POST /v1/allocation/mode                 {"mode": ...}: off, shadow, queue, value
     GET  /openapi.json                       these routes for machines
     GET  /metrics                            Prometheus text
     ...  /v2/...                             the Open Inference Protocol (open_inference_http.py)
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import Any
+from urllib.parse import unquote
 
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -32,7 +35,8 @@ from pydantic_core import to_json
 from schemas.errors import RejectedInput
 from schemas.ids import Id, encode_wire_id
 from schemas.limits import HTTP_HEADER_BYTES_MAX, HTTP_HEADERS_MAX, HTTP_URI_CHARS_MAX, KIB
-from schemas.requests import DEADLINE_HEADER, FinalRequest, PrefixRequest, PrerankRequest, RankRequest, UserRequest
+from schemas.requests import DEADLINE_HEADER, AllocationRequest, FinalRequest, PrefixRequest, PrerankRequest, RankRequest, UserRequest
+from serving.allocation.allocator import Allocator
 from serving.calls.deadline import Deadline, decode_deadline_header
 from serving.calls.rank_call import RankCall, Ranked
 from serving.calls.user_call import UserCall
@@ -47,6 +51,7 @@ from serving.users.user_store import KnownUser
 
 _AT_ONCE_BYTES_MAX = 32 * KIB  # read in 1 ms
 _ACCEPTED = 202  # a signal's work begins after its answer
+_ALLOCATION, _MODE, _DECISIONS = "/v1/allocation", "/v1/allocation/mode", "/v1/allocation/requests/"
 _LOOKS = ("GET", "HEAD")  # HEAD is what probes of load balancers like to send; Granian leaves the body of its answer out
 
 
@@ -67,6 +72,8 @@ async def encode_answer(ranked: Ranked, took_ms: float) -> bytes:
         "version_token": str(result.token),
         "rung": ranked.rung.value,
         "degraded": ranked.degraded,
+        **{name: ranked.receipt[name] for name in ("action", "lambda", "table")},
+        "receipt": ranked.receipt,
     }
     tail = {
         "candidates": result.candidates,
@@ -134,10 +141,12 @@ class ClientWatch:
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """What the GET routes show. `status`: the server's state as plain values; `before_metrics`: called before the metrics are read, to update gauges."""
+    """What the GET routes show. `status`: the server's state as plain values; `before_metrics`: called before the metrics are read, to update gauges;
+    `allocator`: decides how much work requests get."""
 
     status: Callable[[], Mapping[str, Any]]
     before_metrics: Callable[[], None]
+    allocator: Allocator
 
 
 class HttpApi:
@@ -157,6 +166,7 @@ class HttpApi:
         self._handlers: Mapping[str, Callable[[Any, Deadline], Awaitable[bytes]]] = {}
         self._looks: Mapping[str, Callable[[], Reply]] = {
             "/v1/status": lambda: json_reply(200, self._views.status()),
+            _ALLOCATION: lambda: json_reply(200, self._views.allocator.status()),
             "/openapi.json": lambda: Reply(200, openapi_json(self._front.settings.candidates_max)),
             "/metrics": self._show_metrics,
         }
@@ -213,6 +223,13 @@ class HttpApi:
             _check_method(path, method, "POST")
             raw = await self._take_body(scope, protocol)
             return await self._inference.infer(path, raw, scope.headers, received_s, _header_ms(scope))
+        if path == _MODE:
+            _check_method(path, method, "POST")
+            self._views.allocator.switch(decode_body(AllocationRequest, await read_body(scope, protocol, self._front.intake)).mode)
+            return self._looks[_ALLOCATION]()
+        if path.startswith(_DECISIONS):
+            _check_method(path, method, *_LOOKS)
+            return json_reply(200, self._views.allocator.explain(unquote(path.removeprefix(_DECISIONS))))
         if path in self._looks:
             _check_method(path, method, *_LOOKS)
             return self._looks[path]()

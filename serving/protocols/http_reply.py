@@ -38,6 +38,7 @@ _STATUS: Mapping[str, int] = {
     "no_such_route": 404,
     "unknown_model": 404,
     "unknown_version": 404,
+    "unknown_request": 404,
     "method_not_allowed": 405,
     "body_too_slow": 408,
     "body_too_large": 413,
@@ -76,14 +77,24 @@ def error_reply(error: Exception, path: str) -> Reply:
         logger.error("request_failed", error_id=error_id, path=path[:80], exc_info=error)
     allowed, in_open_inference = error.allowed if isinstance(error, WrongMethod) else (), path.startswith(_OPEN_INFERENCE)
     status = status_of(error, in_open_inference)
-    return _encode_error(status, answer.code, answer.message, answer.retry_after_s, allowed, in_open_inference)
+    receipt = error.receipt if isinstance(error, Unavailable) else None
+    encoded = None if receipt is None else json.dumps(receipt)
+    return _encode_error(status, answer.code, answer.message, answer.retry_after_s, allowed, in_open_inference, encoded)
 
 
 @functools.lru_cache(maxsize=8)  # in a flood hundreds of clients get the same answer
 def _encode_error(
-    status: int, code: str, message: str, retry_after_s: float | None, allowed: tuple[str, ...], in_open_inference: bool
+    status: int,
+    code: str,
+    message: str,
+    retry_after_s: float | None,
+    allowed: tuple[str, ...],
+    in_open_inference: bool,
+    receipt: str | None = None,
 ) -> Reply:
     values: dict[str, Any] = {"code": code, "message": message, "retry_after_s": retry_after_s}
+    if receipt is not None:
+        values["receipt"] = json.loads(receipt)
     if in_open_inference:
         values = {"error": f"{code}: {message}", **values}  # the field that clients of that protocol read
         if retry_after_s is None:

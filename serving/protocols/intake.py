@@ -1,7 +1,8 @@
 """How many requests are in work and how many bytes of bodies are being read, over all ports, and the refusal of more (I8)."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from schemas.errors import Unavailable
 from schemas.limits import BODIES_BYTES_MAX
@@ -12,6 +13,7 @@ class Intake:
 
     def __init__(self, requests_max: int) -> None:
         self.requests_max, self.in_work, self.reading_bytes = requests_max, 0, 0
+        self.receipt: Callable[[float, str], Mapping[str, Any]] | None = None  # of a refusal: (seconds to the retry, reason)
         self.admit: Callable[[], None] = lambda: None  # raises Unavailable if one more request would wait too long
 
     def enter(self) -> "Intake":
@@ -26,8 +28,13 @@ class Intake:
 
     def check(self) -> None:
         """Raises Unavailable (`overloaded`) if the request that entered last is one too many, by number or by the time it would wait."""
-        self.check_number()
-        self.admit()
+        try:
+            self.check_number()
+            self.admit()
+        except Unavailable as error:
+            if self.receipt is not None:
+                error.receipt = self.receipt(error.retry_after_s, error.code)
+            raise
 
     def check_number(self) -> None:
         """The same by number alone. Called again once the body has arrived, because other requests came meanwhile."""

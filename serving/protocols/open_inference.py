@@ -3,7 +3,7 @@
     inputs    user_id [1], item_ids [C]: INT64 or BYTES, as the catalogue's ids are;  optional: request_id [1] and version_token [1] BYTES, top_k [1]
     outputs   item_ids [A] as the inputs, scores [A] FP32: min(top_k, known candidates), best first
 
-One more input is accepted but not listed, because only our own clients have it: user_state [1] BYTES (calls/carried_state.py).
+Two more inputs are accepted but not listed, because a stock client has neither: user_state [1] BYTES (calls/carried_state.py), retrieval_scores [C] FP32.
 What an answer says about itself (version token, rung, degraded, watermark, ...) is in the parameters of the answer.
 A request that names a version is pinned to it. A version that is not resident is refused, with the list of the resident ones.
 Source: KServe, Open Inference Protocol v2; statistics and timeout: Triton's extensions.
@@ -43,7 +43,7 @@ OUTPUTS = ("item_ids", "scores")
 _ID_TYPES: Mapping[IdKind, str] = {IdKind.INT64: "INT64", IdKind.TEXT: BYTES}
 _CONTEXT = "context."
 # `priority` is accepted and has no effect: there is one queue
-_PARAMETERS = ("timeout", "deadline_ms", "consistency", "priority", "binary_data_output", "final_top_k")
+_PARAMETERS = ("timeout", "deadline_ms", "consistency", "priority", "binary_data_output", "final_top_k", "user_value", "request_class")
 _US_PER_MS = 1_000
 
 
@@ -265,7 +265,8 @@ def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None, candid
         request = RankRequest.model_validate({**fields, "item_ids": [fields["user_id"]]})
     except ValidationError as error:
         raise RejectedInput("bad_request", describe_errors(error), "schema") from error
-    return request.model_copy(update={"item_ids": item_ids})
+    scores = _expect(inputs, "retrieval_scores", ("FP32", "FP64")).values if "retrieval_scores" in inputs else None
+    return request.model_copy(update={"item_ids": item_ids, "retrieval_scores": scores})
 
 
 def encode_ranked(call: InferCall, ranked: Ranked, deadline: Deadline, id_kind: IdKind) -> InferAnswer:
@@ -306,7 +307,12 @@ def _describe(ranked: Ranked, deadline: Deadline) -> Mapping[str, bool | int | f
         "unknown_count": result.unknown_count,
         "watermark": json.dumps([dict(shard) for shard in result.watermark]),
         "took_ms": deadline.took_ms(),
+        "action": ranked.receipt["action"],
+        "table": ranked.receipt["table"],
+        "receipt": json.dumps(ranked.receipt),
     }
+    if ranked.receipt["lambda"] is not None:
+        about["lambda"] = float(ranked.receipt["lambda"])
     if result.unknown_count:
         about["unknown_items"] = json.dumps([encode_wire_id(one) for one in result.unknown])
     if ranked.final is not None:
@@ -323,7 +329,7 @@ def _tensor(name: str, datatype: str, size: int) -> Mapping[str, Any]:
 
 
 def _by_name(inputs: Sequence[Tensor]) -> Mapping[str, Tensor]:
-    known = ("user_id", "item_ids", "request_id", "top_k", "version_token", "user_state")
+    known = ("user_id", "item_ids", "request_id", "top_k", "version_token", "user_state", "retrieval_scores")
     named: dict[str, Tensor] = {}
     for tensor in inputs:
         if tensor.name not in known or tensor.name in named:
@@ -363,7 +369,7 @@ def _decode_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     timeout = parameters.get("timeout", 0)
     if type(timeout) is not int or timeout < 0:
         raise RejectedInput("bad_request", f"parameter timeout is {str(timeout)[:40]}, expected microseconds from 0")
-    fields = {name: parameters[name] for name in ("deadline_ms", "consistency") if name in parameters}
+    fields = {name: parameters[name] for name in ("deadline_ms", "consistency", "user_value", "request_class") if name in parameters}
     if "final_top_k" in parameters:
         fields["final"] = {"top_k": parameters["final_top_k"]}
     return {**fields, "context": {name.removeprefix(_CONTEXT): value for name, value in parameters.items() if name.startswith(_CONTEXT)}}

@@ -12,9 +12,18 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from schemas.limits import BODY_BYTES_MAX, DEADLINE_MS_MAX, HTTP_HEADER_BYTES_MAX, HTTP_HEADERS_MAX, HTTP_URI_CHARS_MAX, JSON_VALUES_MAX
+from schemas.limits import (
+    BODY_BYTES_MAX,
+    DEADLINE_MS_MAX,
+    HTTP_HEADER_BYTES_MAX,
+    HTTP_HEADERS_MAX,
+    HTTP_URI_CHARS_MAX,
+    JSON_VALUES_MAX,
+    REQUEST_ID_CHARS_MAX,
+)
 from schemas.requests import (
     DEADLINE_HEADER,
+    AllocationRequest,
     ErrorAnswer,
     FinalRequest,
     PrefixAnswer,
@@ -39,6 +48,8 @@ _CALLS: Mapping[str, tuple[type[BaseModel], type[BaseModel], str]] = {
 }
 _LOOKS: Mapping[str, str] = {
     "/v1/status": "Resident versions, their progress, and the last errors.",
+    "/v1/allocation": "How much work requests get now: the mode, the price, the actions.",
+    "/v1/allocation/requests/{request_id}": "A recent decision about a request: its inputs, and the decision made again from them.",
     "/openapi.json": "This document.",
     "/metrics": "Counters for Prometheus, as text.",
     "/v2": "Open Inference Protocol: name, version and extensions of the server.",
@@ -117,6 +128,13 @@ _VERSION: Mapping[str, Any] = {
     "description": "The number of a version.",
     "schema": {"type": "string", "pattern": "^[0-9]+$"},
 }
+_REQUEST_ID: Mapping[str, Any] = {
+    "name": "request_id",
+    "in": "path",
+    "required": True,
+    "description": "The request_id of an answer of this server.",
+    "schema": {"type": "string", "maxLength": REQUEST_ID_CHARS_MAX},
+}
 _DEADLINE: Mapping[str, Any] = {
     "name": DEADLINE_HEADER,
     "in": "header",
@@ -146,7 +164,11 @@ def openapi_json(candidates_max: int = _CANDIDATES_DEFAULT) -> bytes:
 
 def openapi_document(candidates_max: int = _CANDIDATES_DEFAULT) -> Mapping[str, Any]:
     """The document as plain values."""
-    models: list[type[BaseModel]] = [*(model for request, answer, _ in _CALLS.values() for model in (request, answer)), ErrorAnswer]
+    models: list[type[BaseModel]] = [
+        *(model for request, answer, _ in _CALLS.values() for model in (request, answer)),
+        ErrorAnswer,
+        AllocationRequest,
+    ]
     _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
     components = {**schemas["$defs"], "Tensor": _TENSOR, "InferRequest": _infer_body("inputs"), "InferAnswer": _infer_body("outputs")}
     components["InferError"] = _infer_error(components["ErrorAnswer"])
@@ -155,7 +177,12 @@ def openapi_document(candidates_max: int = _CANDIDATES_DEFAULT) -> Mapping[str, 
     return {
         "openapi": "3.1.0",
         "info": {"title": "AIF pre-ranking", "version": "1", "description": _ABOUT},
-        "paths": {**_call_paths(), **_infer_paths(), **{path: {"get": _look(path, about)} for path, about in _LOOKS.items()}},
+        "paths": {
+            **_call_paths(),
+            **_infer_paths(),
+            "/v1/allocation/mode": {"post": _mode()},
+            **{path: {"get": _look(path, about)} for path, about in _LOOKS.items()},
+        },
         "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],
     }
@@ -166,6 +193,18 @@ def _call_paths() -> Mapping[str, Any]:
     return {
         path: {"post": _post(*call, "ErrorAnswer", _ERRORS, status="202" if path == "/v1/prefix" else "200")}
         for path, call in calls.items()
+    }
+
+
+def _mode() -> Mapping[str, Any]:
+    errors = {status: text for status, text in _ERRORS.items() if status not in ("404", "409", "429", "504")}
+    return {
+        "summary": "What the allocation of computation may do, until the server ends.",
+        "requestBody": {"required": True, "content": _json_of(AllocationRequest.__name__)},
+        "responses": {
+            "200": {"description": "As /v1/allocation.", "content": {"application/json": {"schema": {"type": "object"}}}},
+            **_failed("ErrorAnswer", errors),
+        },
     }
 
 
@@ -197,12 +236,12 @@ def _post(
 
 def _look(path: str, about: str) -> Mapping[str, Any]:
     content = {"text/plain": {}} if path == "/metrics" else {"application/json": {"schema": {"type": "object"}}}
-    versioned = {"parameters": [_VERSION]} if "{version}" in path else {}
+    named = [one for one in (_VERSION, _REQUEST_ID) if f"{{{one['name']}}}" in path]
     unready = {"503": {"description": "It cannot; the answer's `reason` says why.", "content": content}} if "503" in about else {}
     error, errors = "InferError" if path.startswith("/v2") else "ErrorAnswer", _look_errors(path)
     return {
         "summary": about,
-        **versioned,
+        **({"parameters": named} if named else {}),
         "responses": {"200": {"description": "As said.", "content": content}, **_failed(error, errors), **unready},
     }
 
@@ -210,6 +249,8 @@ def _look(path: str, about: str) -> Mapping[str, Any]:
 def _look_errors(path: str) -> Mapping[str, str]:
     """What a route without a body can answer but 200, by status."""
     found = {"405", "414", "431", "500"} | (set() if path in PROBES else {"401"})
+    if "{request_id}" in path:
+        found |= {"404"}
     if path.startswith("/v2/models"):
         found |= {"404", "503"} if "{version}" in path else {"503"}
     return {status: text for status, text in _ERRORS.items() if status in found}

@@ -16,6 +16,9 @@ from infra.metrics import Metrics
 from schemas.events import Behaviour, BehavioursRecord, encode_record
 from schemas.ids import Id, IdKind, encode_kafka_key, partition_of
 from schemas.topics import USER_BEHAVIOURS
+from serving.allocation.allocator import Allocator
+from serving.allocation.settings import AllocationSection
+from serving.allocation.tables import Tables
 from serving.calls.carried_state import CarriedStates
 from serving.calls.final_call import FinalCall
 from serving.calls.paced_engine import PacedEngine
@@ -52,6 +55,7 @@ class Front:
     paced: PacedEngine
     metrics: Metrics
     relay: Relay
+    allocator: Allocator = None  # type: ignore[assignment] # there once the port is open
     ready: tuple[bool, str] = (True, "")
     grpc: str = ""  # host:port
     in_work: Callable[[], int] = lambda: 0
@@ -93,9 +97,10 @@ def open_front(
     index: bool = True,
     tls: Tls | None = None,
     carried: CarriedStates | None = None,
+    allocation: AllocationSection | None = None,
 ) -> Iterator[Front]:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder, contextlib.closing(open_view(Path(folder), id_kind, USER_PARTITIONS)) as store:
-        yield from _open_front(engine, id_kind, settings, states, index, tls, store, carried)
+        yield from _open_front(engine, id_kind, settings, states, index, tls, store, carried, allocation)
 
 
 def _open_front(
@@ -107,6 +112,7 @@ def _open_front(
     tls: Tls | None,
     store: UserStore,
     carried: CarriedStates | None,
+    allocation: AllocationSection | None,
 ) -> Iterator[Front]:
     settings = settings or ServeSection(port=0, deadline_ms=5_000)
     metrics, states = Metrics(), StatePool(100, 1 << 20) if states is None else states
@@ -120,11 +126,14 @@ def _open_front(
         shared = SharedFront(lambda: front.ready, settings, metrics)
         shared.intake.admit = paced.check_queue
         front.leave = lambda: setattr(shared, "draining", True)
-        api = HttpApi(shared, Views(lambda: {"answered": engine.status().answered}, lambda: None))
+        allocator = Allocator(allocation or AllocationSection(), Tables(None, lambda: None), metrics, paced)
+        shared.intake.receipt = allocator.refusal
+        front.allocator = allocator
+        api = HttpApi(shared, Views(lambda: {"answered": engine.status().answered}, lambda: None, allocator))
         if index:
-            rank_call = RankCall(paced, users, settings.candidates_max, metrics, ages=lambda watermark: AGES)
+            rank_call = RankCall(paced, users, settings.candidates_max, metrics, allocator, ages=lambda watermark: AGES)
             rank_call.final = FinalCall(relay, users, partial(choose_version, paced), candidates=300)
-            api.open_calls(UserCall(paced, users), rank_call)
+            api.open_calls(UserCall(paced, users, allocator), rank_call)
             shared.open_calls(engine, rank_call, id_kind)
         seen = _count_entries(shared.intake)
         listener = Listener(api, settings.host, settings.port, tls, settings.idle_s)

@@ -17,6 +17,9 @@ from schemas.errors import AifError
 from schemas.ids import IdKind
 from schemas.requests import AtLeast, RankRequest, UserRequest
 from schemas.token import VersionToken
+from serving.allocation.allocator import Allocator
+from serving.allocation.settings import AllocationSection
+from serving.allocation.tables import Tables
 from serving.calls.deadline import Deadline
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.rank_call import RankCall
@@ -184,7 +187,8 @@ def open_server(tmp_path: Path) -> Iterator[Callable[[bool], Server]]:
         engine, metrics = SlowEngine(begins=begins, current=CURRENT, previous=FORMER), Metrics()
         users = Users(store, StatePool(100, 1 << 20), IdKind.INT64, metrics)
         paced = PacedEngine(engine, metrics)  # type: ignore[arg-type]
-        return Server(engine, users, paced, UserCall(paced, users), RankCall(paced, users, 100, metrics))
+        allocator = Allocator(AllocationSection(), Tables(None, lambda: None), metrics, paced)
+        return Server(engine, users, paced, UserCall(paced, users, allocator), RankCall(paced, users, 100, metrics, allocator))
 
     yield open_
     store.close()

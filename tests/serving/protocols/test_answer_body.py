@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.ids import INT64_MAX, INT64_MIN, Id, encode_wire_id
-from schemas.requests import Freshness, RankAnswer, RankedItem
+from schemas.requests import Freshness, RankAnswer, RankedItem, Receipt
 from schemas.token import VersionToken
+from serving.allocation.decisions import Mode, make_receipt, off_receipt
 from serving.calls.rank_call import Ranked
 from serving.core.ladder import Rung
+from serving.core.price import Price, Source
 from serving.core.row_ages import RowAges
 from serving.engine.work import RankResult
 from serving.protocols.http_api import encode_answer, encode_wire_ids
@@ -19,6 +21,19 @@ from tests.serving.fake_engine import FakeState
 ints = st.integers(INT64_MIN, INT64_MAX) | st.sampled_from([2**53 - 1, 2**53, 2**53 + 1, -(2**53), -(2**53) - 1])
 ids = st.lists(ints, max_size=8) | st.lists(st.text(min_size=1, max_size=6), max_size=8)
 numbers = st.floats(width=32) | st.sampled_from([1e-7, 1.0, 0.0, -0.0, 3e38, 1e16])
+receipts = st.builds(
+    make_receipt,
+    st.sampled_from(Mode),
+    st.sampled_from(["drop", "full/2000"]),
+    st.integers(0, 9),
+    st.builds(Price, st.floats(0), st.sampled_from(Source)),
+    st.floats(0, 9),
+    st.floats(0, 9),
+    st.text(max_size=3),
+    st.text(max_size=3),
+    st.text(max_size=3),
+    retry_after_s=st.none() | st.floats(0, 9),
+)
 
 
 @st.composite
@@ -40,13 +55,17 @@ def rankings(draw: st.DrawFn) -> Ranked:
     )
     reasons = draw(st.lists(st.text(max_size=5), max_size=2))
     ages = RowAges(draw(st.lists(st.none() | st.floats(0, 1e6), max_size=3)), draw(st.lists(st.integers(0, 9), max_size=2)))
-    return Ranked(draw(st.text(max_size=9)), result, draw(st.sampled_from(Rung)), reasons, ages)
+    return Ranked(draw(st.text(max_size=9)), result, draw(st.sampled_from(Rung)), reasons, draw(receipts), ages)
 
 
 def as_ranked(ids: list[Id], scores_A: np.ndarray, probabilities_AT: np.ndarray) -> Ranked:
     state = FakeState(1, 1, 1, 0, False)
     return Ranked(
-        "r", RankResult(VersionToken(1, 1, "0f" * 4), ids, scores_A, probabilities_AT, [], 0, len(ids), [], state), Rung.CACHED, []
+        "r",
+        RankResult(VersionToken(1, 1, "0f" * 4), ids, scores_A, probabilities_AT, [], 0, len(ids), [], state),
+        Rung.CACHED,
+        [],
+        off_receipt(3),
     )
 
 
@@ -62,6 +81,10 @@ def as_model(ranked: Ranked, took_ms: float) -> RankAnswer:
         version_token=str(result.token),
         rung=ranked.rung.value,
         degraded=ranked.degraded,
+        action=ranked.receipt["action"],
+        price=ranked.receipt["lambda"],
+        table=ranked.receipt["table"],
+        receipt=Receipt.model_validate(ranked.receipt),
         items=items,
         candidates=result.candidates,
         unknown_count=result.unknown_count,

@@ -102,7 +102,7 @@ def test_the_server_has_every_route_of_the_document_and_serves_it(method: str) -
     with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url, timeout=60) as client:
         assert client.get("/openapi.json").content == openapi_json()
         for path, operations in openapi_document()["paths"].items():
-            if method in operations:
+            if method in operations and "{request_id}" not in path:
                 answer = client.request(method, path.replace("{version}", "7"), content=b"{}" if method == "post" else None)
                 wrong = 400 if path.startswith("/v2") else 422
                 assert answer.status_code == (wrong if method == "post" else 200), (path, answer.text)
@@ -114,7 +114,8 @@ def test_what_a_route_without_a_body_refuses_is_told_too(index: bool) -> None:
     with open_front(FakeEngine(), settings=ServeSection(port=0, token="t" * 20), index=index) as front, httpx.Client(timeout=60) as client:
         many = right | {f"h{number}": "1" for number in range(HTTP_HEADERS_MAX)}
         for path, operations in document["paths"].items():
-            asked = [("GET", right), ("GET", {}), ("POST", right), ("GET", many)] if "get" in operations else []
+            looks = "get" in operations and "{request_id}" not in path
+            asked = [("GET", right), ("GET", {}), ("POST", right), ("GET", many)] if looks else []
             for method, headers in asked:
                 answer = client.request(method, front.url + path.replace("{version}", "999"), headers=headers)
                 told = operations["get"]["responses"][str(answer.status_code)]["content"]

@@ -1,0 +1,7 @@
+"""Computation allocation in the server: how much work each request gets.
+
+allocator.py   the mode, the price of this moment, the decisions, those of the last requests to explain them
+decisions.py   one decision: its inputs, made again, as a receipt
+tables.py      the tables of values and costs, followed from the index store; what decides without one
+outcomes.py    decisions and their costs, to the topic allocation-outcomes
+"""

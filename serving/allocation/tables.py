@@ -1,0 +1,135 @@
+"""The tables of values and costs that a server decides with: followed from the index store, one for each version of the model.
+
+Here: reading tables, the fallback, the actions that this server can carry out. Not here: a table's meaning (schemas/allocation.py), fitting
+(streams/allocation), the decision (serving/core/choice.py).
+Fallback: the version's own table (by its gate: the value model, else its mean row), then the mean row of the newest other version's table, then the
+built-in one, whose values have the shape of a logarithm. A table that cannot be read is named in `last_error`, and the one before stays.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import structlog
+
+from infra.guarded_thread import GuardedThread
+from infra.index.store import IndexStore
+from schemas.allocation import (
+    TABLE_BYTES_MAX,
+    Action,
+    ActionTable,
+    Costs,
+    Kind,
+    LevelCost,
+    Values,
+    decode_table,
+    list_actions,
+    table_prefix,
+)
+from schemas.errors import AifError
+from schemas.knapsack import find_price
+
+LEVEL = "full"  # the engine computes all parts of the model, so lengths are what it can choose
+_FULL = LevelCost(fixed_ms=1.0, candidate_us=0.415, pair_ns=0.14, user_fixed_ms=0.1, user_behaviour_us=0.79)  # of docs/BENCHMARKS.md
+_LENGTHS = (500, 700, 1000, 1400, 2000, 2800, 4000, 5600, 8000, 10_000)
+_TYPICAL_BEHAVIOURS = 1_000
+_STEEPNESS = 50.0  # candidates: the built-in value of the first n is log(1 + n / 50)
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.allocation")
+
+
+def built_in_table(lengths: tuple[int, ...] = _LENGTHS) -> ActionTable:
+    """The table without any fit: every request has the same value, which grows with the logarithm of its candidates."""
+    actions = list_actions((LEVEL,), lengths)
+    shares = [np.log1p(action.candidates / _STEEPNESS) / np.log1p(lengths[-1] / _STEEPNESS) for action in actions]
+    row = tuple(map(float, shares))
+    table = ActionTable(0, 0, actions, Costs({LEVEL: _FULL}), Values(0.0, {}, (), (row,)), row, 1.0)
+    return replace(table, queue_price=_quarter_price(table))
+
+
+def _quarter_price(table: ActionTable) -> float:
+    """The price at which a typical request of this table costs a quarter of full work: the unit of the queue price."""
+    cost_A = np.array(
+        [c.fixed_ms + a.candidates * (1e-3 * c.candidate_us + 1e-6 * c.pair_ns * _TYPICAL_BEHAVIOURS) for a, c in _ranked(table)]
+    )
+    value_A = np.array([v for v, a in zip(table.mean_row, table.actions, strict=True) if a.kind is Kind.RANK])
+    return find_price(value_A[None], cost_A[None], float(cost_A[-1]) / 4)
+
+
+def _ranked(table: ActionTable) -> list[tuple[Action, LevelCost]]:
+    return [(action, table.costs.levels[action.level]) for action in table.actions if action.kind is Kind.RANK]
+
+
+def servable(table: ActionTable) -> ActionTable:
+    """The table without the actions that this engine cannot carry out: the caller's order, and levels below the full one."""
+    kept = [i for i, action in enumerate(table.actions) if action.kind in (Kind.DROP, Kind.CACHED) or action.level == LEVEL]
+    place = {old: new for new, old in enumerate(kept)}
+    return replace(
+        table,
+        actions=tuple(table.actions[i] for i in kept),
+        mean_row=tuple(table.mean_row[i] for i in kept),
+        values=replace(table.values, shares=tuple(tuple(row[i] for i in kept) for row in table.values.shares)),
+        mix=tuple((place[i], share) for i, share in table.mix if i in place),
+    )
+
+
+class Tables:
+    """The newest readable table of each version. `find` is called by every request; the thread reads the store in between."""
+
+    def __init__(self, store: IndexStore | None, version: Callable[[], int | None], every_s: float = 10.0) -> None:
+        """`store` None: the built-in table only. `version`: the one that is served now."""
+        self._store, self._version, self._every_s = store, version, every_s
+        self._built_in = servable(built_in_table())
+        self._known: Mapping[int, ActionTable] = {}
+        self.last_error = ""
+        self._stopped = threading.Event()
+        self._thread = GuardedThread(self._run, "allocation-tables", self._stopped)
+
+    def start(self) -> None:
+        """Begins to follow the store."""
+        if self._store is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stops and joins."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def find(self, version: int) -> tuple[ActionTable, bool]:
+        """(the table for a version, whether only its mean row may decide)."""
+        known = self._known
+        if version in known:
+            return known[version], not known[version].gate.serves
+        return (known[max(known)], True) if known else (self._built_in, True)
+
+    def age_s(self) -> float | None:
+        """Seconds since the table that decides was made; None for the built-in one."""
+        table, _ = self.find(self._version() or -1)
+        return max(0.0, time.time() - table.made_at_ms / 1000) if table.made_at_ms else None
+
+    def look(self) -> None:
+        """Reads the newest table of the version that is served, unless it is known already."""
+        version = self._version()
+        if self._store is None or version is None:
+            return
+        try:
+            paths = self._store.list(table_prefix(version))
+            known = self._known.get(version)
+            if paths and (known is None or str(known.made_at_ms) != paths[-1].rpartition("/")[2].removesuffix(".json").lstrip("0")):
+                table = servable(decode_table(self._store.get(paths[-1], TABLE_BYTES_MAX), version))
+                newest = {number: one for number, one in self._known.items() if number == max(self._known)}
+                self._known = {**newest, version: table}
+                logger.info("allocation_table", table=table.name, value_serves=table.gate.serves)
+            self.last_error = ""
+        except AifError as error:
+            if str(error) != self.last_error:
+                logger.warning("allocation_table_not_read", error=str(error), version=version)
+            self.last_error = str(error)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self.look()
+            self._stopped.wait(self._every_s)

@@ -32,6 +32,7 @@ class TrainChoices:
     start           how weights begin: random, or so that an item is its embedding and a user the mean of theirs (similarity)
     fits            so many fits from the same weights, each with batches of its own, one after the other; the mean of their weights is the model
     half_life_days  towards the end of a fit a request so much older than the newest is drawn half as often; 0 = all alike throughout
+    ranker_steps    of the model's ranker, if it has one, after the fits: so many steps with the same losses
     copr, click     order by the ranking teacher's eCPM (Eq. 10); cross-entropy of the click
     softmax         each positive against the negatives of its request; suits positives with sampled negatives
     outcomes        of each task beside the click
@@ -48,6 +49,7 @@ class TrainChoices:
     fits: int = 1
     half_life_days: float = 0.0
     seed: int = 0
+    ranker_steps: int = 1_000
     start: str = "random"
     copr: float = 0.3
     click: float = 1.0
@@ -63,6 +65,7 @@ class TrainChoices:
         _require("steps", self.steps, self.steps >= 0, "from 0 (0: `passes` or `seconds` is the limit)")
         _require("passes", self.passes, 0 <= self.passes <= _PASSES_MAX, f"0 to {_PASSES_MAX} (0: `seconds` is the limit)")
         _require("negatives", self.negatives, 1 <= self.negatives <= _NEGATIVES_MAX, f"1 to {_NEGATIVES_MAX}")
+        _require("ranker_steps", self.ranker_steps, self.ranker_steps >= 1, "1 or more")
         _require("seconds", self.seconds, self.seconds > 0, "above 0")
         _require("fits", self.fits, 1 <= self.fits <= _FITS_MAX, f"1 to {_FITS_MAX}")
         half_life = self.half_life_days

@@ -16,6 +16,7 @@ from schemas.features import Scope, encode_features
 from schemas.ids import Id
 from schemas.model.behaviour_codes import encode_item_buckets, encode_kind
 from schemas.model.inputs import FeatureTensors
+from schemas.model.ranker.spec import encode_items
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
 from streams.training.item_table import ItemTable
@@ -23,8 +24,9 @@ from streams.training.item_table import ItemTable
 
 @dataclass(frozen=True)
 class Histories:
-    """`index` maps a user to their number; `begin_U`, `end_U` bound their behaviours; item_H are item numbers, -1 = not in the catalogue. The last of
-    `profiles` is that of a user of whom nothing is known."""
+    """`index` maps a user to their number; `begin_U`, `end_U` bound their behaviours. item_H are item numbers, -1 = not in the catalogue; bucket_H and
+    token_H rows of AIF's and of the ranker's item table, token_H empty without a ranker. The last of `profiles` is that of a user of whom nothing is
+    known."""
 
     index: Mapping[Id, int]
     profiles: FeatureTensors
@@ -35,6 +37,7 @@ class Histories:
     item_H: np.ndarray
     bucket_H: torch.Tensor
     kind_H: torch.Tensor
+    token_H: torch.Tensor
     features: FeatureTensors
 
     def ends_as_of(self, users: np.ndarray, time_ms: np.ndarray) -> np.ndarray:
@@ -82,5 +85,6 @@ def build_histories(spec: ModelSpec, items: ItemTable, found: Mapping[Id, UserHi
         item_H=items.items_of([e.item_id for e in events]),
         bucket_H=torch.from_numpy(encode_item_buckets(spec, [e.item_id for e in events])),
         kind_H=torch.tensor([encode_kind(spec, e.kind) for e in events], dtype=torch.int64),
+        token_H=torch.from_numpy(encode_items(spec.ranker, [e.item_id for e in events]) if spec.ranker else np.zeros(0, np.int64)),
         features=FeatureTensors.from_block(encode_features(spec.schema.of(Scope.BEHAVIOUR), [e.features for e in events])),
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 from schemas.errors import Incompatible, Misconfigured, suggest
 from schemas.features import FeatureSchema, decode_feature_schema
+from schemas.model.ranker.spec import RankerSpec
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import WHAT_IS_LEARNT, TrainChoices
 
@@ -49,10 +50,20 @@ def apply_choices(spec: ModelSpec, choices: Mapping[str, Any]) -> ModelSpec:
     if unknown:
         raise Misconfigured("bad_model_file", f"unknown {unknown}; {suggest(unknown[0], default)}")
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in choices.items()}
+    if isinstance(plain.get("ranker"), dict):
+        plain["ranker"] = _ranker_of(plain["ranker"])
     for name, value in plain.items():
-        if type(value) is not type(default[name]):
+        if type(value) is not type(default[name]) and not isinstance(value, RankerSpec):
             raise Misconfigured("bad_model_file", f"{name} = {value!r}, expected a value like {default[name]!r}")
     return dataclasses.replace(spec, **plain)
+
+
+def _ranker_of(sizes: Mapping[str, Any]) -> RankerSpec:
+    known = [f.name for f in dataclasses.fields(RankerSpec)]
+    unknown = sorted(set(sizes) - set(known))
+    if unknown:
+        raise Misconfigured("bad_model_file", f"unknown ranker.{unknown[0]}; {suggest(unknown[0], known)}")
+    return RankerSpec(**sizes)
 
 
 def require_model(spec: ModelSpec, model_id: str, path: Path) -> None:

@@ -109,8 +109,9 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
             except KeyboardInterrupt:
                 progress.console.print(_what_is_kept(plan), highlight=False, soft_wrap=True)
                 raise
+            figures_of_ranker = _fit_ranker(network, data, chosen, progress) if network.ranker is not None and number == 0 else {}
             found = measure_held_out(network, held)
-            path = _write(network, plan, number, _card(data, known, plan, chosen, report) | {"held_out": found})
+            path = _write(network, plan, number, _card(data, known, plan, chosen, report) | figures_of_ranker | {"held_out": found})
             losses = "".join(f", {loss} {value:.4f}" for loss, value in (("COPR", report.copr), ("click", report.click)) if value)
             losses += "" if found is None else f"; GAUC {found['gauc'][0]:.4f} of {found['requests']} requests that were not learnt"
             progress.console.print(f"{path}: {report.steps} steps, loss {report.loss:.4f}{losses}", highlight=False, soft_wrap=True)
@@ -205,6 +206,14 @@ def _fit(
         report = fit(network, data, chosen, tell, states)
     progress.update(task, completed=100)
     return report
+
+
+def _fit_ranker(network: AifNetwork, data: TrainingSet, chosen: TrainChoices, progress: Progress) -> dict[str, Any]:
+    """Fits the ranker to the network's answers; what the card says of it. A short warm start of the network leaves it as it is."""
+    from streams.training.ranker.fit import fit_ranker
+
+    task = progress.add_task("fit the ranker (%)", total=100)
+    return {"ranker_loss": fit_ranker(network, data, chosen, lambda share: progress.update(task, completed=int(100 * share)))}
 
 
 def _card(data: TrainingSet, known: DataRange, plan: TrainPlan, chosen: TrainChoices, report: TrainReport) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def task_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_RD
     return torch.cat(parts)[torch.cat(groups).argsort()]
 
 
-def _offsets(spec: ModelSpec) -> Tensor:
+def task_offsets(spec: ModelSpec) -> Tensor:
     """What the loss adds to the logits of the tasks beside the click, [T - 1]."""
     return torch.tensor([SHOWN_OFFSET if place == spec.shown_task else 0.0 for place in range(len(spec.tasks) - 1)])
 
@@ -145,7 +145,7 @@ class Learner:
         if shown_task is not None:
             batch = data.with_negatives(batch, requests, self._chance, self.chosen.negatives)
         logits_BCT = self._logits(self.network, data, batch, vectors_RD)
-        others_BCT = logits_BCT[..., 1:] + _offsets(self.network.spec)
+        others_BCT = logits_BCT[..., 1:] + task_offsets(self.network.spec)
         losses = batch_losses(self.chosen, logits_BCT[..., 0], batch, self.network.spec.rank_by, others_BCT, shown_task)
         self._optimiser.zero_grad()
         losses.total.backward()
@@ -186,7 +186,7 @@ class _Run(Learner):
         if self.step % VECTORS_EVERY == 0:
             self._vectors_RD = item_vectors(self.network, self._data)
         requests = draw_requests(self._chance, self._data.time_Q, self.chosen, share, self.step)
-        learnt = self.take_step(self._data, requests, self._vectors_RD, _schedule(share))
+        learnt = self.take_step(self._data, requests, self._vectors_RD, schedule(share))
         self.losses.append((learnt.loss, learnt.copr, learnt.click))
 
     def keep(self, states: StateFile, soup: Soup) -> None:
@@ -266,7 +266,7 @@ def _share(chosen: TrainChoices, step: int, seconds: float) -> float:
     return step / chosen.steps if chosen.steps else seconds / chosen.seconds
 
 
-def _schedule(share: float) -> float:
+def schedule(share: float) -> float:
     """Warm-up, then half a cosine down to a hundredth."""
     return min(1.0, 0.05 + share / _WARM_UP) * (0.505 + 0.495 * math.cos(math.pi * share))
 

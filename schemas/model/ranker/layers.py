@@ -81,21 +81,34 @@ class Layers(nn.Module):
         self.w_in = nn.ModuleList(nn.Linear(width, 4 * width, bias=False) for _ in range(spec.layers))
         self.w_out = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(spec.layers))
 
-    def forward(self, x: Tensor, positions: Tensor, past: Kv | None, own: Own) -> tuple[Tensor, Kv]:
-        """A piece [..., n, D] at `positions` [..., n] after the tokens of `past`: (its last layer's output, its own keys and values)."""
+    def forward(self, x: Tensor, positions: Tensor, past: Kv | None, own: Own) -> Tensor:
+        """The last layer's output of a piece [..., n, D] at `positions` [..., n] after the tokens of `past`."""
+        for y in range(self.spec.layers):
+            x = self._attend(y, x, *self._project(y, x, positions), past, own)
+        return x
+
+    def keys_values(self, x: Tensor, positions: Tensor, past: Kv | None, own: Own) -> Kv:
+        """What later tokens read of a piece. The last layer's attention is not among it, so it is not computed."""
         keys, values = [], []
         for y in range(self.spec.layers):
-            u, v, q, k = F.silu(self.w_in[y](self._norm(x))).chunk(4, -1)
-            q, k, v = (self._split(part) for part in (q, k, v))
-            q, k = rotate(q, positions), rotate(k, positions)
-            taken = own(q, k, v)
-            if past is not None and past.tokens:
-                taken = taken + self._take(q, past.keys[y].to(q.dtype), past.values[y].to(q.dtype))
-            attended = (taken / self.spec.attention_norm).transpose(-2, -3).flatten(-2)
-            x = x + self.w_out[y](self._norm(attended) * u)
+            u, v, q, k = self._project(y, x, positions)
             keys.append(k)
             values.append(v)
-        return x, Kv(torch.stack(keys), torch.stack(values))
+            if y + 1 < self.spec.layers:
+                x = self._attend(y, x, u, v, q, k, past, own)
+        return Kv(torch.stack(keys), torch.stack(values))
+
+    def _project(self, y: int, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(u [..., n, D]; v, q and k [..., H, n, d])."""
+        u, v, q, k = F.silu(self.w_in[y](self._norm(x))).chunk(4, -1)
+        return u, self._split(v), rotate(self._split(q), positions), rotate(self._split(k), positions)
+
+    def _attend(self, y: int, x: Tensor, u: Tensor, v: Tensor, q: Tensor, k: Tensor, past: Kv | None, own: Own) -> Tensor:
+        taken = own(q, k, v)
+        if past is not None and past.tokens:
+            taken = taken + self._take(q, past.keys[y].to(q.dtype), past.values[y].to(q.dtype))
+        attended = (taken / self.spec.attention_norm).transpose(-2, -3).flatten(-2)
+        return x + torch.as_tensor(self.w_out[y](self._norm(attended) * u))
 
     def masked(self, x: Tensor, positions: Tensor, allowed: Tensor) -> Tensor:
         """The specification: the last layer's output of all tokens [B, n, D] at once. positions [B, n]; allowed [B, 1, n, n] = query sees key."""
@@ -103,7 +116,7 @@ class Layers(nn.Module):
         def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return (_weights(q, k) * allowed) @ v
 
-        return self(x, positions[:, None], None, own)[0]
+        return torch.as_tensor(self(x, positions[:, None], None, own))
 
     @staticmethod
     def _take(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -87,12 +87,14 @@ class Ranker(nn.Module):
         """Keys and values of the next tokens alone, at the positions after `past`. In O(n (m + n))."""
         first = 0 if past is None else past.tokens
         positions = torch.arange(first, first + tokens_BnD.shape[-2], device=tokens_BnD.device)
-        return self.layers(tokens_BnD, positions, past, causal)[1]
+        return self.layers.keys_values(tokens_BnD, positions, past, causal)
 
-    def score(self, candidates_BCD: Tensor, aif_logits_BCT: Tensor, past: Kv) -> Tensor:
-        """Logits [B, C, T] of candidates after `past`. They do not see each other, so a caller may cut them anywhere."""
-        positions = torch.full((candidates_BCD.shape[-2],), past.tokens, device=candidates_BCD.device)
-        return self._logits(self.layers(candidates_BCD, positions, past, alone)[0], aif_logits_BCT)
+    def score(self, candidates_BCD: Tensor, aif_logits_BCT: Tensor, past: Kv, after_B: Tensor | None = None) -> Tensor:
+        """Logits [B, C, T] of candidates after `past`. They do not see each other, so a caller may cut them anywhere. `after_B`: how many tokens each row
+        of `past` has, where not all have as many; the values of the others must be zeros."""
+        count, device = candidates_BCD.shape[-2], candidates_BCD.device
+        positions = torch.full((count,), past.tokens, device=device) if after_B is None else after_B[:, None, None].expand(-1, 1, count)
+        return self._logits(self.layers(candidates_BCD, positions, past, alone), aif_logits_BCT)
 
     def _logits(self, x: Tensor, aif_logits_BCT: Tensor) -> Tensor:
         return torch.as_tensor(aif_logits_BCT + self.head(F.layer_norm(x, (self.spec.width,))))

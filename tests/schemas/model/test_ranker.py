@@ -130,7 +130,7 @@ def test_a_broken_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> N
         wrong = network.score(request.candidates, request.logits, past)
     elif rule == "positions from the newest":
         past = network.extend(request.before[:, :25])
-        newer = network.layers(request.before[:, 25:], torch.arange(17) - 17, past, layers_file.causal)[1]
+        newer = network.layers.keys_values(request.before[:, 25:], torch.arange(17) - 17, past, layers_file.causal)
         wrong = network.score(request.candidates, request.logits, past.join(newer))
     else:
         name = "alone" if rule == "candidates see each other" else "causal"

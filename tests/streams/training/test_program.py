@@ -112,6 +112,13 @@ def test_text_ids_train_alike_and_the_same_steps_give_the_same_file(
     run_training(settings, dataclasses.replace(plan, out=tmp_path / "c", snapshot=tmp_path / "snapshot"))
     of_topics, of_snapshot = (read_checkpoint(tmp_path / folder / "aif-0000.safetensors").info for folder in ("b", "c"))
     assert of_topics.tensors_sha256 == of_snapshot.tensors_sha256
+    with_ranker = json.loads(model.read_text())
+    with_ranker["model"]["ranker"] = {"width": 8, "layers": 1, "history_max": 8, "history_step": 4}
+    model.write_text(json.dumps(with_ranker))
+    plan = plan_of(tmp_path / "d", model, given={"steps": 4, "seed": 5, "ranker_steps": 3})
+    run_training(settings, dataclasses.replace(plan, snapshot=tmp_path / "snapshot"))
+    ranked = read_checkpoint(tmp_path / "d" / "aif-0000.safetensors")
+    assert ranked.network.ranker is not None and ranked.network.ranker.head.weight.any() and ranked.info.card["ranker_loss"] > 0
     data = of_snapshot.card["data"]
     assert of_topics.card["train"]["steps"] == 4 and of_topics.card["train"]["seed"] == 5
     assert data == of_topics.card["data"] and (data["from_ms"], data["until_ms"]) == (100, 300)

@@ -16,6 +16,7 @@ EXTRA_OF_COMMAND = {
     "replay": "worker",
     "serve": "serve",
     "shards": "worker",
+    "statistics": "worker",
     "status": "serve",
     "train": "train",
     "worker": "worker",

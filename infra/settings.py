@@ -38,6 +38,7 @@ SECTIONS = frozenset(
         "build",
         "canary",
         "rollback",
+        "statistics",
         "train",
         "serve",
         "engine",

@@ -23,6 +23,7 @@ def commands(app: typer.Typer) -> None:
     group.command("keep", short_help="File what --json printed among the runs in docs/benchmarks.")(keep)
     group.command("report", short_help="Write docs/BENCHMARKS.md from the runs that are kept.")(report)
     group.command("freshness", short_help="From publish to visible in an answer.")(freshness)
+    group.command("statistics", short_help="From a behaviour to the score that its count gives.")(statistics)
     group.command("crash", short_help="Kills under traffic; then every event is counted.")(crash)
     group.command("soak", short_help="Mixed load for long: does anything grow?")(soak)
     group.command("scale", short_help="Build, disk and memory by number of items.")(scale)
@@ -42,6 +43,18 @@ def freshness(
     from lab.system.freshness import measure_freshness
 
     print_figures(measure_freshness(rate, seconds, items, builds).as_dict(), as_json)
+
+
+def statistics(
+    rate: Annotated[float, typer.Option(min=1.0, help="Behaviours per second, one per record.")] = 2_000.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Seconds of the measurement.")] = 30.0,
+    items: Annotated[int, typer.Option(min=1_000, help="Items of the synthetic catalogue.")] = 20_000,
+    as_json: AsJson = False,
+) -> None:
+    """Behaviour to statistic in a served score, and streamed statistics against imported ones: visible_p99_ms, rate_per_s, parity_bits."""
+    from lab.system.statistics import measure_statistics
+
+    print_figures(measure_statistics(rate, seconds, items).as_dict(), as_json)
 
 
 def crash(

@@ -37,7 +37,7 @@ class ItemFeaturesUpdate(Struct, forbid_unknown_fields=True, gc=False):
 
     item_id: _WireId
     version: Annotated[int, Meta(ge=0, le=EVENT_VERSION_MAX)]
-    op: Literal["upsert", "delete"] = "upsert"
+    op: Literal["upsert", "delete", "statistics"] = "upsert"
     features: _Features = {}
 
 

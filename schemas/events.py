@@ -1,6 +1,6 @@
 """The records of every input topic: strict, bounded, plain JSON. What is accepted here is a pure function of the record's bytes (A2).
 
-    item-features      ItemFeaturesRecord   1 to 256 updates of one partition, each an upsert (whole record) or a delete
+    item-features      ItemFeaturesRecord   1 to 256 updates of one partition, each an upsert (whole record), a delete, or statistics over the record
     new-items          NewItemsRecord       1 to 256 multimodal embeddings of one partition
     model-checkpoints  CheckpointRecord     where a checkpoint lies and what it must be
     user-features      UserFeaturesRecord   profile and aggregates of a user (compacted, so one user a record)
@@ -9,6 +9,7 @@
     index-events       IndexEvent           what happened to a version (a hint, never the truth)
     server-reports     ServerReport         what a server observed of the version it serves, every few seconds
     allocation-outcomes AllocationOutcome   what a server decided to compute for a request, and what that cost
+    statistics-reports StatisticsReport     which statistics of items are kept current, every second
 
 `decode_updates` checks each update of a readable record alone (A5): a bad update does not reject its neighbours.
 A model's FeatureSchema is not used: acceptance must not depend on which model is live.
@@ -97,9 +98,10 @@ class Record(_Strict):
 
 
 class ItemFeaturesUpdate(_Strict):
-    """One item's whole feature record at `version`, or its removal. The higher version wins, then the higher offset."""
+    """One item's whole feature record at `version`, or its removal. The higher version wins, then the higher offset. "statistics": some values that hold over
+    those of the record until they are replaced or the item is deleted; `version` is the time in ms as of which they were counted, and the later wins."""
 
-    op: Literal["upsert", "delete"] = "upsert"
+    op: Literal["upsert", "delete", "statistics"] = "upsert"
     item_id: WireId
     version: Annotated[int, Field(ge=0, le=EVENT_VERSION_MAX)]
     features: RawFeatures = {}
@@ -260,6 +262,14 @@ class AllocationOutcome(Record):
     predicted: Annotated[list[float], Field(max_length=64)] | None = None
 
 
+class StatisticsReport(Record):
+    """Record of statistics-reports: the statistics `names` of items hold every event that the log had a second before, in windows that end at `as_of_ms`."""
+
+    at_ms: TimeMs
+    as_of_ms: TimeMs
+    names: Annotated[list[Name], Field(max_length=FEATURES_PER_SCHEMA_MAX)]
+
+
 RECORDS: dict[str, type[Record]] = {
     "item-features": ItemFeaturesRecord,
     "new-items": NewItemsRecord,
@@ -270,6 +280,7 @@ RECORDS: dict[str, type[Record]] = {
     "index-events": IndexEvent,
     "server-reports": ServerReport,
     "allocation-outcomes": AllocationOutcome,
+    "statistics-reports": StatisticsReport,
 }
 
 ERRORS_NAMED_MAX = 4_096

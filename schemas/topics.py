@@ -20,6 +20,8 @@ INDEX_DELTAS = "index-deltas"
 INDEX_EVENTS = "index-events"
 SERVER_REPORTS = "server-reports"
 ALLOCATION_OUTCOMES = "allocation-outcomes"
+STATISTICS_REPORTS = "statistics-reports"
+REPORTS = (SERVER_REPORTS, ALLOCATION_OUTCOMES, STATISTICS_REPORTS)  # no part of an index: what processes say of themselves
 DEAD_LETTER_PREFIX = "dlq."
 
 FOR_EVER = -1
@@ -73,6 +75,7 @@ _OUTPUTS = (
     Topic(INDEX_EVENTS, 1, 7 * 24, why="events of versions", extra=_BROKERS_CLOCK),
     Topic(SERVER_REPORTS, 1, 24, why="reports of servers on the served version", extra=_BROKERS_CLOCK),
     Topic(ALLOCATION_OUTCOMES, "M", 7 * 24, why="what servers decided for requests, and what it cost", extra=_BROKERS_CLOCK),
+    Topic(STATISTICS_REPORTS, 1, 24, why="which statistics of items are kept current", extra=_BROKERS_CLOCK),
 )
 # The largest record that an input takes must also fit with the headers that say what was wrong with it.
 _WITH_REASONS = {"max.message.bytes": str(RECORD_BYTES_MAX + 128 * 1024), **_BROKERS_CLOCK}

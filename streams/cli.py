@@ -14,7 +14,9 @@ from streams.training.cli import register as register_train
 def commands(app: typer.Typer) -> None:
     """Register the commands of `streams` onto the `aif` application."""
     register_settings("streams.settings:WorkerSettings")
+    register_settings("streams.settings:StatisticsSettings")
     app.command("worker", short_help="Nearline: topics in, index versions out.")(worker)
+    app.command("statistics", short_help="Nearline: keep counts and rates of items current.")(statistics)
     register_shards(app)
     register_replay(app)
     register_train(app)
@@ -57,3 +59,28 @@ def worker(
     from streams.worker import run_worker
 
     run_worker(settings)
+
+
+def statistics(
+    data_dir: Annotated[Path | None, typer.Option(help="Where the counters are (default: AIF_STATISTICS__DATA_DIR).")] = None,
+    store: Annotated[str | None, typer.Option(help="The index store: a folder, or s3://bucket/prefix (default: AIF_INDEX__STORE).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count user-behaviours and impressions, and keep the statistics of items current that the live checkpoint names. Runs until SIGTERM or Ctrl-C.
+
+    Prints one JSON line {"ready": true, "statistics": [...]} once it counts. Of several processes one counts, and another takes over when it ends.
+    Exit code 78: another start would end in the same way. Exit code 70: an unknown fault, start it again.
+    """
+    from infra.logs import open_logs
+    from infra.settings import load_settings
+    from streams.settings import StatisticsSettings
+
+    flags: dict[str, dict[str, Any]] = {"statistics": {"data_dir": data_dir}, "index": {"store": store}}
+    settings = load_settings(StatisticsSettings, flags)
+    open_logs("statistics", settings.log.level, settings.log.format)
+    where = {"data_dir": str(settings.statistics.data_dir.resolve()), "kafka": str(settings.connection())}
+    print_data(where, as_json)
+
+    from streams.statistics.program import run_statistics
+
+    run_statistics(settings)

@@ -94,6 +94,24 @@ class EvenAssignor(PartitionAssignor):
         super().__init__(app, replicas=0)
 
 
+class SoleAssignor(EvenAssignor):
+    """Gives one worker everything; the others wait for its end. The owner stays while it lives."""
+
+    def _update_member_urls(self, clients_metadata: Any) -> None:
+        super()._update_member_urls(clients_metadata)
+        owners = [member for member, client in clients_metadata.items() if client.assignment.actives]
+        self._sole = min(owners or clients_metadata)
+
+    def _global_table_standby_assignments(self, assignments: Any, partitions_by_topic: Any) -> Any:
+        everything: dict[str, list[int]] = {}
+        for assignment in assignments.values():
+            for topic, partitions in assignment.actives.items():
+                everything.setdefault(topic, []).extend(partitions)
+        for member, assignment in assignments.items():
+            assignment.actives = {topic: sorted(all_) if member == self._sole else [] for topic, all_ in everything.items()}
+        return super()._global_table_standby_assignments(assignments, partitions_by_topic)
+
+
 class ShellApp(faust.App):
     """The app. Made by `make_app`."""
 
@@ -188,9 +206,10 @@ def make_app(
     ownership: Ownership,
     session_timeout_s: float,
     check_topics: Callable[[], None] = lambda: None,
+    assignor: type[PartitionAssignor] = EvenAssignor,
 ) -> ShellApp:
     """A Faust app that loses nothing: `group` is the consumer group, `folder` where Faust may write (it makes empty folders), `check_topics` raises
-    Incompatible where the topics are not those of the index."""
+    Incompatible where the topics are not those of the index, `assignor` shares the partitions among the group."""
     give_every_offset()
     app = ShellApp(
         group,
@@ -209,7 +228,7 @@ def make_app(
         processing_guarantee="at_least_once",
         # Faust's own assignor gives topics of equal partition counts together; without this setting it would not be used.
         table_standby_replicas=1,
-        PartitionAssignor=EvenAssignor,
+        PartitionAssignor=assignor,
         broker_session_timeout=session_timeout_s,
         broker_heartbeat_interval=2.0,
         broker_commit_interval=1.0,
@@ -303,3 +322,23 @@ def _source_record(topic: str, record: Any) -> SourceRecord:
         return SourceRecord(topic, record.partition, record.offset, None, None, skipped=True)
     timestamp_ms = -1 if record.timestamp is None else record.timestamp
     return SourceRecord(topic, record.partition, record.offset, record.key, record.value, tuple(record.headers), timestamp_ms)
+
+
+async def consume(app: ShellApp, stop: asyncio.Event, end_s_max: float, on_stop: Callable[[], None]) -> bool:
+    """Runs Faust until asked to stop; if it ends by itself, the process ends too, because it would no longer consume. False: it hangs, as without a broker.
+    `on_stop`: called before Faust is asked to end; turns batches away."""
+    await app.start()
+    ended = asyncio.ensure_future(app.wait_until_stopped())
+    asked = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+    if not asked.done():
+        stop_process(app.crash_reason or RuntimeError("Faust stopped by itself"), "consuming")
+    on_stop()
+    stopping = asyncio.ensure_future(app.stop())
+    await asyncio.wait({stopping}, timeout=end_s_max)
+    if stopping.done():
+        stopping.result()
+    else:
+        _log.warning("Faust does not end, as without a broker; what is owned is closed anyway and keeps its unsent records")
+    ended.cancel()
+    return stopping.done()

@@ -1,4 +1,4 @@
-"""Settings of `aif worker` and its builders. Nothing here changes bytes of an index. infra/settings.py has the sections that several processes share."""
+"""Settings of `aif worker`, its builders, and `aif statistics`. Nothing here changes bytes of an index. infra/settings.py has the shared sections."""
 
 from pathlib import Path
 
@@ -101,6 +101,26 @@ class RollbackSection(Section):
     def rules(self) -> ReportRules:
         """As the rule wants them."""
         return ReportRules(**self.model_dump())
+
+
+class StatisticsSection(Section):
+    """The statistics of items that `aif statistics` keeps current."""
+
+    data_dir: Path = Field(default_factory=lambda: user_data_dir() / "statistics", description="RocksDB directory of the counters")
+    off: tuple[str, ...] = Field((), description="Names of statistics that are not kept, though a checkpoint names them")
+    interval_s: float = Field(1.0, ge=0.1, le=3600.0, description="Least time between two updates of one item")
+    updates_max: int = Field(5_000, ge=1, le=100_000, description="Items updated in one interval, hottest first")
+    within_ms: int = Field(10, ge=1, le=1_000, description="Wait of a micro-batch for more records")
+    batch_records_max: int = Field(2_000, ge=1, le=MICRO_BATCH_RECORDS_MAX, description="Records of one topic in a micro-batch")
+    session_timeout_s: float = Field(
+        6.0, ge=6.0, le=60.0, description="Kafka's session timeout; after a kill another process takes over then"
+    )
+
+
+class StatisticsSettings(ProcessSettings):
+    """All settings of `aif statistics`."""
+
+    statistics: StatisticsSection = Field(default_factory=StatisticsSection)
 
 
 class WorkerSettings(ProcessSettings):

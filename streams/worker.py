@@ -42,7 +42,7 @@ from schemas.index.control import ControlState, Init
 from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, SHARD_TOPICS
 from streams.builders.template import open_builder_template
 from streams.data_directory import check_holds_no_shard, hold_directory
-from streams.faust_shell import EXIT_OPERATOR, ShellApp, add_agent, leave_process, make_app, stop_process
+from streams.faust_shell import EXIT_OPERATOR, ShellApp, add_agent, consume, leave_process, make_app, stop_process
 from streams.garbage import settle_garbage_collection
 from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
@@ -50,7 +50,7 @@ from streams.shard.log_ends import LogRange, fetch_log_ranges
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.shard import Shard
 from streams.shard.start import check_log
-from streams.shard.task import ShardTask
+from streams.shard.task import SerialTask, ShardTask
 from streams.versions.version_side import VersionSide
 from streams.worker_metrics import WorkerMetrics
 
@@ -162,10 +162,9 @@ class Worker:
         for thread in threads:
             thread.start()
         try:
-            await self._consume(app, stop)
+            self._faust_hangs = not await consume(app, stop, _FAUST_END_S_MAX, self._begin_close)
         finally:
-            self._stopping.set()
-            self._wake.set()
+            self._begin_close()
             await self.owned.close_partitions()
             await asyncio.gather(*(asyncio.to_thread(thread.join, _THREAD_END_S_MAX) for thread in threads))
             if page is not None:
@@ -195,28 +194,13 @@ class Worker:
         add_agent(app, MODEL_CHECKPOINTS, self.versions.handle_checkpoints, records_max=1, within_s=worker.within_ms / 1000)
         return app
 
-    async def _consume(self, app: ShellApp, stop: asyncio.Event) -> None:
-        """Runs Faust until asked to stop. If Faust ends by itself, the process ends too, because it would no longer consume."""
-        await app.start()
-        ended = asyncio.ensure_future(app.wait_until_stopped())
-        asked = asyncio.ensure_future(stop.wait())
-        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            stop_process(app.crash_reason or RuntimeError("Faust stopped by itself"), "consuming")
+    def _begin_close(self) -> None:
         self.owned.begin_close()
         self._stopping.set()
         self._wake.set()
-        stopping = asyncio.ensure_future(app.stop())
-        await asyncio.wait({stopping}, timeout=_FAUST_END_S_MAX)
-        if stopping.done():
-            stopping.result()
-        else:
-            _log.warning("Faust does not end, as without a broker; the shards are closed anyway and keep their unsent records")
-            self._faust_hangs = True
-        ended.cancel()
 
     def _make_task(self, shard: Shard) -> ShardTask:
-        def make_sender(task: ShardTask) -> OutboxSender:
+        def make_sender(task: SerialTask[Shard]) -> OutboxSender:
             return OutboxSender(
                 self.bootstrap,
                 self.prefix,

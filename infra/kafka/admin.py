@@ -28,7 +28,7 @@ from infra.kafka.admin_client import KafkaAdmin
 from infra.kafka.security import Bootstrap
 from schemas.errors import Incompatible, Unavailable
 from schemas.ids import IdKind
-from schemas.topics import ALLOCATION_OUTCOMES, INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, TOPICS
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, REPORTS, TOPICS
 
 if TYPE_CHECKING:
     from schemas.index.control import Init
@@ -195,7 +195,7 @@ def describe_index(
     check_partitions(found, prefix, shards)
     ids = {name: found[name].topic_id for name in _IDENTITY_TOPICS if name in found}
     # Reports and outcomes are no part of an index, and those that were begun before there were any do not name them.
-    topics = {topic.name: prefix + topic.name for topic in TOPICS if topic.name not in (SERVER_REPORTS, ALLOCATION_OUTCOMES)}
+    topics = {topic.name: prefix + topic.name for topic in TOPICS if topic.name not in REPORTS}
     return Init(shards, user_partitions, IdKind(id_kind), topics, ids)
 
 

@@ -13,13 +13,15 @@ from schemas.topics import (
     INDEX_DELTAS,
     INDEX_EVENTS,
     MODEL_CHECKPOINTS,
+    REPORTS,
     SERVER_REPORTS,
+    STATISTICS_REPORTS,
     TOPICS,
     Topic,
 )
 
 _KAFKA_BINDING = "0.5.0"
-_INPUTS = tuple(topic for topic in RECORDS if topic not in (INDEX_EVENTS, SERVER_REPORTS, ALLOCATION_OUTCOMES))
+_INPUTS = tuple(topic for topic in RECORDS if topic not in (INDEX_EVENTS, *REPORTS))
 _ABOUT = (
     "A topic's name is the deployment's prefix (AIF_KAFKA__TOPIC_PREFIX, by default `aif.`) and the address. A record holds 1 to 256 updates. "
     "The partition is murmur2 of the id as text, as Java's clients choose it for the key; librdkafka (confluent-kafka, kcat) needs "
@@ -32,7 +34,12 @@ _ABOUT = (
     "On item-features a key without a value deletes the item. Headers may be left out. What is rejected goes to dlq.<address> with the reason (`aif dlq list`)."
 )
 _KEYS = {MODEL_CHECKPOINTS: "the model_id, or any", INDEX_EVENTS: "the version as text", SERVER_REPORTS: "the server's name"}
-_READERS = {INDEX_DELTAS: "servers", SERVER_REPORTS: "workers, and people", ALLOCATION_OUTCOMES: "`aif allocate fit`"}
+_READERS = {
+    INDEX_DELTAS: "servers",
+    SERVER_REPORTS: "workers, and people",
+    STATISTICS_REPORTS: "servers, and people",
+    ALLOCATION_OUTCOMES: "`aif allocate fit`",
+}
 _PARTITIONS = {"N": "one a shard of the index", "M": "one a user partition of the index"}
 
 

@@ -102,6 +102,7 @@ class Stage:
             "AIF_INDEX__USER_PARTITIONS": str(USER_PARTITIONS),
             "AIF_INDEX__ID_KIND": str(self.id_kind),
             "AIF_WORKER__DATA_DIR": str(self.directory / "worker"),
+            "AIF_STATISTICS__DATA_DIR": str(self.directory / "statistics"),
             "AIF_USERS__DATA_DIR": str(self.directory / "users"),
             "AIF_SERVE__DEADLINE_MS": "30000",  # two cores carry broker, worker, trainer and server at once
             "AIF_SERVE__PORT": str(self.port),

@@ -3,6 +3,7 @@
 stage.py          the processes of a bench, how far they are, what they use
 nearline.py       rates and start of a worker, compared with the bare network and with RocksDB alone
 freshness.py      from publishing an update to the new score in an answer
+statistics.py     from a behaviour to the score that its count gives; streamed against imported statistics
 scale.py          time, disk and memory of a version by number of items
 crash.py          kills under traffic, then a count of every update
 crash_traffic.py  the updates of that traffic; bad_records.py: those of broken senders

@@ -14,6 +14,7 @@ from streams.core.item_state import (
     StoredItem,
     fold_embedding,
     fold_features,
+    unpack_features,
 )
 from streams.core.stale import EVERYTHING, NOTHING, Dependencies
 
@@ -41,8 +42,9 @@ class ItemChange:
             features = fold_features(self.features, update)
             if features is None:
                 return False
-            self._steps.append((self.features, self._values, features, update.features))
-            self.features, self._values = features, update.features
+            values = unpack_features(features.raw) if features.statistics else update.features
+            self._steps.append((self.features, self._values, features, values))
+            self.features, self._values = features, values
             return True
         embedding = fold_embedding(self.embedding, update)
         if embedding is None:

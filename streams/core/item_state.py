@@ -2,9 +2,10 @@
 
 Invariants: features order = (event version, offset, index), embedding order = (offset, index); the higher wins, so any duplication or redelivery folds to
 the same state. Each component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that keeps its order; it never
-touches the embedding. A row carries the orders at which its components last *changed*, not those of the last event. An identical event that is sent again
-makes no row; if it raised the order of later rows, then a shard that was set back to an older copy and reads the topics in another interleaving could first
-send rows that readers refuse, and then not send the row that they would take.
+touches the embedding. Statistics hold over the record: `raw` has both, and the statistics are also kept alone, for the next record (A11).
+A row carries the orders at which its components last *changed*, not those of the last event. An identical event that is sent again makes no row; if it
+raised the order of later rows, then a shard that was set back to an older copy and reads the topics in another interleaving could first send rows that
+readers refuse, and then not send the row that they would take.
 
 One stored value holds everything about an item except the numbers of its embedding, which have a value of their own: a change of features never reads
 or writes them. Features are stored as deterministic msgpack, so equal features have equal bytes. Values are msgspec structs, because several are made for
@@ -31,8 +32,10 @@ NO_EMBEDDING_ORDER: EmbeddingOrder = (-1, 0)
 
 # Features: order, changed, state, hash. Embedding: order, changed, hash. Then the features' bytes.
 ITEM_HEADER = struct.Struct("<qqHqqHBQqHqHQ")
-_DEAD, _ABSENT = 1, 2  # states of features; live is 0
+_DEAD, _ABSENT, _COUNTED = 1, 2, 4  # states of features; live is 0, and 4 with statistics behind the features
+_LENGTH = struct.Struct("<I")  # of the statistics, at the end
 _NO_EMBEDDING = (*NO_EMBEDDING_ORDER, *NO_EMBEDDING_ORDER, 0)
+_TIME = ""
 _ORDER = struct.Struct("<qqHqHQB")
 assert _ORDER.size == ORDER.itemsize
 
@@ -42,13 +45,15 @@ _unpack_features = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 class StoredFeatures(msgspec.Struct, frozen=True, gc=False):
     """The features component: its order, whether it is a delete marker, the features as msgpack bytes (empty when dead), and the order at which `dead` and
-    `raw` last changed. `hash` is that of `raw` (0 when dead), kept because a row's order and a full build ask for it."""
+    `raw` last changed. `hash` is that of `raw` (0 when dead), kept because a row's order and a full build ask for it.
+    `statistics`: those among the features, with their time under the name "" which no feature has; empty without any."""
 
     order: FeaturesOrder
     dead: bool
     raw: bytes
     changed: FeaturesOrder
     hash: int
+    statistics: bytes = b""
 
 
 class StoredEmbedding(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +81,8 @@ class StoredItem(msgspec.Struct, gc=False):
 
 class FeaturesUpdate(msgspec.Struct, frozen=True, gc=False):
     """One accepted update of item-features, with its features decoded (`features`) and as msgpack bytes (`raw`); both are empty if it deletes.
-    `version` None: a record with a key and no value, which deletes at the version stored so far."""
+    `version` None: a record with a key and no value, which deletes at the version stored so far. `is_statistics`: its features hold over the record, and its
+    version is their time."""
 
     key: bytes
     version: int | None
@@ -85,6 +91,7 @@ class FeaturesUpdate(msgspec.Struct, frozen=True, gc=False):
     dead: bool
     raw: bytes
     features: Mapping[str, Any]
+    is_statistics: bool = False
 
 
 class EmbeddingUpdate(msgspec.Struct, frozen=True, gc=False):
@@ -106,17 +113,42 @@ def unpack_features(raw: bytes) -> dict[str, Any]:
 
 def fold_features(stored: StoredFeatures | None, update: FeaturesUpdate) -> StoredFeatures | None:
     """The component after an update, or None when the update is superseded (I1: it is counted, and nothing changes)."""
+    if update.is_statistics:
+        return _fold_statistics(stored, update)
     version = update.version
     if version is None:
         version = stored.order[0] if stored is not None else 0
     order = (version, update.offset, update.index)
-    if stored is None:
-        return StoredFeatures(order, update.dead, update.raw, order, 0 if update.dead else component_hash(update.raw))
-    if order <= stored.order:
+    if stored is not None and order <= stored.order:
         return None
-    if stored.raw == update.raw and stored.dead == update.dead:
-        return StoredFeatures(order, stored.dead, stored.raw, stored.changed, stored.hash)
-    return StoredFeatures(order, update.dead, update.raw, order, 0 if update.dead else component_hash(update.raw))
+    raw, statistics = update.raw, b""
+    if stored is not None and stored.statistics and not update.dead:
+        statistics = stored.statistics
+        raw = pack_features({**update.features, **_values_of(statistics)})
+    return _changed(stored, order, update.dead, raw, statistics)
+
+
+def _fold_statistics(stored: StoredFeatures | None, update: FeaturesUpdate) -> StoredFeatures | None:
+    """Later statistics replace those of the same names, and null removes one. They belong to a live item, whose own version they keep (A11)."""
+    if stored is None or stored.dead or (update.offset, update.index) <= stored.order[1:]:
+        return None
+    before = unpack_features(stored.statistics) if stored.statistics else {}
+    if before.get(_TIME, -1) >= (time_ms := update.version or 0):
+        return None
+    held = {name: value for name, value in {**before, **update.features}.items() if value is not None}
+    raw = pack_features({**unpack_features(stored.raw), **update.features})
+    order = (stored.order[0], update.offset, update.index)
+    return _changed(stored, order, False, raw, pack_features({**held, _TIME: time_ms}))
+
+
+def _values_of(statistics: bytes) -> dict[str, Any]:
+    return {name: value for name, value in unpack_features(statistics).items() if name != _TIME}
+
+
+def _changed(stored: StoredFeatures | None, order: FeaturesOrder, dead: bool, raw: bytes, statistics: bytes) -> StoredFeatures:
+    if stored is not None and stored.raw == raw and stored.dead == dead:
+        return StoredFeatures(order, dead, stored.raw, stored.changed, stored.hash, statistics)
+    return StoredFeatures(order, dead, raw, order, 0 if dead else component_hash(raw), statistics)
 
 
 def fold_embedding(stored: StoredEmbedding | None, update: EmbeddingUpdate) -> StoredEmbedding | None:
@@ -135,6 +167,9 @@ def encode_item(features: StoredFeatures | None, embedding: StoredEmbedding | No
     e = _NO_EMBEDDING if embedding is None else (*embedding.order, *embedding.changed, embedding.hash)
     if features is None:
         return ITEM_HEADER.pack(*NO_FEATURES_ORDER, *NO_FEATURES_ORDER, _ABSENT, 0, *e)
+    if features.statistics:
+        header = ITEM_HEADER.pack(*features.order, *features.changed, _COUNTED, features.hash, *e)
+        return header + features.raw + features.statistics + _LENGTH.pack(len(features.statistics))
     return ITEM_HEADER.pack(*features.order, *features.changed, features.dead, features.hash, *e) + features.raw
 
 
@@ -143,8 +178,15 @@ def decode_item(value: bytes) -> StoredItem:
     if len(value) < ITEM_HEADER.size:
         raise Corrupted("bad_item", f"stored item of {len(value)} bytes, expected at least {ITEM_HEADER.size}; {SHARD_REPAIR}")
     h = ITEM_HEADER.unpack_from(value)
+    end = counted = len(value)
+    if h[6] == _COUNTED:
+        counted -= _LENGTH.size
+        end = counted - _LENGTH.unpack_from(value, counted)[0]
+        if not ITEM_HEADER.size <= end <= counted:
+            raise Corrupted("bad_item", f"stored item of {len(value)} bytes whose statistics begin at {end}; {SHARD_REPAIR}")
+    raw, statistics = value[ITEM_HEADER.size : end], value[end:counted]
     return StoredItem(
-        None if h[6] == _ABSENT else StoredFeatures(h[0:3], h[6] == _DEAD, value[ITEM_HEADER.size :], h[3:6], h[7]),
+        None if h[6] == _ABSENT else StoredFeatures(h[0:3], h[6] == _DEAD, raw, h[3:6], h[7], statistics),
         None if h[8] < 0 else StoredEmbedding(h[8:10], h[10:12], h[12]),
     )
 

@@ -93,7 +93,8 @@ def _features_update(
     key = encode_index_key(item)
     if update.op == "delete":
         return FeaturesUpdate(key, update.version, record.offset, index, True, b"", {})
-    return FeaturesUpdate(key, update.version, record.offset, index, False, pack_features(update.features), update.features)
+    raw, is_statistics = pack_features(update.features), update.op == "statistics"
+    return FeaturesUpdate(key, update.version, record.offset, index, False, raw, update.features, is_statistics)
 
 
 def _decode_removal(record: SourceRecord, record_key: bytes, kind: IdKind, shards: int) -> DecodedRecord:

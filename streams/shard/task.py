@@ -10,12 +10,13 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from infra.clock import Clock
 from infra.disk_faults import REOPEN_CODES, DiskFaults
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
+from infra.rocks import Database
 from schemas.errors import AifError, Corrupted, Unavailable
 from streams.shard.batch_result import BatchResult
 from streams.shard.outbox import OutboxEntry
@@ -25,12 +26,28 @@ from streams.shard.start import mark_damaged
 
 T = TypeVar("T")
 
+
+class Stepped(Protocol):
+    """What a serial task runs: a shard, or the counters of streams/statistics. `write_watermark` is asked for messages about 20 times a second."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def database(self) -> Database: ...
+    def apply(self, records: Sequence[SourceRecord], on_written: Callable[[Sequence[OutboxEntry]], None] = ...) -> BatchResult: ...
+    def write_watermark(self) -> list[OutboxEntry]: ...
+    def pending_outbox(self, entries_max: int, after: int = -1) -> list[OutboxEntry]: ...
+    def confirm_outbox(self, up_to_sequence: int) -> None: ...
+    def recover(self) -> None: ...
+    def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=Stepped)
+
 _RETRY_S_FIRST, _RETRY_S_MAX = 0.05, 2.0
 _OUTBOX_PAGE = 1_000
 _REOPEN_EVERY_S = 0.5
 _log = logging.getLogger("aif.streams.shard")
-# Makes the sender of a task; tests hand in one without a broker.
-MakeSender = Callable[["ShardTask"], "OutboxSender | None"]
 
 
 def shard_closed(number: int) -> Unavailable:
@@ -38,7 +55,7 @@ def shard_closed(number: int) -> Unavailable:
     return Unavailable("shard_closed", f"shard {number} is being given to another owner")
 
 
-class ShardTask:
+class SerialTask(Generic[S]):
     """Owns a shard, its thread and its sender. Thread-safe.
 
     on_result(number, result, seconds)  after every batch
@@ -48,9 +65,9 @@ class ShardTask:
 
     def __init__(
         self,
-        shard: Shard,
+        shard: S,
         clock: Clock,
-        make_sender: MakeSender,
+        make_sender: "Callable[[SerialTask[S]], OutboxSender | None]",
         on_result: Callable[[int, BatchResult, float], None] = lambda *_: None,
         on_damaged: Callable[[Corrupted], None] = lambda _: None,
         on_disk: Callable[[int, AifError | None], None] = lambda *_: None,
@@ -73,14 +90,14 @@ class ShardTask:
 
     # --- batches and steps -------------------------------------------------------------------------------------------
 
-    def submit(self, step: Callable[[Shard], T]) -> "Future[T]":
+    def submit(self, step: Callable[[S], T]) -> "Future[T]":
         """Runs `step(shard)` between two micro-batches. Raises Unavailable (`shard_closed`)."""
         try:
             return self._executor.submit(self._run, step)
         except RuntimeError as error:
             raise shard_closed(self.number) from error
 
-    def _run(self, step: Callable[[Shard], T]) -> T:
+    def _run(self, step: Callable[[S], T]) -> T:
         """After a full disk every write fails until the database is opened again, which itself needs room; so that is tried before each step."""
         if self._broken is not None:
             if self._clock.monotonic() < self._reopened_at + _REOPEN_EVERY_S:
@@ -136,7 +153,7 @@ class ShardTask:
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)
         raise shard_closed(self.number)
 
-    def _apply(self, shard: Shard, records: Sequence[SourceRecord]) -> BatchResult:
+    def _apply(self, shard: S, records: Sequence[SourceRecord]) -> BatchResult:
         began = self._clock.monotonic()
         try:
             result = shard.apply(records, lambda entries: self._send_new(shard, entries))
@@ -166,7 +183,7 @@ class ShardTask:
 
     # --- outbox ------------------------------------------------------------------------------------------------------
 
-    def _send_new(self, shard: Shard, entries: Sequence[OutboxEntry]) -> None:
+    def _send_new(self, shard: S, entries: Sequence[OutboxEntry]) -> None:
         """Hand the sender new entries. They need not be read from the outbox if everything before them was handed over."""
         if self._sender is None or not entries or entries[0].sequence != self._sent + 1:
             self._send_all(shard)
@@ -178,7 +195,7 @@ class ShardTask:
             failpoint("after-outbox-send")
             self._sent = entries[min(len(entries), at + _OUTBOX_PAGE) - 1].sequence
 
-    def _send_all(self, shard: Shard) -> None:
+    def _send_all(self, shard: S) -> None:
         """Hands the sender everything in the outbox that it has not got, also what an earlier owner has left."""
         while self._sender is not None and not self._closing.is_set():
             entries = shard.pending_outbox(_OUTBOX_PAGE, after=self._sent)
@@ -206,7 +223,7 @@ class ShardTask:
     def _note_thread(self) -> None:
         self._thread = threading.current_thread()
 
-    def _tick(self, shard: Shard) -> None:
+    def _tick(self, shard: S) -> None:
         self._remove_confirmed(shard)
         if entries := shard.write_watermark():
             self._send_new(shard, entries)
@@ -215,7 +232,7 @@ class ShardTask:
         """Not at the end of `_tick`, which does not begin while the database cannot be opened again."""
         self._ticking = False
 
-    def _remove_confirmed(self, shard: Shard) -> None:
+    def _remove_confirmed(self, shard: S) -> None:
         if (confirmed := self._confirmed) > self._confirming:
             failpoint("before-outbox-confirm")
             shard.confirm_outbox(confirmed)
@@ -256,3 +273,11 @@ class ShardTask:
         except Corrupted as error:  # a merge of table files found it: every write is kept, and the next start rebuilds
             mark_damaged(self._shard.database.path, error)
             _log.error("shard %d is damaged (%s)", self.number, error)
+
+
+class ShardTask(SerialTask[Shard]):
+    """The task of a shard."""
+
+
+# Makes the sender of a task; tests hand in one without a broker.
+MakeSender = Callable[[SerialTask[Shard]], "OutboxSender | None"]

@@ -11,6 +11,7 @@ Arrays: R rows, I items, Q realtime features, M multimodal width, W signature by
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def build_item_table(
 ) -> ItemTable:
     """Columns of the items in `wanted` (None: all). Deletes are ignored: an impression of a deleted item is still worth learning from."""
     embeddings = _latest_embeddings(spec, new_items, wanted)
-    kept = [u for u in updates if u.op == "upsert" and (wanted is None or u.item_id in wanted)]
+    kept = _over_records([u for u in updates if u.op != "delete" and (wanted is None or u.item_id in wanted)])
     index = {item: number for number, item in enumerate(dict.fromkeys(u.item_id for u in kept))}
     item_R = np.fromiter((index[u.item_id] for u in kept), np.int64, len(kept))
     version_R = np.fromiter((u.version for u in kept), np.int64, len(kept))
@@ -105,6 +106,23 @@ def build_item_table(
         has_signature_R=torch.from_numpy(has_R),
         multimodal_RM=np.array([embeddings.get(u.item_id, nothing_M) for u in rows], np.float32).reshape(len(rows), len(nothing_M)),
     )
+
+
+def _over_records(updates: list[ItemFeaturesUpdate]) -> list[ItemFeaturesUpdate]:
+    """Statistics as rows of the item's record with them, and later records with them too; an item that has no record yet has none."""
+    if all(u.op == "upsert" for u in updates):
+        return updates
+    records, statistics, found = dict[Id, Mapping[str, Any]](), dict[Id, Mapping[str, Any]](), list[ItemFeaturesUpdate]()
+    for u in sorted(updates, key=attrgetter("version")):
+        if u.op == "upsert":
+            records[u.item_id] = u.features
+        elif u.item_id in records:
+            statistics[u.item_id] = {**statistics.get(u.item_id, {}), **u.features}
+        else:
+            continue
+        features = {**records[u.item_id], **statistics.get(u.item_id, {})}
+        found.append(u.model_copy(update={"op": "upsert", "features": features}))
+    return found
 
 
 def _latest_embeddings(spec: ModelSpec, new_items: Iterable[NewItem], wanted: Collection[Id] | None) -> dict[Id, np.ndarray]:

@@ -182,6 +182,7 @@ BODIES: dict[str, Any] = {
         "seconds": 5.0,
         "answers": 3,
     },
+    "statistics-reports": {"schema": 1, "at_ms": 5, "as_of_ms": 4, "names": ["taken_28"]},
     "model-checkpoints": {"uri": "/a", "size_bytes": 1, "sha256": "0" * 64, "model_id": "m", "feature_schema": "0" * 16, "label": None},
     "index-events": {"kind": "live", "version": 1, "revision": 0, "shard": None, "reason": ""},
 }

@@ -2,7 +2,7 @@
 
 from schemas.events import RECORDS
 from schemas.limits import RECORD_BYTES_MAX
-from schemas.topics import DEAD_LETTER_PREFIX, SHARD_TOPICS, TOPICS
+from schemas.topics import DEAD_LETTER_PREFIX, REPORTS, SHARD_TOPICS, TOPICS
 
 BY_NAME = {t.name: t for t in TOPICS}
 
@@ -12,7 +12,7 @@ def test_only_user_features_is_compacted() -> None:
 
 
 def test_every_input_topic_has_its_record_and_its_dead_letters() -> None:
-    inputs = [name for name in RECORDS if name not in ("index-events", "server-reports", "allocation-outcomes")]
+    inputs = [name for name in RECORDS if name not in ("index-events", *REPORTS)]
     assert all(name in BY_NAME and DEAD_LETTER_PREFIX + name in BY_NAME for name in inputs)
 
 

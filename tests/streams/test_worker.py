@@ -12,6 +12,7 @@ import urllib.request
 from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -28,6 +29,7 @@ from schemas.ids import IdKind, partition_of
 from schemas.index.control import ControlState, Init
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS, TOPICS
+from streams.faust_shell import consume
 from streams.settings import BuildSection
 from streams.shard.log_ends import LogRange
 from streams.worker import Worker
@@ -282,19 +284,16 @@ class HangingApp:
         await asyncio.Event().wait()
 
 
-def test_a_worker_that_is_to_end_does_not_wait_for_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streams.worker._FAUST_END_S_MAX", 0.05)
-    worker, turned_away = object.__new__(Worker), list[bool]()
-    worker.owned = SimpleNamespace(begin_close=lambda: turned_away.append(True))  # type: ignore[assignment]
-    worker._faust_hangs, worker._stopping, worker._wake = False, threading.Event(), threading.Event()
+def test_a_worker_that_is_to_end_does_not_wait_for_a_broker_that_is_away() -> None:
+    turned_away = list[bool]()
 
-    async def consume() -> None:
+    async def ends() -> bool:
         stop = asyncio.Event()
         stop.set()
-        await asyncio.wait_for(worker._consume(HangingApp(), stop), 10.0)  # type: ignore[arg-type]
+        app: Any = HangingApp()
+        return await asyncio.wait_for(consume(app, stop, 0.05, lambda: turned_away.append(True)), 10.0)
 
-    asyncio.run(consume())
-    assert turned_away and worker._faust_hangs and worker._stopping.is_set()
+    assert asyncio.run(ends()) is False and turned_away == [True]
 
 
 def test_a_topic_that_is_made_again_under_a_running_worker_ends_it_with_what_to_do(stage: WorkerStage) -> None:

@@ -10,7 +10,7 @@ In memory: features and embedding of every item, and the newest behaviours of ev
 
 import bisect
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -32,6 +32,7 @@ class View:
     def __init__(self, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> None:
         self._spec, self._w_hash_KM = spec, w_hash_KM
         self._items: dict[Id, list[ItemFeaturesUpdate]] = {}  # ascending versions
+        self._statistics: dict[Id, Mapping[str, Any]] = {}  # the latest of each item, which hold over its records
         self._embeddings: dict[Id, NewItem] = {}
         self._users: dict[Id, UserHistory] = {}
         self._folded = 0  # takes the place of an offset: each record is folded once, those of a user in log order
@@ -40,7 +41,7 @@ class View:
     def fold(self, events: Events) -> None:
         """Folds a round's items, embeddings, profiles and behaviours. Its impressions change nothing."""
         for update in events.items:
-            if update.op == "upsert":
+            if update.op != "delete":
                 self._fold_item(update)
         for new in events.new_items:
             vector: Any = np.array(new.embedding)  # a third of the list's memory
@@ -53,6 +54,13 @@ class View:
 
     def _fold_item(self, update: ItemFeaturesUpdate) -> None:
         versions = self._items.setdefault(update.item_id, [])
+        if update.op == "statistics":
+            if not versions:
+                return
+            self._statistics[update.item_id] = {**self._statistics.get(update.item_id, {}), **update.features}
+            update = update.model_copy(update={"op": "upsert", "features": versions[-1].features})
+        if (counted := self._statistics.get(update.item_id)) is not None:
+            update = update.model_copy(update={"features": {**update.features, **counted}})
         at = bisect.bisect_right(versions, update.version, key=_version)
         same = at > 0 and versions[at - 1].version == update.version
         versions[at - same : at] = [update]

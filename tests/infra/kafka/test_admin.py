@@ -27,7 +27,7 @@ from infra.kafka.admin import (
 )
 from infra.processes import free_ports
 from schemas.errors import Incompatible, Unavailable
-from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, NEW_ITEMS, SERVER_REPORTS, TOPICS
+from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, NEW_ITEMS, REPORTS, TOPICS
 from tests.infra.kafka.deleted_topics import delete_topics
 
 
@@ -87,7 +87,7 @@ def test_whoever_has_a_clock_that_is_days_off_is_still_heard_and_its_items_are_k
         NEW_ITEMS,
         INDEX_DELTAS,
         INDEX_EVENTS,
-        SERVER_REPORTS,
+        *REPORTS,
         *(t.name for t in TOPICS if t.name.startswith(DEAD_LETTER_PREFIX)),
     ]
     for name in written:

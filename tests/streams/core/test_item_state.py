@@ -44,7 +44,7 @@ updates = st.builds(
 
 
 def put(version: int, offset: int, raw: bytes = EMPTY) -> FeaturesUpdate:
-    return FeaturesUpdate(b"k", version, offset, 0, False, raw, {})
+    return FeaturesUpdate(b"k", version, offset, 0, False, raw, unpack_features(raw))
 
 
 def held_features(order: tuple[int, int, int], dead: bool, raw: bytes, changed: tuple[int, int, int]) -> StoredFeatures:
@@ -87,6 +87,34 @@ def test_an_identical_update_advances_the_order_and_not_the_order_of_the_last_ch
     one = fold_embedding(None, EmbeddingUpdate(b"k", 4, 1, b"abcd"))
     two = fold_embedding(one, EmbeddingUpdate(b"k", 7, 0, b"abcd"))
     assert two is not None and two.order == (7, 0) and two.changed == (4, 1)
+
+
+def counted(time_ms: int, offset: int, **values: float | None) -> FeaturesUpdate:
+    return FeaturesUpdate(b"k", time_ms, offset, 0, False, pack_features(values), values, is_statistics=True)
+
+
+def test_statistics_hold_over_the_record_and_a_sent_again_one_changes_nothing() -> None:
+    stored = fold_features(None, put(7, 0, pack_features({"a": 1, "taken": 5.0})))
+    stored = fold_features(stored, counted(1_000, 1, taken=6.0, shown=2.0))
+    assert stored is not None and stored.order == stored.changed == (7, 1, 0)
+    assert unpack_features(stored.raw) == {"a": 1, "taken": 6.0, "shown": 2.0}
+    assert fold_features(stored, counted(1_000, 2, taken=6.0)) is None, "the same one again"
+    assert fold_features(stored, counted(999, 2, taken=9.0)) is None, "an older one"
+    stored = fold_features(stored, put(7, 3, pack_features({"a": 2, "taken": 5.0})))
+    assert stored is not None and unpack_features(stored.raw) == {"a": 2, "taken": 6.0, "shown": 2.0}
+    assert decode_item(encode_item(stored, None)).features == stored
+    stored = fold_features(stored, counted(2_000, 4, taken=None))
+    stored = fold_features(stored, put(8, 5, pack_features({"a": 3, "taken": 8.0}))) if stored is not None else None
+    assert stored is not None and unpack_features(stored.raw) == {"a": 3, "taken": 8.0, "shown": 2.0}
+
+
+def test_statistics_of_an_item_that_is_not_there_are_superseded_and_end_with_it() -> None:
+    assert fold_features(None, counted(1_000, 0, taken=1.0)) is None
+    stored = fold_features(fold_features(None, put(1, 0)), counted(1_000, 1, taken=1.0))
+    dead = fold_features(stored, FeaturesUpdate(b"k", 2, 2, 0, True, b"", {}))
+    assert dead is not None and not dead.statistics and fold_features(dead, counted(2_000, 3, taken=1.0)) is None
+    again = fold_features(dead, put(3, 4))
+    assert again is not None and unpack_features(again.raw) == {}
 
 
 def test_a_removal_without_version_takes_the_stored_one_and_0_where_nothing_is_stored() -> None:

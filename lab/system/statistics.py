@@ -1,0 +1,199 @@
+"""`aif bench statistics`: from a behaviour to the score that its count gives, under load; then every number that was sent beside an import's.
+
+    load      behaviours at a given rate, one per record, over the whole catalogue but the probes
+    probes    items whose bid is the count of their behaviours: the score is y * bid, so the right new score is known: the old one times (n + 1) / n
+
+The model has further statistics, scaled so that no score depends on them: they are compared at the end, bit for bit, with those of an import of the very
+behaviours that were published. Here: load, probes, the comparison. Not here: looking for scores (freshness.py).
+"""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from infra.background import Background
+from infra.data.catalogue import Catalogue
+from infra.data.interactions import Interactions
+from infra.data.open_catalogue import open_world
+from infra.data.shown_statistics import LogStatistic
+from infra.figures import Figures
+from infra.kafka.publisher import Publisher
+from infra.kafka.reader import read_topic
+from lab.demo.server import RankingServer
+from lab.figures.declared import read_bench
+from lab.system.freshness import Prober, Seen
+from lab.system.stage import BenchStage, open_bench_stage, tell
+from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport, decode_record
+from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.statistics import DAY_MS, HOUR_MS, NEVER, Log, Measure, Statistic
+from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
+
+STATISTICS = read_bench("bench statistics")
+
+_PROBES = 64
+_WARM_UP_S = 4.0
+_PACE_S = 0.01
+_SETTLE_S = 4.0
+_USERS = 5_000
+_FIRST_USER = 1_000_000
+_KINDS = ("click", "buy")
+_NO_EFFECT = 1e9
+_B = Log.BEHAVIOURS
+_KEPT: Mapping[str, Statistic] = {
+    "bid": Statistic(_B, Measure.EXACT),
+    "taken_1h": Statistic(_B, Measure.COUNT, window_ms=HOUR_MS),
+    "buying": Statistic(_B, Measure.RATE, ("buy",)),
+    "buying_of_category": Statistic(_B, Measure.RATE, ("buy",), by="category", window_ms=DAY_MS),
+    "days_since_buy": Statistic(_B, Measure.LAST, ("buy",)),
+}
+
+
+def schema_with_statistics(schema: FeatureSchema) -> FeatureSchema:
+    """The schema with the bid as a count, and with the other statistics of `_KEPT`, which no score shows."""
+    features = [dataclasses.replace(f, statistic=_KEPT["bid"]) if (f.scope, f.name) == (Scope.ITEM, "bid") else f for f in schema.features]
+    for name, statistic in _KEPT.items():
+        if name != "bid":
+            features.append(Feature(name, Scope.ITEM, Kind.NUMERIC, scale=_NO_EFFECT, realtime=True, statistic=statistic))
+    return dataclasses.replace(schema, features=tuple(features))
+
+
+class Published:
+    """What was published, as columns for an import."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, str, int]] = []  # item, kind, time
+        self._users, self._kinds = itertools.cycle(range(_USERS)), itertools.cycle((*_KINDS, "click"))
+
+    def send(self, publisher: Publisher, item: int) -> None:
+        """One behaviour of the next user, now."""
+        kind, time_ms = next(self._kinds), time.time_ns() // 1_000_000
+        self.rows.append((item, kind, time_ms))
+        publisher.publish_behaviour(Behaviour(user_id=_FIRST_USER + next(self._users), item_id=item, kind=kind, time_ms=time_ms))
+
+    def imported(self, items: list[ItemFeaturesUpdate], time_ms: int) -> dict[str, np.ndarray]:
+        """The statistics of the items as an import of the same behaviours tells them as of a time."""
+        places = {item.item_id: place for place, item in enumerate(items)}
+        rows = sorted(((t, places[i], _KINDS.index(k)) for i, k, t in self.rows))
+        time_X, item_X, kind_X = np.array(rows, np.int64).reshape(-1, 3).T
+        log = Interactions(range(1), range(len(items)), _KINDS, np.zeros_like(time_X), item_X, kind_X, time_X)
+        categories = {value: code for code, value in enumerate(dict.fromkeys(item.features["category"] for item in items))}
+        group_I = np.array([categories[item.features["category"]] for item in items])
+        return {
+            name: LogStatistic(statistic, log, len(items), group_I if statistic.by else None).at(time_ms)
+            for name, statistic in _KEPT.items()
+        }
+
+
+class StatisticsProber(Prober):
+    """Changes probes by behaviours."""
+
+    def __init__(self, stage: BenchStage, updates: list[ItemFeaturesUpdate], worker: Any, published: Published) -> None:
+        super().__init__(stage, updates, worker)
+        self._published, self._counts = published, {u.item_id: 1 for u in updates}
+
+    def _move(self, publisher: Publisher, probe: Any) -> None:
+        item = probe.update.item_id
+        count, self._counts[item] = self._counts[item], self._counts[item] + 1
+        with self._lock:
+            probe.wanted = probe.score * (count + 1) / count
+            probe.published_at = time.monotonic()
+        self._published.send(publisher, item)
+
+
+class BehaviourLoad(Background):
+    """Behaviours at a steady rate. Use as a context manager; `per_s` is the rate that was reached."""
+
+    def __init__(self, stage: BenchStage, items: list[int], rate: float, published: Published) -> None:
+        self._stage, self._items, self._rate, self._published = stage, items, rate, published
+        self.sent, self.seconds = 0, 0.0
+        super().__init__(self._run)
+
+    @property
+    def per_s(self) -> float:
+        return self.sent / self.seconds
+
+    def _run(self) -> None:
+        chance, began = np.random.default_rng(0), time.monotonic()
+        with self._stage.publisher() as publisher:
+            while not self.stopping.wait(_PACE_S):
+                due = int((time.monotonic() - began) * self._rate) - self.sent
+                for place in chance.integers(0, len(self._items), max(0, due)).tolist():
+                    self._published.send(publisher, self._items[place])
+                self.sent += due
+            self.seconds = time.monotonic() - began
+
+
+def measure_statistics(rate: float, seconds: float, items: int) -> Figures:
+    """`seconds` of behaviours at `rate` a second, then the comparison."""
+    figures = Figures(STATISTICS, {"rate": rate, "seconds": seconds, "items": items})
+    world = open_world(items)
+    catalogue = cast(Catalogue, SimpleNamespace(schema=schema_with_statistics(world.schema), model=world.model))
+    with open_bench_stage() as stage:
+        began = tell("publish the catalogue, build, load")
+        stage.publish_catalogue(world)
+        worker = stage.start_worker()
+        stage.wait_live(stage.publish_model(catalogue), worker)
+        stage.serve("server", "serve", "--port", str(stage.port))
+        stage.serve("statistics", "statistics")
+        server = RankingServer(stage.url)
+        stage.wait_for(server.is_ready, "the server to have loaded the version")
+        listed, published = list(world.items()), Published()
+        probed = listed[:_PROBES]
+        with stage.publisher() as publisher:
+            for update in probed:
+                published.send(publisher, int(update.item_id))
+        stage.wait_for(lambda: _as_of(stage) > 0, "the first report of the statistics")
+        time.sleep(_SETTLE_S)
+        began = tell("behaviours", began)
+        load = BehaviourLoad(stage, [int(u.item_id) for u in listed[_PROBES:]], rate, published)
+        with StatisticsProber(stage, probed, worker, published) as prober, load:
+            first_s = time.monotonic() + _WARM_UP_S
+            prober.stopping.wait(_WARM_UP_S + seconds)
+        time.sleep(_SETTLE_S)
+        tell("compare with an import", began)
+        _compare(figures, stage, listed, published)
+    _add_times(figures, [s for s in prober.seen if s.published_at >= first_s])
+    figures.add("rate_per_s", load.per_s)
+    return figures
+
+
+def _as_of(stage: BenchStage) -> int:
+    """As of when the newest report says that the statistics are; 0 before the first."""
+    records = list(read_topic(stage.connection, STATISTICS_REPORTS, prefix=stage.topic_prefix))
+    return decode_record(StatisticsReport, records[-1].value).as_of_ms if records else 0
+
+
+def _compare(figures: Figures, stage: BenchStage, items: list[ItemFeaturesUpdate], published: Published) -> None:
+    """Every bit of every number that the last updates tell, beside an import of the same behaviours as of the same time."""
+    as_of_ms, told, updates = _as_of(stage), dict[Any, dict[str, float]](), 0
+    for record in read_topic(stage.connection, ITEM_FEATURES, prefix=stage.topic_prefix):
+        if b'"op":"statistics"' in (record.value or b""):
+            for update in decode_record(ItemFeaturesRecord, record.value).updates:
+                told[update.item_id] = {name: _number(update.features.get(name), name) for name in _KEPT}
+                updates += 1
+    nothing = {name: _number(None, name) for name in _KEPT}
+    imported = published.imported(items, as_of_ms)
+    differing = 0
+    for name in _KEPT:
+        streamed_I = np.array([told.get(item.item_id, nothing)[name] for item in items], np.float64)
+        differing += int(np.bitwise_count(streamed_I.view(np.uint64) ^ imported[name].astype(np.float64).view(np.uint64)).sum())
+    figures.add("parity_bits", differing)
+    figures.add("numbers", len(items) * len(_KEPT))
+    figures.add("updates", updates)
+    figures.add("behaviours", len(published.rows))
+
+
+def _number(value: Any, name: str) -> float:
+    return (NEVER if _KEPT[name].measure is Measure.LAST else 0.0) if value is None else float(value)
+
+
+def _add_times(figures: Figures, seen: list[Seen]) -> None:
+    visible_s = [s.visible_s for s in seen]
+    for percent in (50, 99):
+        figures.add(f"visible_p{percent}_ms", 1e3 * float(np.percentile(visible_s, percent, method="higher")))
+    figures.add("probes", len(seen))

@@ -1,0 +1,11 @@
+"""`aif statistics`: numbers of items kept current from behaviours and impressions (schemas/statistics.py defines them).
+
+    an event     Kafka -> an agent of Faust -> owner.py -> the serial task of streams/shard/task.py -> tally.py: one WriteBatch
+    a number     tally.py, once an interval: counts.py -> outbox -> item-features, op "statistics" -> the shards of the workers
+
+counts.py    counters in memory, and the numbers that they make; pure
+events.py    records to changes of counters
+tally.py     the counters in RocksDB, with offsets, outbox and the numbers that were sent
+owner.py     the one process of the group that owns all partitions
+program.py   wiring
+"""

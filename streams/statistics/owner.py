@@ -1,0 +1,131 @@
+"""Which process counts: the one that the group gave all partitions, because the rate of an item has the share of all items in it.
+
+Here: opening and closing the tally for Faust's shell, and the way of a batch to its task. Not here: assignment (faust_shell.py), counting (tally.py).
+A directory that does not read, or that needs records that the log no longer has, is removed, and the log is counted again from its beginning.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from infra.kafka.admin import end_offsets, start_offsets
+from infra.kafka.reader import SourceRecord
+from infra.kafka.security import Bootstrap
+from schemas.errors import Corrupted, Incompatible
+from schemas.topics import IMPRESSIONS, ITEM_FEATURES, USER_BEHAVIOURS
+from streams.core.batching import GapWatch, Partition, Remedy, plan_runs
+from streams.shard.task import SerialTask
+from streams.statistics.tally import Tally
+
+TOPICS = (USER_BEHAVIOURS, IMPRESSIONS, ITEM_FEATURES)
+_log = logging.getLogger("aif.streams.statistics")
+
+
+class TallyOwner:
+    """Belongs to the process's event loop. `task` is None while another process of the group counts."""
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        prefix: str,
+        directory: Path,
+        open_tally: Callable[[Path], Tally],
+        make_task: Callable[[Tally], SerialTask[Tally]],
+    ) -> None:
+        self._bootstrap, self._prefix, self._directory = bootstrap, prefix, directory
+        self._open_tally, self._make_task = open_tally, make_task
+        self.task: SerialTask[Tally] | None = None
+        self.assigned = False
+        self._gaps = GapWatch()
+        self.seek: Callable[[str, int, int], Awaitable[None]] | None = None
+
+    async def open_partitions(self, partitions: frozenset[Partition], generation: int) -> Mapping[Partition, int]:
+        """Opens the tally where all partitions were given to this process, and returns the offsets from which it reads."""
+        await self.close_partitions()
+        self.assigned = True
+        if not partitions:
+            _log.info("another process of the group keeps the statistics; this one waits for its end")
+            return {}
+        tally, offsets = await asyncio.to_thread(self._open, partitions)
+        self.task = self._make_task(tally)
+        self.task.admit()
+        return {(topic, p): offsets[f"{topic}/{p}"] for topic, p in partitions}
+
+    def _open(self, partitions: frozenset[Partition]) -> tuple[Tally, Mapping[str, int]]:
+        starts, ends = (
+            {f"{topic}/{p}": offset for topic in TOPICS for p, offset in read(self._bootstrap, self._prefix + topic).items()}
+            for read in (start_offsets, end_offsets)
+        )
+        if given := starts.keys() ^ {f"{topic}/{p}" for topic, p in partitions}:
+            raise Incompatible(
+                "split_statistics",
+                f"{sorted(given)} were not given to one process with all others; all processes of the group must run this code",
+            )
+        for attempt in range(2):
+            try:
+                tally = self._open_tally(self._directory)
+            except Corrupted as error:
+                _log.error("counting the log again: %s", error)
+                shutil.rmtree(self._directory, ignore_errors=True)
+                continue
+            held = tally.next_offsets
+            if attempt or all(starts[name] <= held.get(name, starts[name]) <= ends[name] for name in starts):
+                break
+            _log.error("counting the log again: it holds %s to %s, the directory needs %s", starts, ends, held)
+            tally.close()
+            shutil.rmtree(self._directory)
+        return tally, tally.open_log(starts, ends)
+
+    def takes(self, partition: Partition) -> bool:
+        """Whether records can be counted now."""
+        return self.task is not None
+
+    def suspend(self) -> None:
+        """Turns batches away until the next assignment."""
+        if self.task is not None:
+            self.task.suspend()
+
+    def begin_close(self) -> None:
+        """Turns batches away for good."""
+        if self.task is not None:
+            self.task.begin_close()
+
+    async def close_partitions(self) -> None:
+        """Closes the tally."""
+        task, self.task = self.task, None
+        if task is not None:
+            await asyncio.to_thread(task.close)
+
+    async def apply(self, records: Sequence[SourceRecord]) -> None:
+        """Counts a batch of one topic, partition by partition."""
+        for _, some in groupby(sorted(records, key=lambda r: r.partition), lambda r: r.partition):
+            of_partition = list(some)
+            for run in plan_runs([r.offset for r in of_partition]):
+                await self._apply_run(of_partition[run])
+
+    async def _apply_run(self, records: Sequence[SourceRecord]) -> None:
+        partition, task = (records[0].topic, records[0].partition), self.task
+        if task is None:
+            return  # given away meanwhile
+        try:
+            await task.apply(records)
+            self._gaps.passed(partition)
+        except Incompatible as error:
+            remedy = self._gaps.choose_remedy(partition, [r.offset for r in records]) if error.code == "offset_gap" else Remedy.STOP
+            if remedy is Remedy.STOP or self.seek is None:
+                raise
+            if remedy is Remedy.SEEK:
+                held = await asyncio.wrap_future(task.submit(lambda tally: tally.next_offsets))
+                _log.warning("missing records (%s); reading %s/%d again", error, *partition)
+                await self.seek(*partition, held[f"{partition[0]}/{partition[1]}"])
+
+    def note_ends(self) -> None:
+        """Tells the tally where the log ends now, so that it can say whether it has everything."""
+        ends = {f"{topic}/{p}": offset for topic in TOPICS for p, offset in end_offsets(self._bootstrap, self._prefix + topic).items()}
+        if (task := self.task) is not None:
+            with contextlib.suppress(Exception):  # it is being closed
+                task.submit(lambda tally: setattr(tally, "ends", ends)).result()

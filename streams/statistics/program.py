@@ -1,0 +1,196 @@
+"""`aif statistics`: one process that keeps the statistics of items current which the checkpoints name. Here is only the wiring.
+
+The versions that receive increments say in their feature schemas which statistics they read; of two versions that name one differently the newer counts.
+Where that changes, the process ends in order and begins again as itself: other counters are another directory, for which the log is counted again.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+from infra.clock import SystemClock
+from infra.guarded_thread import GuardedThread, watch_threads
+from infra.heartbeat import HEARTBEAT_NAME, beat
+from infra.index.control_log import ControlLog, check_identity
+from infra.index.store import open_index_store
+from infra.kafka.admin import apply_topics, describe_index, find_coordinator
+from infra.kafka.admin_client import check_rights
+from infra.processes import stop_signals
+from infra.tools.unknown_features import read_schema
+from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, Unavailable
+from schemas.ids import IdKind
+from schemas.index.control import Init
+from schemas.statistics import Statistic
+from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
+from streams.data_directory import hold_directory
+from streams.faust_shell import EXIT_OPERATOR, SoleAssignor, add_agent, consume, leave_process, make_app, stop_process
+from streams.settings import StatisticsSettings
+from streams.shard.outbox_sender import OutboxSender
+from streams.shard.task import SerialTask
+from streams.statistics.owner import TOPICS, TallyOwner
+from streams.statistics.tally import Tally, directory_name
+
+_LOOK_EVERY_S, _CONTROL_EVERY_S, _FAUST_END_S_MAX = 0.5, 1.0, 1.5
+_log = logging.getLogger("aif.streams.statistics")
+
+
+class StatisticsProgram:
+    """The parts of one process. `run` returns when it was asked to stop, or when the checkpoints name other statistics."""
+
+    def __init__(self, settings: StatisticsSettings) -> None:
+        self.settings, self._clock = settings, SystemClock()
+        self._bootstrap, self._prefix = settings.connection(), settings.kafka.topic_prefix
+        self._group = f"{self._prefix}statistics"
+        self._store = open_index_store(settings.index.store)
+        self._control = ControlLog(self._store)
+        self._folder = settings.statistics.data_dir.resolve()
+        self._schemas: dict[str, dict[str, Statistic]] = {}
+        self._stopping, self._said = threading.Event(), False
+
+    def _wanted(self) -> dict[str, Statistic]:
+        """What the versions read that servers serve or soon will, without what is switched off."""
+        state, found = self._control.refresh(), dict[str, Statistic]()
+        versions = {s.version: s for s in (*state.receiving, *([state.current] if state.current else []))}
+        for _, status in sorted(versions.items()):
+            sha = status.checkpoint_sha256
+            if sha not in self._schemas:
+                self._schemas[sha] = dict(read_schema(self._store, sha).statistics)
+            found |= self._schemas[sha]
+        return {name: statistic for name, statistic in found.items() if name not in self.settings.statistics.off}
+
+    async def run(self) -> bool:
+        """True: begin again, for other statistics."""
+        held = await asyncio.to_thread(hold_directory, self._folder)
+        beating = asyncio.create_task(beat(self._folder / HEARTBEAT_NAME))
+        stop = asyncio.Event()
+        for number in stop_signals():
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        try:
+            wanted = await self._wait(stop)
+            return bool(wanted) and await self._keep(wanted, stop)
+        finally:
+            beating.cancel()
+            held.close()
+
+    async def _wait(self, stop: asyncio.Event) -> dict[str, Statistic]:
+        """The statistics, once there is an index and a checkpoint that names some."""
+        before = ""
+        while not stop.is_set():
+            try:
+                wanted = await asyncio.to_thread(self._wanted)
+                if wanted:
+                    return wanted
+                if self._control.state.current is not None:
+                    self._say_ready(wanted)
+            except (Unavailable, Corrupted) as error:
+                if str(error) != before:
+                    _log.warning("the index does not read, retrying: %s", error)
+                before = str(error)
+            await asyncio.wait({asyncio.ensure_future(stop.wait())}, timeout=_CONTROL_EVERY_S)
+        return {}
+
+    async def _keep(self, wanted: dict[str, Statistic], stop: asyncio.Event) -> bool:
+        init, section = self._control.state.init, self.settings.statistics
+        assert init is not None
+        await asyncio.to_thread(self._prepare, init)
+        _log.info("keeping the statistics %s", ", ".join(wanted))
+
+        def open_tally(directory: Path) -> Tally:
+            return Tally(directory, wanted, init, self._clock, section.interval_s, section.updates_max)
+
+        directory = self._folder / directory_name(wanted, self._control.state.index_id)
+        owner = TallyOwner(self._bootstrap, self._prefix, directory, open_tally, self._make_task)
+        app = make_app(
+            self._group,
+            self._bootstrap,
+            self._prefix,
+            self._folder / "faust",
+            owner,
+            section.session_timeout_s,
+            self._check_topics,
+            SoleAssignor,
+        )
+        owner.seek = app.seek
+        for topic in TOPICS:
+            add_agent(app, topic, owner.apply, records_max=section.batch_records_max, within_s=section.within_ms / 1000)
+        changed, loop = threading.Event(), asyncio.get_running_loop()
+
+        def watch() -> None:
+            while not self._stopping.wait(_LOOK_EVERY_S):
+                try:
+                    owner.note_ends()
+                    if self._wanted() != wanted:
+                        changed.set()
+                        loop.call_soon_threadsafe(stop.set)
+                        return
+                except AifError as error:
+                    _log.debug("looking failed, retrying: %s", error)
+                if owner.assigned:
+                    self._say_ready(wanted)
+
+        def begin_close() -> None:
+            owner.begin_close()
+            self._stopping.set()
+
+        watcher = GuardedThread(watch, "statistics-watch", self._stopping)
+        watcher.start()
+        hangs = False
+        try:
+            hangs = not await consume(app, stop, _FAUST_END_S_MAX, begin_close)
+        finally:
+            self._stopping.set()
+            await owner.close_partitions()
+        if hangs:
+            leave_process(0)
+        return changed.is_set()
+
+    def _prepare(self, init: Init) -> None:
+        apply_topics(self._bootstrap, self._prefix, init.shards, init.user_partitions)
+        reads, writes = [self._prefix + t for t in TOPICS], [self._prefix + t for t in (ITEM_FEATURES, STATISTICS_REPORTS)]
+        check_rights(self._bootstrap, reads, writes, self._group)
+        find_coordinator(self._bootstrap, self._group)
+        self._check_topics()
+
+    def _check_topics(self) -> None:
+        """Raises Incompatible where the topics are not those of the index."""
+        init = self._control.state.init
+        assert init is not None
+        check_identity(
+            self._control.state, describe_index(self._bootstrap, self._prefix, init.shards, init.user_partitions, IdKind(init.id_kind))
+        )
+
+    def _make_task(self, tally: Tally) -> SerialTask[Tally]:
+        def make_sender(task: SerialTask[Tally]) -> OutboxSender:
+            return OutboxSender(
+                self._bootstrap,
+                self._prefix,
+                on_confirmed=task.confirmed,
+                on_failure=lambda error: stop_process(error, "the outbox of the statistics"),
+                on_tick=task.tick,
+                check_topics=self._check_topics,
+            )
+
+        return SerialTask(tally, self._clock, make_sender, on_damaged=lambda error: stop_process(error, "opening the statistics again"))
+
+    def _say_ready(self, wanted: dict[str, Statistic]) -> None:
+        if not self._said:
+            self._said = True
+            line = {"ready": True, "pid": os.getpid(), "statistics": sorted(wanted), "data_dir": str(self._folder)}
+            print(json.dumps(line), flush=True)  # noqa: T201 - the one line that a supervisor waits for
+
+
+def run_statistics(settings: StatisticsSettings) -> None:
+    """Runs until asked to stop. Exits with EXIT_OPERATOR where it cannot start before an operator decides."""
+    watch_threads()
+    try:
+        again = asyncio.run(StatisticsProgram(settings).run())
+    except (Incompatible, Misconfigured) as error:
+        _log.critical("process stops: starting: %s", error)
+        sys.exit(EXIT_OPERATOR)
+    if again:
+        _log.info("the checkpoints name other statistics: beginning again")
+        os.execv(sys.executable, [sys.executable, "-c", "from infra.cli import main; main()", *sys.argv[1:]])  # noqa: S606 - this very command

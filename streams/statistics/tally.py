@@ -1,0 +1,350 @@
+"""The counters of all items in one RocksDB directory, with what each batch needs to be exact: offsets, outbox, and the numbers that were sent.
+
+Here: `Tally`, which a serial task runs (streams/shard/task.py), as it does a shard: batches, the outbox, a full disk. Not here: arithmetic (counts.py),
+decoding (events.py).
+Invariants:
+- One WriteBatch holds the changes of the counters and the next offsets. After a kill the process continues from the offsets in the directory, so an event
+  counts once.
+- One WriteBatch holds the updates to send and the numbers in them. After a kill the outbox is sent again; its updates carry the time as of which they were
+  counted, so a shard of the index takes each once (A11).
+- Nothing is sent before everything that the log held at the start is counted: half of the events would be wrong numbers.
+- A counter is the sum of its steps in the window. What leaves a window is subtracted, and removed from the disk, when the clock moves.
+
+An item's numbers are sent when one of them differs from what its record or the last update says, at most once an interval. Where more items differ than may
+be sent at once, those come first to which most has happened, and each turn of waiting counts as one event.
+
+Arrays: I items, S statistics.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from infra.clock import Clock
+from infra.failpoints import failpoint
+from infra.kafka.reader import SourceRecord
+from infra.rocks import Database, open_database
+from infra.rocks_marks import END_KEY
+from schemas.event_reader import read_item_features
+from schemas.events import StatisticsReport, encode_record
+from schemas.ids import IdKind, decode_index_key, encode_wire_id, partition_of
+from schemas.index.control import Init
+from schemas.limits import UPDATES_PER_RECORD_MAX
+from schemas.statistics import Statistic, counters_of
+from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
+from streams.core.batching import plan_batches, plan_fresh
+from streams.core.item_state import FeaturesUpdate
+from streams.shard.batch_result import BatchResult
+from streams.shard.decode import decode_source_record
+from streams.shard.outbox import OUTBOX, OutboxEntry, Outgoing, encode_outbox_key, put_outbox, read_outbox
+from streams.statistics.counts import Change, Counts
+from streams.statistics.events import Ways, choose_edge, decode_events, events_per_item
+
+COUNTS, ITEMS, SENT, META = "counts", "items", "sent", "meta"
+_STATE, _NAMES = b"state", b"names"
+_KEY = struct.Struct(">HQ")  # counter, step; the item's index key follows
+_VALUE = struct.Struct("<q")
+_BATCH_RECORDS_MAX = 500
+_REMAKE_EVERY_S = 30.0  # without events: windows move, days pass
+_encode_json = msgspec.json.encode
+
+
+class _State(msgspec.Struct):
+    """`offsets` by "topic/partition"; `newest_ms`: time of the newest event; `clock_ms`: as of when numbers were last made."""
+
+    offsets: dict[str, int] = {}
+    newest_ms: int = 0
+    clock_ms: int = 0
+    next_outbox: int = 0
+
+
+class _Item(msgspec.Struct, array_like=True):
+    """An item's record: its event version, whether it is there, its values of the features that statistics group by, the numbers that it tells."""
+
+    version: int
+    exists: bool
+    groups: dict[str, Any]
+    told: list[float]
+
+
+class Tally:
+    """The open directory. One thread uses it. `next_offsets`: the next offset by "topic/partition"."""
+
+    number = 0  # as a task names it
+
+    def __init__(
+        self,
+        directory: Path,
+        statistics: Mapping[str, Statistic],
+        init: Init,
+        clock: Clock,
+        interval_s: float = 1.0,
+        updates_max: int = 5_000,
+    ) -> None:
+        self._statistics, self._init, self._clock = statistics, init, clock
+        self._interval_s, self._updates_max = interval_s, updates_max
+        self._kind = IdKind(init.id_kind)
+        self.ends: Mapping[str, int] = {}  # of the log, as last seen; the process keeps them current
+        self._target: Mapping[str, int] = {}  # everything before it is counted before anything is sent
+        self.database: Database = open_database(directory, (COUNTS, ITEMS, SENT, META, OUTBOX))
+        self._read()
+
+    # --- what it holds ---
+
+    def _read(self) -> None:
+        """Reads everything that is kept in memory from the directory."""
+        raw = self.database.get(META, _STATE)
+        self._state = _State() if raw is None else msgspec.json.decode(raw, type=_State)
+        self.counts = counts = Counts(self._statistics)
+        self._ways = Ways(counts.counters)
+        counts.clock_ms = self._state.clock_ms
+        self._sent_SI = np.zeros((len(counts.statistics), 0))
+        self._patched_I = np.zeros(0, bool)
+        self._fresh_I = np.zeros(0, np.int64)
+        self._newest_at_s, self._sent_at_s, self._made_at_s, self._changed = self._clock.monotonic(), float("-inf"), float("-inf"), True
+        self._outbox_from = next(iter(entry.sequence for entry in self.pending_outbox(1)), self._state.next_outbox)
+        self._forget_other_names()
+        for key, value in self.database.scan(ITEMS):
+            self._place_item(key, msgspec.msgpack.decode(value, type=_Item))
+        for key, value in self.database.scan(SENT):
+            self._note_sent(counts.place_of(key), np.frombuffer(value))
+        for number, first in enumerate(counts.first_buckets(counts.clock_ms)):
+            for raw_key, value in self.database.scan(COUNTS, _KEY.pack(number, max(0, first)), _KEY.pack(number + 1, 0)):
+                change = Change(number, _KEY.unpack_from(raw_key)[1], raw_key[_KEY.size :])
+                counts.add({change: _VALUE.unpack(value)[0]})
+
+    def _forget_other_names(self) -> None:
+        """Numbers that were sent under other names: all are sent again."""
+        names = json.dumps({name: repr(statistic) for name, statistic in self.counts.statistics.items()}).encode()
+        if self.database.get(META, _NAMES) != names:
+            batch = self.database.new_batch()
+            batch.delete_range(SENT, b"", END_KEY)
+            batch.put(META, _NAMES, names)
+            self.database.write(batch)
+
+    def _grow(self) -> None:
+        more = len(self.counts.keys) - len(self._fresh_I)
+        if more > 0:
+            room = max(more, len(self._fresh_I))
+            self._sent_SI = np.hstack([self._sent_SI, np.repeat(self.counts.told_by({})[:, None], room, axis=1)])
+            self._patched_I = np.append(self._patched_I, np.zeros(room, bool))
+            self._fresh_I = np.append(self._fresh_I, np.zeros(room, np.int64))
+
+    def _place_item(self, key: bytes, item: _Item) -> None:
+        """An item whose record tells its numbers, until the first update is sent."""
+        place = self.counts.set_item(key, item.exists, item.groups)
+        self._grow()
+        if not item.exists:
+            self._patched_I[place] = False
+        if not self._patched_I[place]:
+            told = item.told if len(item.told) == len(self.counts.statistics) else self.counts.told_by({})
+            self._sent_SI[:, place] = told
+
+    def _note_sent(self, place: int, number_S: np.ndarray) -> None:
+        self._grow()
+        self._sent_SI[:, place], self._patched_I[place] = number_S, True
+
+    @property
+    def next_offsets(self) -> dict[str, int]:
+        """The next offset of every partition that was read, by "topic/partition"."""
+        return dict(self._state.offsets)
+
+    @property
+    def clock_ms(self) -> int:
+        """As of when the last numbers were made."""
+        return self.counts.clock_ms
+
+    def open_log(self, starts: Mapping[str, int], ends: Mapping[str, int]) -> dict[str, int]:
+        """At an assignment: where the log of each partition begins and ends. Returns the offsets from which to read."""
+        for name, start in starts.items():
+            self._state.offsets.setdefault(name, start)
+        self._target = self.ends = dict(ends)
+        return {name: self._state.offsets[name] for name in starts}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything is counted that the log held at the assignment."""
+        return self._has_reached(self._target)
+
+    def _has_reached(self, ends: Mapping[str, int]) -> bool:
+        return bool(ends) and all(self._state.offsets.get(name, 0) >= end for name, end in ends.items())
+
+    # --- a batch ---
+
+    def apply(self, records: Sequence[SourceRecord], on_written: Callable[[Sequence[OutboxEntry]], None] = lambda _: None) -> BatchResult:
+        """Counts records, each partition's in offset order; those below its next offset were counted before. Raises Incompatible (`offset_gap`)."""
+        names = [f"{r.topic}/{r.partition}" for r in records]
+        fresh = plan_fresh(records[0].partition, self._state.offsets, zip(names, (r.offset for r in records), strict=True))
+        some = [records[i] for i in fresh]
+        for cut in plan_batches([1] * len(some), records_max=_BATCH_RECORDS_MAX):
+            self._count(some[cut])
+        return BatchResult()
+
+    def _count(self, records: Sequence[SourceRecord]) -> None:
+        counts = self.counts
+        items = self._decode_items([r for r in records if r.topic == ITEM_FEATURES])
+        events = decode_events([r for r in records if r.topic != ITEM_FEATURES], self._init, self._clock.now_ms())
+        counted, edges = self._ways.changes(events, counts.first_buckets(counts.clock_ms))
+        batch = self.database.new_batch()
+        stored = self._stored({**counted, **edges})
+        edges = {change: choose_edge(counts.counters[change.counter], stored[change], time_ms) for change, time_ms in edges.items()}
+        totals = {change: (stored[change] or 0) + more for change, more in counted.items()}
+        batch.put_all(COUNTS, [(_key(change), _VALUE.pack(value)) for change, value in {**totals, **edges}.items()])
+        for key, item in items.items():
+            batch.put(ITEMS, key, msgspec.msgpack.encode(item))
+            if not item.exists:
+                batch.delete(SENT, key)
+        after = msgspec.structs.replace(
+            self._state,
+            offsets={**self._state.offsets, **{f"{r.topic}/{r.partition}": r.offset + 1 for r in records}},
+            newest_ms=max(self._state.newest_ms, *(event[3] for event in events), 0),
+        )
+        self._commit(batch, after)
+        counts.add({**counted, **edges})
+        for key, item in items.items():
+            self._place_item(key, item)
+        self._grow()
+        for key, happened in events_per_item(counted).items():
+            self._fresh_I[counts.place_of(key)] += happened
+        self._changed |= bool(events or items)
+
+    def _stored(self, changes: Mapping[Change, int]) -> dict[Change, int | None]:
+        found = self.database.multi_get(COUNTS, [_key(change) for change in changes])
+        return {change: None if raw is None else _VALUE.unpack(raw)[0] for change, raw in zip(changes, found, strict=True)}
+
+    def _decode_items(self, records: Sequence[SourceRecord]) -> dict[bytes, _Item]:
+        """The items of some records as they are after them. Of a record of updates of statistics alone, as this process sends them, nothing is made."""
+        updates: list[FeaturesUpdate] = []
+        for record in records:
+            read = read_item_features(record.value) if record.value is not None else None
+            if read is None or any(update.op != "statistics" for update in read):
+                decoded = decode_source_record(record, self._kind, self._init.shards)
+                updates += [u for u in decoded.updates if isinstance(u, FeaturesUpdate) and not u.is_statistics]
+        keys = list(dict.fromkeys(update.key for update in updates))
+        stored = zip(keys, self.database.multi_get(ITEMS, keys), strict=True)
+        held = {key: msgspec.msgpack.decode(raw, type=_Item) for key, raw in stored if raw is not None}
+        found: dict[bytes, _Item] = {}
+        for update in updates:
+            before = found.get(update.key) or held.get(update.key)
+            version = update.version if update.version is not None else (before.version if before else 0)
+            if before is None or version >= before.version:
+                groups = {name: update.features.get(name) for name in self.counts.group_names}
+                found[update.key] = _Item(version, not update.dead, groups, self.counts.told_by(update.features).tolist())
+        return found
+
+    def _commit(self, batch: Any, after: _State) -> None:
+        batch.put(META, _STATE, msgspec.json.encode(after))
+        failpoint("before-write")
+        self.database.write(batch)
+        failpoint("after-write")
+        if after.newest_ms > self._state.newest_ms:
+            self._newest_at_s = self._clock.monotonic()
+        self._state = after
+
+    # --- numbers ---
+
+    def move_clock(self, time_ms: int) -> list[tuple[bytes, bytes]]:
+        """Makes the windows end at a later time; earlier ones do nothing. Returns the ranges of keys that no window needs any more."""
+        counts = self.counts
+        if time_ms <= counts.clock_ms:
+            return []
+        ranges = []
+        for number, (old, new) in enumerate(zip(counts.first_buckets(counts.clock_ms), counts.first_buckets(time_ms), strict=True)):
+            if (begin := max(old, 0)) < new:
+                ranges.append((_KEY.pack(number, begin), _KEY.pack(number, new)))
+                for raw_key, value in self.database.scan(COUNTS, *ranges[-1]):
+                    counts.add({Change(number, 0, raw_key[_KEY.size :]): -_VALUE.unpack(value)[0]})
+        counts.clock_ms = time_ms
+        return ranges
+
+    def write_watermark(self) -> list[OutboxEntry]:
+        """Once an interval: puts the changed numbers into the outbox, and a report if everything is counted that the log holds. Returns what it put there."""
+        now_s = self._clock.monotonic()
+        if now_s - self._sent_at_s < self._interval_s or not self.is_settled:
+            return []
+        self._sent_at_s = now_s
+        batch, outgoing = self.database.new_batch(), Outgoing(self._state.next_outbox, 0)
+        places, number_SI = np.zeros(0, np.int64), np.zeros((len(self._statistics), 0))
+        if self._changed or now_s - self._made_at_s >= _REMAKE_EVERY_S:
+            self._made_at_s = now_s
+            passed_ms = int((now_s - self._newest_at_s) * 1_000) + 1
+            for first, end in self.move_clock(max(self._state.newest_ms + passed_ms, self.clock_ms + 1)):
+                batch.delete_range(COUNTS, first, end)
+            number_SI = self.counts.numbers()
+            places = self._choose(number_SI)
+            self._put_updates(outgoing, places, number_SI)
+            batch.put_all(SENT, [(self.counts.keys[place], number_SI[:, place].tobytes()) for place in places])
+        if self._has_reached(self.ends):
+            report = StatisticsReport(at_ms=self._clock.now_ms(), as_of_ms=self.clock_ms, names=list(self.counts.statistics))
+            outgoing.add(STATISTICS_REPORTS, 0, None, encode_record(report), ())
+        if outgoing.entries:
+            put_outbox(batch, outgoing.entries)
+            after = msgspec.structs.replace(self._state, clock_ms=self.clock_ms, next_outbox=outgoing.next_sequence)
+            self._commit(batch, after)
+        for place in places.tolist():
+            self._note_sent(place, number_SI[:, place])
+        self._fresh_I[places] = 0
+        return outgoing.entries
+
+    def _choose(self, number_SI: np.ndarray) -> np.ndarray:
+        """Places of the items to send now, the hottest first. Those that wait become hotter."""
+        sent_SI, exists_I = self._sent_SI[:, : number_SI.shape[1]], self.counts.exist
+        places = np.flatnonzero((number_SI != sent_SI).any(axis=0) & exists_I)
+        self._changed = len(places) > self._updates_max
+        if not self._changed:
+            return places
+        by_heat = places[np.argsort(-self._fresh_I[places], kind="stable")]
+        self._fresh_I[by_heat[self._updates_max :]] += 1
+        return by_heat[: self._updates_max]
+
+    def _put_updates(self, outgoing: Outgoing, places: np.ndarray, number_SI: np.ndarray) -> None:
+        by_partition: dict[int, list[dict[str, Any]]] = {}
+        for place in places.tolist():
+            item = decode_index_key(self.counts.keys[place], self._kind)
+            features = self.counts.values(number_SI[:, place].tolist())
+            update = {"op": "statistics", "item_id": encode_wire_id(item), "version": self.clock_ms, "features": features}
+            by_partition.setdefault(partition_of(item, self._init.shards), []).append(update)
+        for partition, updates in sorted(by_partition.items()):
+            for at in range(0, len(updates), UPDATES_PER_RECORD_MAX):
+                value = _encode_json({"schema": 1, "updates": updates[at : at + UPDATES_PER_RECORD_MAX]})
+                outgoing.add(ITEM_FEATURES, partition, None, value, ())
+
+    # --- what a task does with a shard ---
+
+    def pending_outbox(self, entries_max: int, after: int = -1) -> list[OutboxEntry]:
+        """The oldest entries with a sequence above `after` that are not confirmed."""
+        return read_outbox(self.database, entries_max, after)
+
+    def confirm_outbox(self, up_to_sequence: int) -> None:
+        """Removes entries up to and with `up_to_sequence`: the broker has them."""
+        batch = self.database.new_batch()
+        for sequence in range(self._outbox_from, up_to_sequence + 1):
+            batch.delete(OUTBOX, encode_outbox_key(sequence))
+        self.database.write(batch)
+        self._outbox_from = up_to_sequence + 1
+
+    def recover(self) -> None:
+        """Reopens the database, and reads it again. Raises Unavailable while the disk is full."""
+        self.database.reopen()
+        self._read()
+
+    def close(self) -> None:
+        """Frees the directory."""
+        self.database.close()
+
+
+def directory_name(statistics: Mapping[str, Statistic], index_id: str) -> str:
+    """The name of the directory for what these statistics count: other counters count the log from its beginning."""
+    counted = [tuple(counter) for counter in sorted(counters_of(statistics.values()), key=repr)]
+    groups = sorted({s.by for s in statistics.values() if s.by is not None})
+    return hashlib.sha256(repr((index_id, counted, groups)).encode()).hexdigest()[:16]
+
+
+def _key(change: Change) -> bytes:
+    return _KEY.pack(change.counter, change.bucket) + change.key

@@ -1,0 +1,116 @@
+"""Streaming a log gives the import's numbers, bit for bit, however it is cut and however often the process is killed."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.kafka.reader import SourceRecord
+from schemas.ids import encode_index_key
+from schemas.statistics import DAY_MS
+from streams.statistics.counts import Change
+from streams.statistics.tally import Tally
+from tests.streams.statistics.world import ITEMS, STATISTICS, LogWorld, Process, numbers_served
+
+seeds, kill_shares = st.integers(0, 10_000), st.sampled_from([0.0, 0.3])
+
+
+def differing(process: Process, time_ms: int, offsets: Mapping[str, int]) -> list[str]:
+    """Statistics whose streamed numbers as of a time differ from the imported ones in any bit."""
+    process.tally.move_clock(time_ms)
+    counts, imported = process.tally.counts, process.world.imported(time_ms, offsets)
+    places = [counts.place_of(encode_index_key(item)) for item in range(ITEMS)]
+    streamed = dict(zip(counts.statistics, counts.numbers()[:, places], strict=True))
+    return [name for name in STATISTICS if streamed[name].tobytes() != imported[name].astype(np.float64).tobytes()]
+
+
+def stream(process: Process, seed: int, kills: float) -> list[str]:
+    """Streams a log in pieces and lets time pass; every difference to an import on the way."""
+    random, found = np.random.default_rng(seed), []
+    for share in (0.3, 0.6, 1.0):
+        offsets = process.count(random, kills, share)
+        newest_ms = max(e[0] for e in process.world.events if e[4][2] < offsets["/".join(map(str, e[4][:2]))])
+        found += differing(process, newest_ms + 1, offsets)
+    for days in (1, 4):
+        found += differing(process, newest_ms + days * DAY_MS // 2, offsets)
+    return found
+
+
+def serve(process: Process, seed: int, kills: float) -> list[tuple[int, str]]:
+    """Streams a log and sends updates; (item, statistic) whose served number is not the imported one."""
+    random = np.random.default_rng(seed)
+    process.count(random, kills, 0.5)
+    process.publish(random, kills, rounds=3)
+    offsets = process.count(random, kills)
+    process.publish(random, kills)
+    served, told = process.served(), process.world.imported(process.tally.clock_ms, offsets)
+    numbers = {item: numbers_served(served[item]) for item in range(ITEMS)}
+    return [(item, name) for item in range(ITEMS) for name in STATISTICS if numbers[item][name] != told[name][item]]
+
+
+@given(seeds, kill_shares)
+@settings(max_examples=12, deadline=None)
+def test_a_streamed_log_has_the_numbers_of_an_import_at_any_time(seed: int, kills: float) -> None:
+    with TemporaryDirectory() as folder:
+        process = Process(LogWorld(seed), Path(folder))
+        assert stream(process, seed, kills) == []
+        process.tally.close()
+
+
+@given(seeds, kill_shares, st.sampled_from([1, 3, 100]))
+@settings(max_examples=12, deadline=None)
+def test_what_is_served_after_all_updates_is_what_an_import_tells(seed: int, kills: float, updates_max: int) -> None:
+    with TemporaryDirectory() as folder:
+        process = Process(LogWorld(seed), Path(folder), updates_max=updates_max)
+        assert serve(process, seed, kills) == []
+        process.tally.close()
+
+
+class CountsTwice(Tally):
+    """Counts what it reads again."""
+
+    def apply(self, records: Sequence[SourceRecord], *rest: Any) -> Any:
+        self._state.offsets = {**self._state.offsets, f"{records[0].topic}/{records[0].partition}": records[0].offset}
+        return super().apply(records, *rest)
+
+
+class ForgetsToForget(Tally):
+    """Leaves in every window what was ever in it."""
+
+    def move_clock(self, time_ms: int) -> list[tuple[bytes, bytes]]:
+        self.counts.clock_ms = time_ms
+        return []
+
+
+class LosesWaiting(Tally):
+    """Takes what did not fit into a turn as sent."""
+
+    def _choose(self, number_SI: np.ndarray) -> np.ndarray:
+        chosen = super()._choose(number_SI)
+        self._sent_SI[:, : number_SI.shape[1]] = number_SI
+        return chosen
+
+
+class BeginsAnew(Tally):
+    """Takes some counters on the disk as not there."""
+
+    def _stored(self, changes: Mapping[Change, int]) -> dict[Change, int | None]:
+        return {change: None if change.bucket % 2 else before for change, before in super()._stored(changes).items()}
+
+
+@pytest.mark.parametrize(("planted", "kills"), [(CountsTwice, 0.0), (ForgetsToForget, 0.0), (LosesWaiting, 0.0), (BeginsAnew, 0.3)])
+def test_planted_mistakes_are_found(planted: type[Tally], kills: float, tmp_path: Path) -> None:
+    differences: list[Any] = []
+    for seed in range(3):
+        streamed = Process(LogWorld(seed), tmp_path / f"{seed}-streamed", planted)
+        differences += stream(streamed, seed, kills)
+        streamed.tally.close()
+        served = Process(LogWorld(seed), tmp_path / f"{seed}-served", planted, updates_max=1)
+        differences += serve(served, seed, kills)
+        served.tally.close()
+    assert differences

@@ -74,6 +74,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bench nearline": ("aif bench nearline --items 20000",),
     "eval tables": ("aif eval tables --quick",),
     "eval data": ("aif eval data DIR --mapping shop.toml",),
+    "eval history": ("aif eval history --quick",),
     "eval online": ("aif eval online --quick",),
 }
 

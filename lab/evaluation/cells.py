@@ -33,13 +33,14 @@ from infra.progress import open_progress
 from lab.evaluation.family.codes import with_codes
 from lab.evaluation.family.network import build_network, variant_spec
 from lab.evaluation.family.variant import Variant
+from lab.evaluation.world_columns import join_world
 from lab.evaluation.world_truth import CHEAP_FEATURES, WorldTruth, measure_any, measure_near, measure_purchases, open_truth
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
-from streams.training.impressions import TrainingSet, join_events
+from streams.training.impressions import TrainingSet
 from streams.training.metrics import UserValues, calibration
 from streams.training.questions import score_tasks, teacher_ecpm
 from streams.training.trainer import TrainReport, fit
@@ -55,6 +56,7 @@ class CellPlan:
     train          how it is trained; its seed is that of weights and batches
     signals        weights of the world's signals that differ from its defaults
     taught_by      the model whose eCPM replaces the true one as the teacher's; None: the true one
+    reads          how many behaviours it reads when it is measured; None: as many as in training
     """
 
     variant: Variant
@@ -64,6 +66,7 @@ class CellPlan:
     signals: tuple[tuple[str, float], ...] = ()
     world_seed: int = 0
     taught_by: Variant | None = None
+    reads: int | None = None
 
     @property
     def truth(self) -> WorldTruth:
@@ -109,6 +112,9 @@ def run_cell(plan: CellPlan) -> Cell:
     if plan.taught_by is not None:
         data = dataclasses.replace(data, teacher_QC=_taught(plan.teachers))
     network, report = _train(plan, data)
+    if plan.reads is not None:
+        network.spec = dataclasses.replace(network.spec, behaviours_max=plan.reads)
+        data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, behaviours_max=plan.reads))
     users, numbers = _measure(plan, network, data)
     numbers |= {
         "steps": report.steps,
@@ -166,7 +172,7 @@ def _data_of(plan: CellPlan) -> TrainingSet:
 @functools.lru_cache(4)
 def _joined(truth: WorldTruth, neutral: ModelSpec) -> TrainingSet:
     with collector_paused():
-        return join_events(neutral, _w_hash(neutral), truth.events, every_item=True)
+        return join_world(truth.catalogue, neutral, _w_hash(neutral))
 
 
 def write_cell(folder: Path, plan: CellPlan, cell: Cell) -> Path:

@@ -1,4 +1,4 @@
-"""`aif eval tables`, `aif eval data` and `aif eval online`. Only typer and the standard library at module level."""
+"""`aif eval tables`, `aif eval data`, `aif eval history` and `aif eval online`. Only typer and the standard library at module level."""
 
 import os
 from pathlib import Path
@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="eval")
     group.command("tables", short_help="The paper's Tables 2 and 3, and its figure on bridges.")(tables)
     group.command("data", short_help="One model on your own files, against plain scores.")(data)
+    group.command("history", short_help="What a longer history is worth, and what it costs.")(history)
     group.command("online", short_help="A world that moves: frozen model against a follower.")(online)
 
 
@@ -79,6 +80,19 @@ def data(
         raise typer.BadParameter(f"{loss!r}, expected one of {sorted(LOSSES)}", param_hint="--loss")
     options = DataOptions(directory, mapping, steps, loss, learning_rate, batch_requests, hash_bits, seed, out, start, end)
     print_figures(run_data(options).as_dict(), as_json)
+
+
+def history(
+    out: Annotated[Path, typer.Option(help="Folder of the cells; those that are there are not computed again.")] = Path("results"),
+    quick: Annotated[bool, typer.Option("--quick", help="Histories of 300 behaviours in the median instead of 8,327: minutes.")] = False,
+    processes: Annotated[int, typer.Option(min=0, help="Cells side by side, one thread each. 0 = one per core.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure GAUC and HR@100 against the number of behaviours that a model reads, beside the time of both calls."""
+    _use_one_thread()
+    from lab.evaluation.history import run_history
+
+    print_figures(run_history(out, quick, processes or len(os.sched_getaffinity(0))).as_dict(), as_json)
 
 
 def online(

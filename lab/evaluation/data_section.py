@@ -20,15 +20,18 @@ _AT_K = re.compile(r"recall_at_(\d+)")
 
 
 def read_data_figures(path: Path) -> Mapping[str, Any]:
-    """Return a saved output of `aif eval data --json`; under "trials" the content of the `.trials.toml` file in the same folder, if any.
+    """Return a saved output of `aif eval data --json` or `aif eval history --json`; under "trials" the content of the `.trials.toml` file in the same
+    folder, if any.
 
     Raises Misconfigured (`not_data_figures`, `bad_trial_log`).
     """
     try:
         raw = json.loads(path.read_text())
-        assert raw["command"] == "eval data" and raw["figures"]
+        assert raw["command"] in ("eval data", "eval history") and raw["figures"]
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        raise Misconfigured("not_data_figures", f"{path} is no saved output of `aif eval data --json`: {error!r}") from error
+        raise Misconfigured(
+            "not_data_figures", f"{path} is no saved output of `aif eval data --json` or `aif eval history --json`: {error!r}"
+        ) from error
     trials = path.with_suffix(".trials.toml")
     return {**raw, "trials": {**_read_trials(trials), "file": trials.name}} if trials.exists() else raw
 

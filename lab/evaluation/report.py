@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from infra.figures import Figures
 from infra.files import write_file_durably
 from lab.evaluation.bits import ALLOWED_PT
 from lab.evaluation.data_section import data_section
 from lab.evaluation.family.codes import CLUSTERS, MOMENT_WIDTH
 from lab.evaluation.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
+from lab.evaluation.history import history_section
 from lab.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
 from lab.evaluation.plan import OTHER_LOSSES, TWO_TASKS, WORLD_SEED, TablesPlan, plan_tables
 from lab.figures.markdown import heading, join_blocks, paragraph, picture, table
@@ -83,7 +86,7 @@ class Lookup:
 def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: Sequence[Mapping[str, Any]] = ()) -> Path:
     """Writes RESULTS.md, its pictures and the figures of all of it into `folder` and returns the path of the first.
 
-    `other_data`: saved outputs of `aif eval data --json`, of which each gets a section.
+    `other_data`: saved outputs of `aif eval data --json` and `aif eval history --json`, of which each gets a section.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = Lookup(figures)
@@ -97,7 +100,7 @@ def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: S
         _losses(found),
         _tasks(found),
     )
-    others = (data_section(raw) for raw in other_data)
+    others = (history_section(raw) if raw["command"] == "eval history" else data_section(raw) for raw in other_data)
     blocks = [block for section in (*sections, _training(found), *others) for block in section]
     _draw(folder, found)
     path = folder / RESULTS
@@ -107,13 +110,15 @@ def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: S
 
 
 def _head(found: Lookup, plan: TablesPlan, figures: Figures) -> list[str]:
-    machine, versions, size = figures.machine, figures.versions, plan.size
+    machine, versions, size, shape = figures.machine, figures.versions, plan.size, plan.size.history
+    median = int(shape.lengths_of(np.zeros(1))[0])
     options = [*(["--quick"] if plan.quick else []), "--steps", str(plan.steps), "--seeds", str(plan.seeds)]
     kind = shlex.join(["aif", "eval", "tables", *options])
     made = f"""Written by `{kind}` on {machine["cores"]} cores of {machine["processor"]}, torch {versions["torch"]}, Python {versions["python"]}:
     {found.text("cells", 0)} of {found.text("cells_planned", 0)} trainings of the plan, {found.text("cells_cpu_s", 0)} seconds of processor time.
     Synthetic world {WORLD_SEED}: {size.items:,} items, {size.users:,} users, {size.users * size.requests_per_user:,} requests of
-    {size.shown_per_request} shown items. {plan.steps:,} steps, {plan.seeds} seed(s); a model's figure is the mean over its seeds,
+    {size.shown_per_request} shown items. Histories have {shape.lengths[0][1]:,} to {shape.longest:,} behaviours, {median:,} in the median.
+    {plan.steps:,} steps, {plan.seeds} seed(s); a model's figure is the mean over its seeds,
     [low, high] the 95% interval of a paired bootstrap over users, 1,000 resamples. The interval does not cover differences between seeds."""
     trust = f"""{size.held_out} users are kept out of training; {found.text("users", 0)} of them are measured here, against the true click probability (which
     reaches a GAUC of {found.text("world.truth.gauc", 4)}). The

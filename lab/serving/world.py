@@ -48,7 +48,7 @@ _SEED = 0
 Case = Callable[[], object]
 
 
-def bench_spec(ranker: RankerSpec | None = None) -> ModelSpec:
+def bench_spec(ranker: RankerSpec | None = None, simtier_behaviours: int = BEHAVIOURS_PER_USER_MAX) -> ModelSpec:
     """A model with all parts and the default sizes, except that it reads as many behaviours as a history can have, in SimTier too."""
     schema = FeatureSchema(
         (
@@ -64,7 +64,7 @@ def bench_spec(ranker: RankerSpec | None = None) -> ModelSpec:
         bid="bid",
         multimodal="image",
     )
-    return ModelSpec(schema, behaviours_max=BEHAVIOURS_PER_USER_MAX, simtier_behaviours=BEHAVIOURS_PER_USER_MAX, ranker=ranker)
+    return ModelSpec(schema, behaviours_max=BEHAVIOURS_PER_USER_MAX, simtier_behaviours=simtier_behaviours, ranker=ranker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +148,11 @@ def compare_scores(ours_C: np.ndarray, theirs_C: np.ndarray) -> tuple[float, flo
 
 
 @contextlib.contextmanager
-def open_rank_world(items: int, ranker: RankerSpec | None = None) -> Iterator[RankWorld]:
+def open_rank_world(items: int, ranker: RankerSpec | None = None, simtier_behaviours: int = BEHAVIOURS_PER_USER_MAX) -> Iterator[RankWorld]:
     """A world of `items` items, whose engine runs as long as the block; every call gives the same rows and ids."""
     torch.manual_seed(_SEED)
     torch.set_num_threads(1)  # beside the engine's own threads, OpenMP's spinning workers would steal their cores
-    rng, spec = np.random.default_rng(_SEED), bench_spec(ranker)
+    rng, spec = np.random.default_rng(_SEED), bench_spec(ranker, simtier_behaviours)
     network = AifNetwork(spec, make_w_hash(_SEED, spec.hash_bits, spec.schema.mm_width)).eval()
     ids = rng.permutation(np.unique(rng.integers(0, 1 << 62, items + items // 100 + 16)))[:items]
     tables, memory = _fill_slot(spec, ids, rng)

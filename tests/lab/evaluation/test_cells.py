@@ -17,9 +17,13 @@ from infra.data.world_catalogue import FIRST_ITEM_ID, NOW_MS
 from lab.evaluation.cells import Cell, CellPlan, read_cell, run_cell, run_cells, write_cell
 from lab.evaluation.family.variant import AIF, BASE, FULL, TEACHER
 from lab.evaluation.plan import TWO_TASKS, Lesson, plan_tables
+from lab.evaluation.world_columns import join_world
 from lab.evaluation.world_truth import measure_any, measure_near, open_truth, run_cascade
+from schemas.model.lsh import make_w_hash
 from schemas.train_choices import TrainChoices
+from streams.training.impressions import join_events
 from streams.training.metrics import UserValues
+from streams.training.model_file import default_spec
 from streams.training.questions import teacher_ecpm
 from tests.lab.evaluation.tiny import SIZE, tiny_plan
 from tests.streams.training.test_trainer import logits_of, network_of, taste_world
@@ -115,10 +119,6 @@ def test_a_stopped_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch:
 
 
 def test_histories_end_before_the_questions_time_and_shown_candidates_are_those_asked_for() -> None:
-    from schemas.model.lsh import make_w_hash
-    from streams.training.impressions import join_events
-    from streams.training.model_file import default_spec
-
     truth = open_truth(0, SIZE)
     spec = default_spec(truth.schema)
     data = join_events(spec, make_w_hash(0, spec.hash_bits, spec.schema.mm_width), truth.events, every_item=True)
@@ -163,6 +163,7 @@ def test_a_run_that_ends_early_leaves_what_it_has_and_no_process(tmp_path: Path,
     """Ctrl-C goes to every process of the terminal: one line of what is kept, and no trace of the processes that computed. A kill goes to the first only."""
     program = f"""
 from pathlib import Path
+from streams.training.model_file import default_spec
 from streams.training.questions import teacher_ecpm
 from lab.evaluation.cells import run_cells
 from tests.lab.evaluation.tiny import tiny_plan
@@ -180,3 +181,20 @@ run_cells([tiny_plan(), *(tiny_plan(seed=n, steps=100_000) for n in (1, 2, 3))],
             os.killpg(ours.pid, signal.SIGKILL)
     assert killed or f"1 of 4 cells are in {tmp_path}; the same command goes on with the others" in told
     assert told.count("Traceback") == (not killed) and read_cell(tmp_path, tiny_plan()) is not None
+
+
+def test_a_world_is_joined_from_its_columns_as_from_its_events() -> None:
+    truth = open_truth(0, SIZE)
+    spec = default_spec(truth.schema)
+    w_hash = make_w_hash(0, spec.hash_bits, spec.schema.mm_width)
+    ours, theirs = join_world(truth.catalogue, spec, w_hash), join_events(spec, w_hash, truth.events, every_item=True)
+    assert ours.digest == theirs.digest and ours.histories.index == theirs.histories.index
+    assert (ours.histories.begin_U == theirs.histories.begin_U).all() and (ours.histories.end_U == theirs.histories.end_U).all()
+
+
+def test_a_cell_may_read_another_length_than_it_was_trained_with() -> None:
+    plan = tiny_plan()
+    bounded = dataclasses.replace(plan, spec=(*plan.spec, ("behaviours_max", 4)))
+    cells = [run_cell(p) for p in (bounded, dataclasses.replace(bounded, reads=4), dataclasses.replace(bounded, reads=96))]
+    gaucs = [cell.users["gauc"].mean() for cell in cells]
+    assert gaucs[0] == gaucs[1] != gaucs[2]

@@ -1,0 +1,123 @@
+"""`aif eval history`: what a longer history is worth, beside what it costs to serve.
+
+For each length a model is trained that reads so many of a user's latest behaviours, and is measured reading as many. The skew is measured too: the
+shortest of these models reads whole histories, as servers did when only training was bounded. Times are of the served engine on random rows: they depend
+on the length and not on values.
+
+Arrays: U users.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.command import say
+from infra.data.world import KUAIRAND_1K, LIGHT, WorldSize
+from infra.figures import Figures
+from lab.evaluation.cells import Cell, CellPlan, run_cells
+from lab.evaluation.family.variant import AIF
+from lab.evaluation.plan import SIGNALS, SPEC, TRAIN, WORLD_SEED
+from lab.figures.declared import read_bench
+from lab.figures.markdown import heading, paragraph, table
+from lab.serving.world import engine_case, open_rank_world, time_in_turns
+from schemas.limits import BEHAVIOURS_PER_USER_MAX
+from streams.training.bootstrap import Bootstrap
+
+HISTORY = read_bench("eval history")
+
+MEASURES = ("gauc", "hr_at_100")
+_ITEMS, _CANDIDATES = 100_000, 10_000  # of the engine whose time is measured
+_TURNS, _CALLS = 5, 10
+
+
+@dataclasses.dataclass(frozen=True)
+class HistoryPlan:
+    """The world, the lengths that are read (ascending), and the steps of each training."""
+
+    size: WorldSize
+    lengths: tuple[int, ...]
+    steps: int
+
+    def cell(self, length: int, reads: int | None = None) -> CellPlan:
+        """The served model that reads `length` behaviours, or `reads` when it is measured."""
+        train = dataclasses.replace(TRAIN, steps=self.steps)
+        return CellPlan(AIF, self.size, (*SPEC, ("behaviours_max", length)), train, SIGNALS, WORLD_SEED, reads=reads)
+
+    @property
+    def cells(self) -> list[CellPlan]:
+        """A model for each length; the shortest again, reading everything."""
+        return [*map(self.cell, self.lengths), self.cell(self.lengths[0], BEHAVIOURS_PER_USER_MAX)]
+
+
+def plan_history(quick: bool) -> HistoryPlan:
+    """A world with a median of 300 behaviours, or one with the lengths of KuaiRand-1K and fewer users."""
+    if quick:
+        size = WorldSize(items=4_000, users=600, held_out=200, requests_per_user=10, history=LIGHT)
+        return HistoryPlan(size, (64, 256, 1_000, 3_000), 600)
+    size = WorldSize(items=4_000, users=300, held_out=200, requests_per_user=20, history=KUAIRAND_1K)
+    return HistoryPlan(size, (256, 1_000, 10_000, BEHAVIOURS_PER_USER_MAX), 500)
+
+
+def run_history(out: Path, quick: bool, processes: int) -> Figures:
+    """Trains the missing cells, measures the engine, and returns the figures."""
+    plan = plan_history(quick)
+    shape = plan.size.history
+    median = int(shape.lengths_of(np.zeros(1))[0])
+    figures = Figures(HISTORY, {"quick": quick, "steps": plan.steps, "users": plan.size.users, "median": median, "longest": shape.longest})
+    cells = run_cells(plan.cells, out / "cells", processes)
+    add_quality(figures, plan.lengths, cells)
+    figures.add("users", len(plan.cells[0].truth.held_out))
+    say("times of the engine ...")
+    _add_times(figures, plan.lengths)
+    return figures
+
+
+def add_quality(figures: Figures, lengths: Sequence[int], cells: Sequence[Cell]) -> None:
+    """Measures by length, and what the skew loses. The last cell is the first one's model, reading everything."""
+    longest = cells[len(lengths) - 1]
+    bootstrap = Bootstrap(len(cells[0].users["gauc"].value_U))
+    for length, cell in zip(lengths, cells, strict=False):
+        for name in MEASURES:
+            figures.add_interval(f"{name}_{length}", bootstrap.interval(cell.users[name]))
+    for name in MEASURES:
+        figures.add_interval(f"{name}_skewed", bootstrap.interval(cells[-1].users[name]))
+        figures.add_interval(f"{name}_lost_by_skew", bootstrap.difference(longest.users[name], cells[-1].users[name]))
+        figures.add_interval(f"{name}_gain", bootstrap.difference(longest.users[name], cells[0].users[name]))
+
+
+def _add_times(figures: Figures, lengths: Sequence[int]) -> None:
+    """Medians of both calls for users with histories of these lengths."""
+    with open_rank_world(_ITEMS, simtier_behaviours=1_000) as world:
+        histories = {length: world.history(length) for length in lengths}
+        for call, case in (
+            ("call1", {length: (lambda h=history: world.user(h)) for length, history in histories.items()}),
+            ("call2", {length: engine_case(world, world.user(h), world.requests(_CANDIDATES)) for length, h in histories.items()}),
+        ):
+            taken = time_in_turns({str(length): of for length, of in case.items()}, _TURNS, _CALLS)
+            for length, times in taken.items():
+                figures.add(f"{call}_ms_{length}", np.median(times))
+
+
+def history_section(raw: Mapping[str, Any]) -> list[str]:
+    """The report's blocks of a saved `aif eval history --json`."""
+    values, asked = {name: entry["value"] for name, entry in raw["figures"].items()}, raw["config"]
+    lengths = [int(name.removeprefix("call1_ms_")) for name in values if name.startswith("call1_ms_")]
+
+    def told(name: str, digits: int = 4) -> str:
+        return f"{values[name]:.{digits}f} [{values[f'{name}_low']:.{digits}f}, {values[f'{name}_high']:.{digits}f}]"
+
+    rows = [
+        [f"{n:,}", told(f"gauc_{n}"), told(f"hr_at_100_{n}"), f"{values[f'call1_ms_{n}']:.2f}", f"{values[f'call2_ms_{n}']:.2f}"]
+        for n in lengths
+    ]
+    text = f"""Written by `aif eval history`: the world of seed {WORLD_SEED} with histories of {asked["median"]:,} behaviours in the median and
+    {asked["longest"]:,} at most, {asked["users"]} users in training, {values["users"]:.0f} measured, {asked["steps"]:,} steps, one seed. A model is trained for
+    each length, and reads as much when it is measured. Times are of the engine with {_CANDIDATES:,} candidates, medians."""
+    skew = f"""The longest history gains {told("gauc_gain")} of GAUC and {told("hr_at_100_gain")} of HR@100 over the shortest. The model that is trained with
+    {lengths[0]:,} behaviours has a GAUC of {told("gauc_skewed")} when it reads whole histories: against the model that is trained with them it loses
+    {told("gauc_lost_by_skew")}, and of HR@100 {told("hr_at_100_lost_by_skew")}. Servers did so before `behaviours_max` was part of the model."""
+    header = ("behaviours read", "GAUC", "HR@100", "call 1, ms", "call 2, ms")
+    return [heading("Long histories"), paragraph(text), table(header, rows), paragraph(skew)]

@@ -36,7 +36,7 @@ def fit_ranker(network: AifNetwork, data: TrainingSet, chosen: TrainChoices, pro
     aif_QCT = torch.from_numpy(score_tasks(network, data))
     optimiser, losses = Adam(ranker.parameters(), chosen.learning_rate), list[float]()
     for step in range(chosen.ranker_steps):
-        requests = draw_requests(chance, data.time_Q, chosen, step / chosen.ranker_steps)
+        requests = draw_requests(chance, data.time_Q, chosen, step / chosen.ranker_steps, step)
         batch = data.batch(requests)
         aif_BCT = torch.where(batch.mask_BC[..., None], aif_QCT[torch.from_numpy(requests)], 0.0)
         logits_BCT = rows.logits(ranker, requests, batch, aif_BCT)

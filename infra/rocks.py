@@ -5,7 +5,7 @@ Invariants, each from a measured trap of rocksdict:
 - LOCK is freed by `close()` only when no handle and no iterator is alive, so the `Database` owns them all and ends its scans when it closes.
 - After a full disk every write fails until the directory is closed and opened again: `reopen()`.
 - RocksDB opens a MANIFEST that lost its last records, without the table files that these named: rows are missing without an error. So each family has a
-  mark (infra/rocks_marks.py), written before every flush, at every open and close. RocksDB never flushes by itself: `write` does so by size.
+  mark (infra/rocks_checks.py), written before every flush, at every open and close. RocksDB never flushes by itself: `write` does so by size.
 - RocksDB moves table files whose keys do not overlap down unmerged, also those with nothing but deletions. Every table file ends with a mark, so all
   overlap and are merged: their number is bounded.
 - A read-only open writes into the directory (its `rocksdict-config.json`) and is no consistent view of a directory that another process writes:
@@ -23,19 +23,22 @@ from typing import TypeVar
 
 from rocksdict import (
     AccessType,
+    BlockBasedOptions,
+    Cache,
     Checkpoint,
     ColumnFamily,
+    DBCompressionType,
     IngestExternalFileOptions,
+    Options,
     Rdict,
     WriteBatch,
+    WriteOptions,
 )
 
 from infra.closeable import Closeable
 from infra.failpoints import failing_disk
+from infra.rocks_checks import END_KEY, MARK_KEYS, check_current, check_logs, check_marks, decode_marks, encode_mark, read_note, write_note
 from infra.rocks_errors import REBUILD, MappedErrors
-from infra.rocks_logs import check_logs
-from infra.rocks_marks import END_KEY, MARK_KEYS, check_current, check_marks, decode_marks, encode_mark, read_note, write_note
-from infra.rocks_options import make_options, new_block_cache, write_options
 from infra.rocks_scan import FrozenScan, Scan
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 
@@ -43,6 +46,12 @@ DEFAULT_FAMILY = "default"
 V = TypeVar("V")
 _CONFIG_NAME = "rocksdict-config.json"
 _MEMTABLES_BYTES = 64 << 20  # of one database, all column families together: more are flushed
+
+
+_MEMTABLE_BYTES_MAX = 1 << 30  # of one family, never reached: RocksDB would flush it without a mark
+_BLOCKS_BYTES = 64 << 20  # of one database, all column families together: unpacked blocks of table files
+_BLOOM_BITS = 10  # a key: one that a table file lacks is known to be, without a look, 99 times of 100
+_INFO_LOGS_KEPT = 2
 
 
 class Batch:
@@ -117,7 +126,7 @@ class Database(Closeable):
     def _open(self) -> None:
         access = AccessType.read_only(False) if self.read_only else AccessType.read_write()
         self._failed = ""
-        blocks = new_block_cache()
+        blocks = Cache(_BLOCKS_BYTES)
         with MappedErrors(self.path, "open"):
             if not self.read_only:
                 self._fail_as_told()
@@ -125,10 +134,10 @@ class Database(Closeable):
             check_current(self.path, noted)
             check_logs(self.path)
             has_log = any(log.stat().st_size for log in self.path.glob("*.log"))
-            existing = Rdict.list_cf(str(self.path), make_options(False)) if (self.path / "CURRENT").exists() else []
+            existing = Rdict.list_cf(str(self.path), _make_options(False)) if (self.path / "CURRENT").exists() else []
             names = {*existing, *(() if self.read_only else self._names)} - {DEFAULT_FAMILY}
-            families = {name: make_options(False, blocks) for name in sorted(names)}
-            self._database = Rdict(str(self.path), make_options(not self.read_only, blocks), families, access)
+            families = {name: _make_options(False, blocks) for name in sorted(names)}
+            self._database = Rdict(str(self.path), _make_options(not self.read_only, blocks), families, access)
             self._families = _ByFamily({name: self._database.get_column_family(name) for name in (DEFAULT_FAMILY, *families)})
             self._handles = _ByFamily({name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)})
         self.is_open = True
@@ -194,17 +203,17 @@ class Database(Closeable):
         """Apply a batch, all or nothing. `sync`: also safe from a power cut (a kill never loses a write)."""
         self._write(batch, sync)
         self._is_changed = True
-        if self._memtables_bytes() > _MEMTABLES_BYTES:
-            self.begin_flush()
+        with MappedErrors(self.path, "read of properties"):
+            memtables_bytes = sum(family.property_int_value(_MEMTABLE) or 0 for family in self._families.values())
+        if memtables_bytes > _MEMTABLES_BYTES:
+            self.flush(wait=False)
 
     def _write(self, batch: Batch, sync: bool) -> None:
         with MappedErrors(self.path, f"write of {len(batch)} changes"):
             self._fail_as_told()
-            self._database.write(batch.raw, write_options(sync))
-
-    def _memtables_bytes(self) -> int:
-        with MappedErrors(self.path, "read of properties"):
-            return sum(family.property_int_value(_MEMTABLE) or 0 for family in self._families.values())
+            options = WriteOptions()
+            options.sync = sync
+            self._database.write(batch.raw, options)
 
     def _fail_as_told(self) -> None:
         """A disk that is told to fail (infra/failpoints.py): as RocksDB, the handle goes on failing until it is opened again."""
@@ -229,15 +238,9 @@ class Database(Closeable):
             write_note(self.path, {**self._marks, **marks})
         self._marks.update(marks)
 
-    def flush(self) -> None:
-        """Write the memtables of every column family to table files."""
-        self._flush(wait=True)
-
-    def begin_flush(self) -> None:
-        """The same in the background: returns at once, and `is_flushing` says when it is over. A checkpoint writes memtables too, in the caller's time."""
-        self._flush(wait=False)
-
-    def _flush(self, wait: bool) -> None:
+    def flush(self, wait: bool = True) -> None:
+        """Write the memtables of every column family to table files. `wait=False`: in the background; `is_flushing` says when it is over. A checkpoint
+        writes memtables too, in the caller's time."""
         self._mark()
         with MappedErrors(self.path, "flush"):
             for family in self._families.values():
@@ -330,3 +333,23 @@ def _check_raw_mode(path: Path) -> None:
         raise Corrupted("database_corrupted", f"{path / _CONFIG_NAME} does not read: {error}; {REBUILD}") from error
     if raw_mode is not True:
         raise Incompatible("not_raw_mode", f"{path} was written with raw_mode = {raw_mode}, expected true; it is not a directory of ours")
+
+
+def _make_options(create: bool, blocks: Cache | None = None) -> Options:
+    """Options of a database and of a column family alike. RocksDB makes no table files of memtables by itself, because `Database` marks them first.
+    `create`: make the directory and families where they are missing."""
+    tables = BlockBasedOptions()
+    tables.set_bloom_filter(_BLOOM_BITS, False)
+    if blocks is not None:
+        tables.set_block_cache(blocks)
+    options = Options(raw_mode=True)
+    options.set_block_based_table_factory(tables)
+    options.create_if_missing(create)
+    options.create_missing_column_families(create)
+    options.set_write_buffer_size(_MEMTABLE_BYTES_MAX)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_keep_log_file_num(_INFO_LOGS_KEPT)
+    options.set_max_log_file_size(1 << 20)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    return options

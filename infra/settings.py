@@ -79,8 +79,7 @@ class BrokerSettings(Section):
 class IndexSettings(Section):
     """Where the versions are, how long they are kept, and the identity of the index (written once into its control log; protocol A1)."""
 
-    # A folder, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER (infra/index/s3_store.py);
-    # the credentials of a bucket come from the environment: AWS_ACCESS_KEY_ID and so on.
+    # infra/index/s3_store.py; the credentials of a bucket come from the environment: AWS_ACCESS_KEY_ID and so on.
     store: str = Field(
         default_factory=lambda: str(user_data_dir() / "index"),
         description="Index store: a folder, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER",

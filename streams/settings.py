@@ -37,7 +37,7 @@ class BuildSection(Section):
 
     processes: int = Field(1, ge=1, le=256, description="Builder processes of one worker")
     warm: bool = Field(True, description="Start builders and compile kernels at the start instead of with the first version")
-    # Age of a published version at which its next revision is wanted. Index-deltas keeps three of them, so that servers find the deltas that they need.
+    # Index-deltas keeps three times this, so that servers find the deltas that they need.
     revise_every_s: float = Field(
         RESEAL_INTERVAL_HOURS * 3600.0,
         ge=1.0,
@@ -45,12 +45,11 @@ class BuildSection(Section):
         description="Age of a published version at which its next revision is wanted",
     )
     stall_s_max: float = Field(600.0, ge=1.0, description="Time without progress of a build before an alarm")
-    # Snapshots of shards, for an owner without the directory: one an hour, sooner after so many updates. At most half of the topics' retention.
+    # A snapshot is for an owner without the directory. The bound is half of the topics' retention.
     snapshot_every_s: float = Field(
         3600.0, ge=1.0, le=SNAPSHOT_INTERVAL_HOURS * 3600.0, description="Longest time between two snapshots of a shard"
     )
     snapshot_every_updates: int = Field(200_000, ge=1, description="Updates after which a shard is snapshotted sooner")
-    # Folders from which announced checkpoints may be read; nothing else on this machine is, and no link is followed.
     checkpoint_roots: tuple[Path, ...] = Field(
         default_factory=lambda: (user_data_dir() / "checkpoints",), description="Folders from which announced checkpoints may be read"
     )

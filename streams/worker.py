@@ -242,8 +242,7 @@ class Worker:
             self._wake.clear()
             try:
                 report = self.versions.step()
-                self.metrics.show_versions(report.build_seconds, self.versions.gate.rejected)
-                self._show_progress()
+                self._show_progress(report.build_seconds)
                 last_error = ""
             except AssertionError as error:
                 stop_process(error, "reconciling")
@@ -254,11 +253,11 @@ class Worker:
             self._wake.wait(self.settings.worker.reconcile_every_ms / 1000)
         self.versions.close()
 
-    def _show_progress(self) -> None:
+    def _show_progress(self, build_seconds: Sequence[float]) -> None:
         """Shows the versions as metrics, and prints the ready line once every assigned shard takes batches (A7)."""
         state = self.control_log.state
-        self.metrics.show_wanted(building.version if (building := state.building) else None)
-        self.metrics.show_states(status.state for status in state.versions.values())
+        wanted = None if state.building is None else state.building.version
+        self.metrics.show_versions(wanted, [s.state for s in state.versions.values()], build_seconds, self.versions.gate.rejected)
         if self.owned.assigned and not self._ready and all(task.admitted for task in self.owned.tasks):
             self._ready = True
             settle_garbage_collection()

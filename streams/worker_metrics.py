@@ -47,7 +47,7 @@ class WorkerMetrics:
         self._clocks: dict[Place, LagClock] = {}  # of the shards shown now
         self._rejected: dict[str, int] = {}
         self._shown: dict[str, frozenset[tuple[object, ...]]] = {}  # labels of each gauge
-        self.show_wanted(None)
+        self.show_versions(None, (), (), {})
         self.note_answer()
         metrics.gauge("broker_silent_seconds").set_function(lambda: self._clock.monotonic() - self._answered_s)
 
@@ -113,18 +113,12 @@ class WorkerMetrics:
             gauge.remove(*gone)
         self._shown[name] = frozenset(values)
 
-    def show_wanted(self, version: int | None) -> None:
-        """The version that builds."""
-        self._metrics.gauge("version_wanted").set(-1 if version is None else version)
-
-    def show_states(self, states: Iterable[str]) -> None:
-        """How many versions are in each state of the life cycle."""
+    def show_versions(self, wanted: int | None, states: Iterable[str], build_seconds: Sequence[float], rejected: Mapping[str, int]) -> None:
+        """The version that builds, how many versions are in each state of the life cycle, new build times, and rejected checkpoints so far, by reason."""
+        self._metrics.gauge("version_wanted").set(-1 if wanted is None else wanted)
         counts = Counter(states)
         for state in State:
             self._metrics.gauge("versions").labels(str(state)).set(counts[str(state)])
-
-    def show_versions(self, build_seconds: Sequence[float], rejected: Mapping[str, int]) -> None:
-        """New build times, and how many checkpoints were refused so far, by reason."""
         for seconds in build_seconds:
             self._metrics.histogram("build_seconds").observe(seconds)
         for reason, count in dict(rejected).items():

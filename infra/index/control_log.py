@@ -82,7 +82,8 @@ class ControlLog:
                 if self.store.put_exclusive(control_path(state.next_number), raw) and not self._was_taken(state.next_number):
                     failpoint("after-control-append")
                     self._take(raw)
-                    self._put_fold()
+                    if self._fold_due is not None and put_fold(self.store, *self._fold_due):
+                        self._fold_due = None
                     return self._state
         raise Unavailable(
             "control_log_contended",
@@ -123,10 +124,6 @@ class ControlLog:
             raise Corrupted(error.code, message) from error
         if self._state.next_number % self._fold_every == 0 and self._state.init is not None and not self._state.unknown_entry:
             self._fold_due = self._state, raw
-
-    def _put_fold(self) -> None:
-        if self._fold_due is not None and put_fold(self.store, *self._fold_due):
-            self._fold_due = None
 
     def _was_taken(self, number: int) -> bool:
         """Whether a number that was free when it was put had been taken before, and its entry removed since. That takes a writer that was stopped for longer

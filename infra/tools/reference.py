@@ -200,7 +200,10 @@ def _commands(names: list[str], command: Any) -> Iterable[tuple[list[str], Any]]
 def _describe(names: list[str], command: Any) -> list[str]:
     lines = ["", f"## {' '.join(names)}", ""]
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
-        lines += [_escaped(" ".join(paragraph.split())), ""] if "\b" not in paragraph else [*_as_code(paragraph), ""]
+        if "\b" in paragraph:  # an example, printed as it is
+            lines += [*(f"    {line}".rstrip() for line in paragraph.replace("\b", "").strip("\n").split("\n")), ""]
+        else:
+            lines += [_escaped(" ".join(paragraph.split())), ""]
     context = command.context_class(command)
     rows = []
     for one in command.params:
@@ -209,10 +212,6 @@ def _describe(names: list[str], command: Any) -> list[str]:
             default = "" if hidden else f"`{_without_home(str(one.default))}`"
             rows.append((f"`{record[0]}`", default, _without_home(one.help or "")))
     return lines + (_table(("argument or option", "default", "meaning"), rows) if rows else [])
-
-
-def _as_code(paragraph: str) -> list[str]:
-    return [f"    {line}".rstrip() for line in paragraph.replace("\b", "").strip("\n").split("\n")]
 
 
 # --- Markdown ----------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def on_shard(task: OwnedShard, step: Callable[[Shard], T]) -> T:
 
 def create_checkpoint(task: OwnedShard, into: Path) -> None:
     """Takes a checkpoint of the shard between two micro-batches. Memory is flushed before, in the background, so that it takes little of their time."""
-    on_shard(task, lambda shard: shard.database.begin_flush())
+    on_shard(task, lambda shard: shard.database.flush(wait=False))
     for _ in range(_FLUSH_POLLS_MAX):
         if not on_shard(task, lambda shard: shard.database.is_flushing()):
             break

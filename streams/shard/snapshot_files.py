@@ -14,7 +14,7 @@ from infra.failpoints import failpoint
 from infra.files import TEMPORARY_PREFIX, fsync, fsync_tree, is_disk_full, sha256_of_file
 from infra.index.parts import new_unique
 from infra.index.store import IndexStore
-from infra.rocks_marks import NOTE_NAME
+from infra.rocks_checks import NOTE_NAME
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.manifest import PartFile
 from schemas.index.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path

@@ -8,7 +8,6 @@ attempts.py         how a step tries things, and its report
 publication.py      from the seals of all shards to a manifest and its `publish` entry
 promotion.py        what goes live by itself: a wish, or a version that passed its canary
 rollback.py         automatic rollbacks, by the reports of servers (server_reports.py)
-snapshot_keeper.py  snapshots of shards, when they are due
-store_keeper.py     versions that are dropped, files that are removed
+keepers.py          snapshots of shards when they are due; versions that are dropped, files that are removed
 messages.py         dead letters of checkpoint records, and index-events
 """

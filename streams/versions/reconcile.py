@@ -32,12 +32,11 @@ from streams.core.version_plans import REWRITE_SHARE, Revision, plan_publication
 from streams.encoder_protocol import Encoders
 from streams.shard.log_ends import LogEnds
 from streams.versions.attempts import Attempts, StepReport
+from streams.versions.keepers import SnapshotKeeper, SnapshotTimes, StoreKeeper
 from streams.versions.promotion import Promotion
 from streams.versions.publication import Publication
 from streams.versions.rollback import RollbackWatch
 from streams.versions.shard_versions import ShardVersions
-from streams.versions.snapshot_keeper import SnapshotKeeper, SnapshotTimes
-from streams.versions.store_keeper import StoreKeeper
 
 
 @dataclass(frozen=True, slots=True)

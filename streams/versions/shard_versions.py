@@ -39,9 +39,9 @@ from streams.shard.log_ends import LogEnds
 from streams.shard.shard import Shard
 from streams.shard.start import mark_damaged
 from streams.versions.attempts import Attempts
+from streams.versions.keepers import SNAPSHOT, SnapshotKeeper
 from streams.versions.publication import Publication
 from streams.versions.readable_encoders import ReadableEncoders
-from streams.versions.snapshot_keeper import SNAPSHOT, SnapshotKeeper
 
 _PART_IS_LOST = frozenset({"missing_file", "bad_part_file", "bad_part_count", "bad_block"})
 _TOLD_AS = {Start: "start", Build: "build", Rewrite: "rewrite", SealShard: "seal", Stop: "stop", MarkBehind: "leave behind"}

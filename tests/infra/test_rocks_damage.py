@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from infra.rocks import open_database
-from infra.rocks_marks import NOTE_NAME
+from infra.rocks_checks import NOTE_NAME
 from schemas.errors import Corrupted
 
 FAMILIES = ("rows", "counts")

@@ -196,7 +196,7 @@ class MemoryDatabase:
     def facts(self) -> DiskFacts:
         return DiskFacts(sum(map(len, self.directory.families.values())), 0, 0, 0)
 
-    def begin_flush(self) -> None:
+    def flush(self, wait: bool = True) -> None:
         """Nothing of it can be seen."""
 
     def is_flushing(self) -> bool:

@@ -30,8 +30,8 @@ from streams.shard.log_ends import LogRange
 from streams.shard.shard import Shard
 from streams.shard.start import start_shard
 from streams.versions.attempts import StepReport
+from streams.versions.keepers import SnapshotTimes
 from streams.versions.reconcile import Reconciler, ReconcileSettings
-from streams.versions.snapshot_keeper import SnapshotTimes
 from tests.sim.boundary import Boundary
 from tests.sim.disk import Disk
 from tests.sim.encoder import FINGERPRINT, SCHEMA_FINGERPRINT, SimEncoders

@@ -118,9 +118,8 @@ def test_versions_builds_and_refused_checkpoints_are_shown() -> None:
     metrics = Metrics()
     worker = WorkerMetrics(metrics)
     assert shown(metrics, "aif_version_wanted") == -1
-    worker.show_wanted(4)
-    worker.show_versions([0.5, 2.0], {"unreachable": 2})
-    worker.show_versions([], {"unreachable": 3})
+    worker.show_versions(4, (), [0.5, 2.0], {"unreachable": 2})
+    worker.show_versions(4, (), [], {"unreachable": 3})
     assert shown(metrics, "aif_version_wanted") == 4
     assert shown(metrics, "aif_build_seconds_sum") == 2.5 and shown(metrics, "aif_build_seconds_count") == 2
     assert shown(metrics, "aif_checkpoints_rejected_total", reason="unreachable") == 3
@@ -144,5 +143,5 @@ def test_the_size_of_a_shard_disappears_with_it_and_every_state_is_shown() -> No
     worker.show_disk({1: DiskFacts(1, 2, 4, 5)})
     assert shown(metrics, "aif_shard_bytes", shard="0") is None
     assert shown(metrics, "aif_shard_compaction_debt_bytes", shard="1") == 4 and shown(metrics, "aif_shard_keys", shard="1") == 1
-    worker.show_states(["live", "frozen", "frozen"])
+    worker.show_versions(None, ["live", "frozen", "frozen"], (), {})
     assert [shown(metrics, "aif_versions", state=s) for s in ("live", "frozen", "backup")] == [1, 2, 0]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from schemas.index.snapshot import ShardSnapshot
 from streams.shard.snapshot_files import FoundSnapshot
-from streams.versions.snapshot_keeper import SnapshotTimes
+from streams.versions.keepers import SnapshotTimes
 
 TIMES = SnapshotTimes(every_s=0.5, every_updates=100)
 

@@ -14,7 +14,7 @@ from schemas.index.retention import RetentionRules, plan_removals
 from streams.shard.log_ends import LogRange
 from streams.shard.snapshot_files import list_snapshots
 from streams.shard.start import start_shard
-from streams.versions.snapshot_keeper import SnapshotTimes
+from streams.versions.keepers import SnapshotTimes
 from tests.streams.shard_world import upsert
 from tests.streams.version_world import Worker, World
 

@@ -9,8 +9,8 @@ from infra.index.store import StoreClock, fetch_store_time_ms
 from infra.settings import load_settings
 from schemas.index.manifest import checkpoint_path
 from streams.settings import WorkerSettings
+from streams.versions.keepers import SnapshotKeeper, SnapshotTimes
 from streams.versions.publication import Publication
-from streams.versions.snapshot_keeper import SnapshotKeeper, SnapshotTimes
 from streams.versions.version_side import VersionSide
 from tests.infra.index.test_store_clock import DAY_S, WrongClock
 from tests.streams.shard_world import upsert

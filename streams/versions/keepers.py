@@ -1,0 +1,101 @@
+"""What keeps the index store in shape: snapshots of this worker's shards when they are due, and retention.
+
+Snapshots: the store is asked once after a shard was opened; from then on this worker is the only one that writes snapshots of it. Between two snapshots of
+a shard that gets updates lie at most `every_s` and about `every_updates` updates. `every_s` is at most half of the shortest retention of its topics (A6, A8),
+so the log always completes the last two snapshots. With `every_updates` a new owner is ready in seconds.
+Retention: first comes the `drop` entry, and the files go a grace period later. Only the owner of a shard removes its files, because the owner knows
+which parts the shard still uses. Files of no shard may be removed by any worker, also by several at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from infra.clock import Clock
+from infra.index.control_folds import remove_folded
+from infra.index.control_log import ControlLog, append_entry
+from infra.index.removal import read_store_content, remove_due
+from infra.index.store import IndexStore
+from schemas.index.control import ControlState, Entry
+from schemas.index.lifecycle import EntryKind
+from schemas.index.retention import RetentionRules, plan_drops, plan_removals
+from schemas.index.snapshot import ShardSnapshot
+from schemas.topics import SNAPSHOT_INTERVAL_HOURS
+from streams.builders.running_jobs import OwnedShard, on_shard
+from streams.shard.shard import Shard
+from streams.shard.snapshot_files import FoundSnapshot, list_snapshots
+
+_REMOVE_EVERY_S_MAX = 600.0
+SNAPSHOT = -1  # stands for the version in the key of a snapshot job
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTimes:
+    """A snapshot is taken after this time or this number of updates, whichever comes first."""
+
+    every_s: float = SNAPSHOT_INTERVAL_HOURS * 3600.0
+    every_updates: int = 1_000_000
+
+    def is_due(self, newest: FoundSnapshot | None, updates: int, now_ms: int) -> bool:
+        """Whether a shard that has consumed `updates` takes a snapshot now. Without new updates since the newest snapshot it does not."""
+        if newest is None:
+            return updates > 0
+        new = updates - newest.snapshot.updates
+        return new > 0 and (new >= self.every_updates or now_ms - newest.put_ms >= int(self.every_s * 1000))
+
+
+class SnapshotKeeper:
+    """Knows the newest snapshot of each owned shard. One thread."""
+
+    def __init__(self, store: IndexStore, clock: Clock, times: SnapshotTimes) -> None:
+        self._store, self._clock, self._times = store, clock, times
+        self._newest: dict[int, tuple[OwnedShard, FoundSnapshot | None]] = {}
+
+    def is_due(self, task: OwnedShard) -> bool:
+        """Whether the shard takes one now. The first call for a task asks the store and raises its errors."""
+        known = self._newest.get(task.number)
+        if known is None or known[0] is not task:
+            found, _ = list_snapshots(self._store, task.number)
+            known = self._newest[task.number] = task, found[0] if found else None
+        updates = on_shard(task, lambda shard: sum(c.consumed for c in shard.state.counters.values()))
+        return self._times.is_due(known[1], updates, self._clock.now_ms())
+
+    def taken(self, snapshot: ShardSnapshot) -> None:
+        """Takes note of a finished snapshot."""
+        task, _ = self._newest[snapshot.shard]
+        self._newest[snapshot.shard] = task, FoundSnapshot(snapshot, self._clock.now_ms())
+
+
+class StoreKeeper:
+    """One per reconciler, called by its thread."""
+
+    def __init__(self, control_log: ControlLog, store: IndexStore, clock: Clock, rules: RetentionRules, by: str) -> None:
+        self._control_log, self._store, self._clock, self._rules, self._by = control_log, store, clock, rules, by
+        self._next_at = float("-inf")
+
+    def drop(self) -> list[int]:
+        """Drops the versions beyond the newest K, with one entry each. Returns those it dropped."""
+        dropped = []
+        while (entry := append_entry(self._control_log, self._make_drop)) is not None:
+            dropped.append(entry.version)
+        return dropped
+
+    def _make_drop(self, state: ControlState) -> Entry | None:
+        due = plan_drops(state, self._rules)
+        return Entry(EntryKind.DROP, self._clock.now_ms(), self._by, due[0], reason="beyond the versions to keep") if due else None
+
+    def remove(self, tasks: Sequence[OwnedShard]) -> int:
+        """Removes the files that are due, at most every few minutes; how many. Raises what the store raises, and Corrupted for a damaged manifest."""
+        if self._clock.monotonic() < self._next_at:
+            return 0
+        self._next_at = self._clock.monotonic() + min(_REMOVE_EVERY_S_MAX, self._rules.grace_ms / 2_000)
+        folded = remove_folded(self._store, self._clock.now_ms(), self._rules.grace_ms)
+        # The shards first, then the store: a part that a shard takes in between is younger than the grace period.
+        used = {directory for task in tasks for directory in on_shard(task, _used_directories)}
+        content = read_store_content(self._store, self._control_log.state, used)
+        removals = plan_removals(self._control_log.state, content, self._rules)
+        removed = remove_due(self._store, removals, self._clock.now_ms(), self._rules, {task.number for task in tasks})
+        return folded + len(removed)
+
+
+def _used_directories(shard: Shard) -> list[str]:
+    return [v.full.directory for v in shard.versions.values() if v.full is not None]

@@ -24,11 +24,7 @@ class Encoder(Protocol):
         """Rows [R] of the layout's dtype, every column computed."""
 
     def rewrite(
-        self,
-        old_rows: np.ndarray,
-        features: Sequence[Mapping[str, Any]],
-        embeddings: Sequence[bytes | None],
-        signature_stale: np.ndarray,
+        self, old_rows: np.ndarray, features: Sequence[Mapping[str, Any]], embeddings: Sequence[bytes | None], signature_stale: np.ndarray
     ) -> np.ndarray:
         """Rows [R] with the old vector and bridge weights, the rest computed again. Signatures, and so embeddings, only where `signature_stale` (bool [R])."""
 

@@ -191,12 +191,7 @@ class S3Store:
                 raise self._exists(path)
             with self._errors(path):
                 obstore.put(
-                    self._transfers,
-                    path,
-                    local_path,
-                    use_multipart=True,
-                    chunk_size=_UPLOAD_PART_BYTES,
-                    max_concurrency=_UPLOADS_AT_ONCE,
+                    self._transfers, path, local_path, use_multipart=True, chunk_size=_UPLOAD_PART_BYTES, max_concurrency=_UPLOADS_AT_ONCE
                 )
         elif not self._create(path, local_path, size):
             raise self._exists(path)

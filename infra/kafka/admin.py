@@ -147,8 +147,13 @@ def topic_ids(bootstrap: Bootstrap, prefix: str) -> dict[str, str]:
 def check_topic_id(bootstrap: Bootstrap, topic: str, topic_id: str, *, deadline_s: float = _DEADLINE_S) -> None:
     """Raises Incompatible (`other_topic`) unless `topic`, the whole name, has that id; Unavailable (`unknown_topic`, `kafka_unreachable`). With
     `topic_id` "" any id will do, and the broker is not asked."""
-    if topic_id and (found := _Broker(bootstrap, deadline_s).id_of(topic)) != topic_id:
+    if topic_id and (found := _fetch_id(bootstrap, topic, deadline_s)) != topic_id:
         raise other_topic(topic, topic_id, found)
+
+
+def _fetch_id(bootstrap: Bootstrap, topic: str, deadline_s: float) -> str:
+    broker = _Broker(bootstrap, deadline_s)
+    return str(broker.ask(f"topic {topic}", broker.admin.describe_topics, TopicCollection([topic]))[topic].topic_id)
 
 
 def check_topic_ids(known: Mapping[str, str], found: Mapping[str, str], prefix: str) -> None:
@@ -182,7 +187,8 @@ def find_coordinator(bootstrap: Bootstrap, group: str, *, deadline_s: float = _D
 
     Raises Unavailable (`kafka_unreachable`).
     """
-    _Broker(bootstrap, deadline_s).find_coordinator(group)
+    broker = _Broker(bootstrap, deadline_s)
+    broker.ask(f"describe group {group}", broker.admin.describe_consumer_groups, [group])
 
 
 def describe_index(
@@ -245,8 +251,10 @@ def offsets_at(bootstrap: Bootstrap, topic: str, time_ms: int) -> dict[int, int]
 
 def newest_time_ms(bootstrap: Bootstrap, topic: str) -> int | None:
     """The time of the newest record of a topic, by its records; None where it has none. `topic` is the whole name. Raises as `end_offsets`."""
-    times = _Broker(bootstrap, _DEADLINE_S).times(topic, OffsetSpec.max_timestamp())
-    return max((time_ms for time_ms in times.values() if time_ms >= 0), default=None)
+    broker = _Broker(bootstrap, _DEADLINE_S)
+    asked = {TopicPartition(topic, p): OffsetSpec.max_timestamp() for p in broker.offsets(topic, OffsetSpec.latest())}
+    times = [found.timestamp for found in broker.ask(f"topic {topic}", broker.admin.list_offsets, asked).values()]
+    return max((time_ms for time_ms in times if time_ms >= 0), default=None)
 
 
 class _Broker:
@@ -258,7 +266,7 @@ class _Broker:
         self._request_s = min(_REQUEST_S_MAX, max(deadline_s, _REQUEST_S_MIN))
         self._end = time.monotonic() + deadline_s
         self._told = KafkaAdmin(bootstrap)
-        self._admin = self._told.client
+        self.admin = self._told.client
 
     def topics(self, prefix: str, settings: bool) -> dict[str, FoundTopic]:
         """Topics of the table under `prefix`, by name without prefix."""
@@ -268,18 +276,18 @@ class _Broker:
         if not names:
             return {}
         full = [prefix + name for name in names]
-        described = self._ask(f"topics {full}", self._admin.describe_topics, TopicCollection(full))
+        described = self.ask(f"topics {full}", self.admin.describe_topics, TopicCollection(full))
         configs: dict[str, dict[str, str]] = {}
         if settings:
             asked = [ConfigResource(ResourceType.TOPIC, name) for name in full]
-            answers = self._ask(f"the settings of topics {full}", self._admin.describe_configs, asked)
+            answers = self.ask(f"the settings of topics {full}", self.admin.describe_configs, asked)
             configs = {resource.name: {k: entry.value for k, entry in values.items()} for resource, values in answers.items()}
         found = {name: described[prefix + name] for name in names}
         return {name: FoundTopic(len(t.partitions), configs.get(prefix + name, {}), str(t.topic_id)) for name, t in found.items()}
 
     def _check_visible(self, missing: list[str]) -> None:
         """A topic that this client may not describe looks as one that does not exist, and must not be taken for a deleted one."""
-        asked = self._admin.describe_topics(TopicCollection(missing), request_timeout=self._request_s) if missing else {}
+        asked = self.admin.describe_topics(TopicCollection(missing), request_timeout=self._request_s) if missing else {}
         for topic, future in asked.items():
             try:
                 future.result()
@@ -287,28 +295,15 @@ class _Broker:
                 if refused := self._told.refusal(error.args[0], f"topic {topic}"):
                     raise refused from error
 
-    def id_of(self, topic: str) -> str:
-        """Kafka's id of a topic."""
-        return str(self._ask(f"topic {topic}", self._admin.describe_topics, TopicCollection([topic]))[topic].topic_id)
-
-    def find_coordinator(self, group: str) -> None:
-        """Asks for a group, which needs its coordinator."""
-        self._ask(f"describe group {group}", self._admin.describe_consumer_groups, [group])
-
-    def times(self, topic: str, spec: OffsetSpec) -> dict[int, int]:
-        """Time of the record that `spec` names in each partition of a topic, -1 without such a record."""
-        asked = {TopicPartition(topic, p): spec for p in self.offsets(topic, OffsetSpec.latest())}
-        return {tp.partition: answer.timestamp for tp, answer in self._ask(f"topic {topic}", self._admin.list_offsets, asked).items()}
-
     def offsets(self, topic: str, spec: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED) -> dict[int, int]:
         """Offset of every partition of a topic."""
 
         def offsets() -> dict[int, int]:
-            found = self._admin.list_topics(topic, timeout=min(self._request_s, _LOOK_S_MAX)).topics[topic]
+            found = self.admin.list_topics(topic, timeout=min(self._request_s, _LOOK_S_MAX)).topics[topic]
             if found.error is not None:
                 raise KafkaException(found.error)
             asked = {TopicPartition(topic, p): spec for p in found.partitions}
-            answers = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=self._request_s)
+            answers = self.admin.list_offsets(asked, isolation_level=isolation, request_timeout=self._request_s)
             offsets = {tp.partition: answer.result().offset for tp, answer in answers.items()}
             # A broker that starts may leave a partition out: the client then gives the offset -1001, and no error.
             if missing := sorted(p for p, offset in offsets.items() if offset < OFFSET_END):
@@ -323,20 +318,18 @@ class _Broker:
         if change.kind == CREATE:
             self._create(name, change)
         elif change.kind == GROW:
-            self._ask(
-                f"more partitions of topic {name}", self._admin.create_partitions, [NewPartitions(name, int(change.after.split()[0]))]
-            )
+            self.ask(f"more partitions of topic {name}", self.admin.create_partitions, [NewPartitions(name, int(change.after.split()[0]))])
         else:
             entries = [ConfigEntry(k, v, incremental_operation=AlterConfigOpType.SET) for k, v in change.config.items()]
             resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-            self._ask(f"new settings of topic {name}", self._admin.incremental_alter_configs, [resource])
+            self.ask(f"new settings of topic {name}", self.admin.incremental_alter_configs, [resource])
 
     def _create(self, name: str, change: TopicChange) -> None:
         """Another process may make it at the same time; `apply_topics` of both sees the same table."""
         replication = min(_REPLICATION, len(self._metadata().brokers))
         config = {**change.config, "min.insync.replicas": str(max(1, replication - 1))}
         new = NewTopic(name, num_partitions=int(change.after.split()[0]), replication_factor=replication, config=config)
-        self._ask(f"creating topic {name}", self._admin.create_topics, [new], fine=KafkaError.TOPIC_ALREADY_EXISTS)
+        self.ask(f"creating topic {name}", self.admin.create_topics, [new], fine=KafkaError.TOPIC_ALREADY_EXISTS)
 
     def wait_for_leaders(self, prefix: str, shards: int, user_partitions: int) -> None:
         """A topic that was just created answers nothing until its partitions have leaders."""
@@ -348,9 +341,9 @@ class _Broker:
             time.sleep(_PAUSE_S)
 
     def _metadata(self) -> ClusterMetadata:
-        return self._retry(lambda: self._admin.list_topics(timeout=min(self._request_s, _LOOK_S_MAX)), "the list of topics")
+        return self._retry(lambda: self.admin.list_topics(timeout=min(self._request_s, _LOOK_S_MAX)), "the list of topics")
 
-    def _ask(self, what: str, request: Callable[..., Mapping[Any, Future[T]]], asked: Any, fine: int | None = None) -> dict[Any, T]:
+    def ask(self, what: str, request: Callable[..., Mapping[Any, Future[T]]], asked: Any, fine: int | None = None) -> dict[Any, T]:
         """The results of a request's futures; `fine` is an error code that counts as done."""
 
         def results() -> dict[Any, T]:

@@ -117,10 +117,7 @@ def users(file: Events, as_json: AsJson = False) -> None:
 
 @publish_app.command()
 def checkpoint(
-    file: Annotated[
-        Path,
-        typer.Argument(exists=True, dir_okay=False, help="A safetensors file as `aif train` writes it."),
-    ],
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A safetensors file as `aif train` writes it.")],
     label: Annotated[
         str | None, typer.Option(help="A name for people, shown by `aif index list`: letters, digits and _ . : -, at most 64.")
     ] = None,

@@ -42,14 +42,7 @@ from schemas.events import (
 from schemas.headers import encode_headers
 from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
 from schemas.limits import RECORD_BYTES_MAX, UPDATES_PER_RECORD_MAX
-from schemas.topics import (
-    IMPRESSIONS,
-    ITEM_FEATURES,
-    MODEL_CHECKPOINTS,
-    NEW_ITEMS,
-    USER_BEHAVIOURS,
-    USER_FEATURES,
-)
+from schemas.topics import IMPRESSIONS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES
 
 if TYPE_CHECKING:
     from infra.index.store import IndexStore

@@ -149,11 +149,7 @@ def plan_redrive(
 def encode_redriven(letter: DeadLetter, partitions: int, id_kind: IdKind, owner: str) -> Redriven:
     """The update alone where its record reads, the record as it was where not. `owner`: the field whose hash is the partition."""
     attempt = attempt_of(letter.record.headers) + 1
-    headers = [
-        *source_headers(letter.record.headers),
-        (FROM_HEADER, letter.identity.encode()),
-        (ATTEMPT_HEADER, str(attempt).encode()),
-    ]
+    headers = [*source_headers(letter.record.headers), (FROM_HEADER, letter.identity.encode()), (ATTEMPT_HEADER, str(attempt).encode())]
     update, value = _update_of(letter), letter.record.value
     if update is not None:
         value = json.dumps({"schema": 1, "updates": [update]}, separators=(",", ":")).encode()
@@ -316,9 +312,7 @@ def run_redrive(
     ends = end_offsets(bootstrap, prefix + topic)
     about = {"topic": topic, "filter": asdict(chosen), "records": len(records), "per_s": per_s}
     folder = _begin(
-        store,
-        before.next_run,
-        {**about, "by": _user(), "at_ms": SystemClock().now_ms(), "ends": {str(p): e for p, e in ends.items()}},
+        store, before.next_run, {**about, "by": _user(), "at_ms": SystemClock().now_ms(), "ends": {str(p): e for p, e in ends.items()}}
     )
     sent: list[Identity] = []
     failed: list[str] = []

@@ -64,10 +64,7 @@ def check_encoder(encoder: Encoder, wanted_fingerprint: str, version: int) -> No
 
 
 def encode_blocks(
-    encoder: Encoder,
-    items: Iterable[ItemBlock],
-    progress: Progress = lambda _: None,
-    base: BaseRows | None = None,
+    encoder: Encoder, items: Iterable[ItemBlock], progress: Progress = lambda _: None, base: BaseRows | None = None
 ) -> Iterator[RowBlock]:
     """Rows of items in key order, in blocks of at most ROWS_PER_FILE_BLOCK; each block of items is encoded at once."""
     done = 0

@@ -98,11 +98,7 @@ class Revision:
 
 
 def plan_shard(
-    state: ControlState,
-    shard: ShardFacts,
-    encoder_fingerprint: str,
-    rewrite_share: float = REWRITE_SHARE,
-    lost: Collection[int] = (),
+    state: ControlState, shard: ShardFacts, encoder_fingerprint: str, rewrite_share: float = REWRITE_SHARE, lost: Collection[int] = ()
 ) -> list[ShardAction]:
     """What this shard does next: at most one action for each version, because each action needs the result of the one before it.
 

@@ -49,8 +49,7 @@ def replay(
         typer.Option(exists=True, dir_okay=False, help="Encode with this checkpoint; default: the one of --to, or of the served version."),
     ] = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Keep nothing: show offsets, records, and the time estimated from the first 2,000."),
+        bool, typer.Option("--dry-run", help="Keep nothing: show offsets, records, and the time estimated from the first 2,000.")
     ] = False,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Records a second at most, to leave live traffic its share.")] = None,
     directory: Annotated[

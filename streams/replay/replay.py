@@ -44,14 +44,7 @@ DEFAULT_BATCH_RECORDS = 97  # not the worker's, on purpose
 _PLAN_NAME = "replay.json"
 
 REPLAY = Measured(
-    "replay",
-    {
-        "digest_equal": "1 or 0",
-        "data_digest_equal": "1 or 0",
-        "items": "count",
-        "records": "records",
-        "replay_s": "s",
-    },
+    "replay", {"digest_equal": "1 or 0", "data_digest_equal": "1 or 0", "items": "count", "records": "records", "replay_s": "s"}
 )
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many

@@ -62,10 +62,7 @@ def read_embeddings(stored: Database, items: Sequence[ItemChange]) -> list[bytes
 
 def embedding_missing(key: bytes) -> Corrupted:
     """The error for an item whose stored value names an embedding that is not stored."""
-    return Corrupted(
-        "embedding_missing",
-        f"the shard stores item {key.hex()} with an embedding, and not the embedding; {SHARD_REPAIR}",
-    )
+    return Corrupted("embedding_missing", f"the shard stores item {key.hex()} with an embedding, and not the embedding; {SHARD_REPAIR}")
 
 
 def _count(decoded: Sequence[DecodedRecord], applied: Counter[str]) -> dict[str, TopicCounts]:

@@ -149,7 +149,6 @@ def _read_value(database: Database, sequence: int) -> bytes | None:
     raw = database.get(OUTBOX, key)
     if raw is None:
         raise Corrupted(
-            "outbox_value_missing",
-            f"{database.path}: outbox entry {sequence} is gone before those that share its value; {SHARD_REPAIR}",
+            "outbox_value_missing", f"{database.path}: outbox entry {sequence} is gone before those that share its value; {SHARD_REPAIR}"
         )
     return decode_outbox_entry(key, raw).value

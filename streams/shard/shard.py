@@ -88,8 +88,7 @@ class Shard:
         expected = encode_identity(self.number, self.init)
         if (found := self._keep_once(IDENTITY_KEY, expected)) != expected:
             raise Incompatible(
-                "other_shard",
-                f"{self.database.path} belongs to {found.decode()}, expected {expected.decode()}; use another data directory",
+                "other_shard", f"{self.database.path} belongs to {found.decode()}, expected {expected.decode()}; use another data directory"
             )
 
     def hold_index(self, index_id: str) -> None:

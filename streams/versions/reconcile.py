@@ -33,9 +33,8 @@ from streams.encoder_protocol import Encoders
 from streams.shard.log_ends import LogEnds
 from streams.versions.attempts import Attempts, StepReport
 from streams.versions.keepers import SnapshotKeeper, SnapshotTimes, StoreKeeper
-from streams.versions.promotion import Promotion
+from streams.versions.promotion import Promotion, RollbackWatch
 from streams.versions.publication import Publication
-from streams.versions.rollback import RollbackWatch
 from streams.versions.shard_versions import ShardVersions
 
 

@@ -16,7 +16,7 @@ from schemas.token import VersionToken
 from schemas.topics import SERVER_REPORTS
 from serving.reports import Reporter
 from streams.core.misbehaviour import Report, ReportHistory, ReportRules, plan_rollback
-from streams.versions.rollback import RollbackWatch
+from streams.versions.promotion import RollbackWatch
 from streams.versions.server_reports import ServerReports
 from tests.streams.core.test_misbehaviour import lived, log
 from tests.streams.shard_world import ManualClock

@@ -30,7 +30,7 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Database, open_database
-from infra.rocks_marks import END_KEY
+from infra.rocks_checks import END_KEY
 from schemas.event_reader import read_item_features
 from schemas.events import StatisticsReport, encode_record
 from schemas.ids import IdKind, decode_index_key, encode_wire_id, partition_of

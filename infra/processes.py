@@ -121,8 +121,8 @@ def start_child(
 ) -> Child:
     """Start `command` in its own process group, standard input closed, output appended to `log_path`.
 
-    `shares_session`: the child is in our session and not in one of its own. Linux gives each session its share of the cores (autogroup), and a priority
-    counts only within a session, so a child that is to give way to us has to be in ours.
+    `shares_session`: the child is in our session and not in one of its own. Linux gives each session its share of the cores (autogroup). A priority counts
+    only within a session, so a child that is to give way to us has to be in ours.
 
     `environment` is added to this process's, which is passed on without PYTHONDONTWRITEBYTECODE: container images set it, and every child would
     spend seconds on compiling all that it imports. A terminal's Ctrl-C does not reach the child; who started it stops it.

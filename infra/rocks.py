@@ -216,7 +216,7 @@ class Database(Closeable):
             self._database.write(batch.raw, options)
 
     def _fail_as_told(self) -> None:
-        """A disk that is told to fail (infra/failpoints.py): as RocksDB, the handle goes on failing until it is opened again."""
+        """A disk that is made to fail (infra/failpoints.py): as RocksDB, the handle goes on failing until it is opened again."""
         failing = failing_disk()
         self._failed = self._failed or (f"IO error: {failing.strerror}: While appending to file" if failing else "")
         if self._failed:
@@ -283,7 +283,7 @@ class Database(Closeable):
             raise
 
     def close(self) -> None:
-        """Mark what was written, end all scans, drop every handle and free LOCK, also when it raises. Closing twice does nothing."""
+        """Mark the writes, end all scans, drop every handle and free LOCK, also when it raises. Closing twice does nothing."""
         if not self.is_open:
             return
         with contextlib.suppress(AifError):  # a disk that takes no mark: the earlier note holds as well

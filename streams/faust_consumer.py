@@ -46,7 +46,7 @@ class RunsInTurn(SchedulingStrategyT):
 
 
 class NothingRead(dict[TP, int | None]):
-    """In place of Faust's note of the offsets it has seen, below which it drops records in silence. After a seek back it would still note records
+    """Instead of Faust's note of the offsets it has seen, below which it drops records in silence. After a seek back it would still note records
     from before the seek, and then drop all those that the seek was for. Shards recognize duplicates themselves."""
 
     def __getitem__(self, partition: TP) -> None:

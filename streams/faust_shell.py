@@ -41,7 +41,7 @@ EXIT_FAULT = 70  # an unknown fault: a supervisor starts the process again
 EXIT_OPERATOR = 78  # a restart would end in the same way: an operator must decide
 
 _RETRY_S = 0.5
-_METADATA_AGE_MS_MAX = 5_000  # so soon partitions are followed that somebody adds
+_METADATA_AGE_MS_MAX = 5_000  # added partitions are followed after this time
 _BUFFERED_RUNS = 32  # of one topic that may wait; each is at most what one fetch of a partition brings
 _BATCH_BYTES_MAX = 4 * RECORD_BYTES_MAX  # packed updates of about a second
 _log = logging.getLogger("aif.streams.shell")
@@ -78,7 +78,7 @@ def leave_process(exit_code: int) -> NoReturn:
 
 
 class NoTables(TableManager):
-    """In place of the manager of Faust's tables, which waits a second for agents that declare tables. There are none here."""
+    """Instead of the manager of Faust's tables, which waits a second for agents that declare tables. There are none here."""
 
     async def on_start(self) -> None:
         """Lets the consumer subscribe at once."""
@@ -307,7 +307,7 @@ async def _handle_safely(handle: HandleBatch, records: Sequence[SourceRecord]) -
     try:
         await handle(records)
     except asyncio.CancelledError:
-        # Where nobody cancelled the agent, a step of a shard was cancelled, because the shard is being closed; Faust would take it for the agent's end.
+        # If the agent was not cancelled, a step of a shard was, because the shard is being closed; Faust would take it for the agent's end.
         if (agent := asyncio.current_task()) is None or agent.cancelling():
             raise
     except Unavailable as error:

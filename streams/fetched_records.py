@@ -50,7 +50,7 @@ class PartitionRecords(fetcher.PartitionRecords):
         try:
             yield from self._read(self._records)
         except (CorruptRecordException, UnicodeDecodeError):
-            yield from self._read(_LenientRecords(self._records.raw))  # passes over what was given already
+            yield from self._read(_LenientRecords(self._records.raw))  # passes over the records that were given already
 
     def _read(self, batches: Any) -> Iterator[Any]:
         aborted, aborting = deque(self._aborted_transactions), set[int]()

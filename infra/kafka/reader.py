@@ -1,10 +1,10 @@
 """Reading topics outside any consumer group: to an end (`read_topic`), or for as long as a process lives (`TopicFollower`).
 
 Invariants:
-- A read begins at the offset that it was given, or says why it cannot: an offset outside the log raises Incompatible (`offset_gone`), and is never silently
-  replaced by the earliest or the latest.
+- A read begins at the given offset, or says why it cannot. An offset outside the log raises Incompatible (`offset_gone`), and is never silently replaced by
+  the earliest or the latest.
 - Only committed records are given: none of an aborted transaction, and none behind the first record of an open one.
-- A bounded read ends exactly at its end offsets, also if the last of them are transaction markers or were compacted away: the end is a position, not a last
+- A bounded read ends exactly at its end offsets, also if the last records are transaction markers or were compacted away. The end is a position, not a
   record.
 - A record whose header names are not UTF-8 is read without its headers.
 - A follower that was given the topic's id gives no record of another topic of that name: one that was made again, or that of another cluster at this

@@ -11,8 +11,8 @@
 Invariants:
 - A dead letter holds its whole source record, and only the named update is sent again (A5). It goes to the partition of its id, which also cures a record
   that came in a wrong one.
-- An identity is sent once. Before the first record a run makes `audit/redrive/<n>/begin`, by exclusive create and with the number after the last run that
-  it has read, so of two runs that planned at the same time one is refused. `begin` holds the ends of the target topic; `end` names what was sent. What a
+- An identity is sent once. Before the first record a run makes `audit/redrive/<n>/begin` by exclusive create, with the number after the last run that it has
+  read. So of two runs that planned at the same time one is refused. `begin` holds the ends of the target topic; `end` names what was sent. What a
   run without an end has sent is found in the target topic, from those ends on, by header. One that was taken over and had not died says so, and leaves
   `late` instead of `end`.
 - Letters are read one by one. Kept are their identities, and of a redrive the letters that it sends.

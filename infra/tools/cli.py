@@ -125,7 +125,7 @@ def _sealed_offsets(store: "IndexStore", state: "ControlState | None") -> dict[s
 
 
 def _reachable(ask: Callable[[], Any]) -> Any:
-    """The answer, or None after saying why not: a status shows what it can."""
+    """The answer, or None after a warning: a status shows the parts that answer."""
     try:
         return ask()
     except AifError as error:

@@ -1,7 +1,7 @@
 """Reads a file that a message names, and refuses a file that a message must not name (I10).
 
-Invariants: the scheme is `file` or the address is a plain absolute path; it is decoded once; the text of the
-path lies under an allowed folder, below which no link is followed and only a regular file is read; no more bytes are read than were announced.
+Invariants: the scheme is `file` or the address is a plain absolute path, which is decoded once. The text of the path lies under an allowed folder, below
+which no link is followed and only a regular file is read. No more bytes are read than were announced.
 So a message cannot make the worker wait on a pipe, read a device, or leave the folder by `..` or a link.
 """
 

@@ -22,8 +22,12 @@ _Values = Mapping[str, Any] | None  # features by name; None: those before the b
 
 
 class ItemChange:
-    """One item in one micro-batch. `before` as stored, `features` and `embedding` as they are after the updates taken so far. `embedding_values`: float32
-    bytes of the last embedding that the batch brought, None if it brought none."""
+    """One item in one micro-batch.
+
+    before               as stored
+    features, embedding  after the updates taken so far
+    embedding_values     float32 bytes of the last embedding that the batch brought, or None
+    """
 
     __slots__ = ("_embedding_changed", "_steps", "_values", "before", "embedding", "embedding_values", "features", "key")
 
@@ -65,8 +69,8 @@ class ItemChange:
 
     @property
     def is_tombstone(self) -> bool:
-        """Whether the batch must report to readers that the item is gone. Also when only the embedding of a dead item changed: a reader that saw that
-        embedding with a live row, from an earlier life of this shard, refuses a tombstone whose embedding order is older."""
+        """Whether the batch must report to readers that the item is gone. Also when only the embedding of a dead item changed: a reader may have seen
+        that embedding with a live row, from an earlier life of this shard. It would refuse a tombstone whose embedding order is older."""
         if self.features is None or not self.features.dead:
             return False
         return self._embedding_changed or any(before is None or before.dead != after.dead for before, _, after, _ in self._steps)

@@ -3,9 +3,9 @@
 Invariants: features order = (event version, offset, index), embedding order = (offset, index); the higher wins, so any duplication or redelivery folds to
 the same state. Each component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that keeps its order; it never
 touches the embedding. Statistics hold over the record: `raw` has both, and the statistics are also kept alone, for the next record (A11).
-A row carries the orders at which its components last *changed*, not those of the last event. An identical event that is sent again makes no row; if it
-raised the order of later rows, then a shard that was set back to an older copy and reads the topics in another interleaving could first send rows that
-readers refuse, and then not send the row that they would take.
+A row carries the orders at which its components last *changed*, not those of the last event. An identical event that is sent again makes no row, and
+must not raise the order of later rows. Otherwise a shard that was set back to an older copy, and reads the topics in another interleaving, could first send
+rows that readers refuse, and then not send the row that they would take.
 
 One stored value holds everything about an item except the numbers of its embedding, which have a value of their own: a change of features never reads
 or writes them. Features are stored as deterministic msgpack, so equal features have equal bytes. Values are msgspec structs, because several are made for

@@ -1,7 +1,7 @@
 """The next actions for the versions of an index, planned from the folded control log and from facts about shards. Pure.
 
 Invariants:
-- A plan depends on the log, the shard and the clock alone, never on what this process did before: after a restart at any point the same actions are
+- A plan depends on the log, the shard and the clock alone, never on earlier actions of this process. After a restart at any point the same actions are
   planned again, and doing one twice is harmless.
 - Every action of a shard needs the result of the one before it, which is recorded in the shard: no build without `building v` (B6); no seal without a
   full part, nor before the shard has applied the records that its partitions had when it first saw the version (B7).
@@ -12,7 +12,7 @@ Invariants:
   sealed parts (streams/builders/base_rows.py), so only what changed since is computed (B11).
 - Before a revision is sealed, the full part is written again if the last sealed incremental part had grown past a share of it.
 
-A version that is behind in a shard starts again there if it is built or revived, and not sealed there (streams/versions/shard_versions.py looks); one that
+A version that is behind in a shard starts again there if it is built or revived, and not sealed there (streams/versions/shard_versions.py looks). One that
 servers follow stays behind until it is frozen and revived.
 """
 

@@ -4,7 +4,7 @@
     Adoption  in the index store, and a record in model-checkpoints that becomes the version
 
 Invariants: a version that adopts is built like every other: its shards first write increments, then take a checkpoint, and from the replay they take over
-only rows whose inputs are still those of the checkpoint. So what is newer than the replay is computed in the build. A replay may be old, have only half of
+only rows whose inputs are still those of the checkpoint. So rows newer than the replay are computed in the build. A replay may be old, have only half of
 the shards, or be gone from the store: that only costs computing. Rows of another encoder are never taken over (I9).
 """
 

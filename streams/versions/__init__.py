@@ -6,7 +6,7 @@ shard_versions.py   its part for one shard: start, build, seal, stop
 readable_encoders.py  encoders of versions, and versions whose checkpoint is lost
 attempts.py         how a step tries things, and its report
 publication.py      from the seals of all shards to a manifest and its `publish` entry
-promotion.py        what goes live by itself: a wish, or a version that passed its canary; what is rolled back, by server_reports.py
+promotion.py        what goes live by itself: a wish, or a version that passed its canary; automatic rollbacks, by server_reports.py
 keepers.py          snapshots of shards when they are due; versions that are dropped, files that are removed
 messages.py         dead letters of checkpoint records, and index-events
 """

@@ -101,9 +101,12 @@ class Promotion:
 
 @dataclass
 class RollbackWatch:
-    """One per reconciler, called by its thread. `reports`: what servers have reported so far; `reports_now_ms`: the time by the clock that dates them, None
-    while that is not known. `clock`: for the entry. `lag`: by shard, how many records a version lacks; asked only
-    before it is gone back to, because that takes a second or more."""
+    """One per reconciler, called by its thread.
+
+    reports         the reports of servers so far
+    reports_now_ms  the time by the clock that dates them, None while that is not known; `clock` dates the entry
+    lag             by shard, how many records a version lacks; asked only before a rollback, because that takes a second or more
+    """
 
     control_log: ControlLog
     clock: Clock

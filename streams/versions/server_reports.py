@@ -3,7 +3,7 @@
 Invariants:
 - Nothing waits for this thread. If the topic is missing or unreachable, nothing is known, and so nothing is rolled back. A record that cannot be decoded is
   skipped, counted and logged: it holds no data.
-- Ages of reports are by the broker's clock alone: reports have its times, and the clocks of this machine, of servers and of the store may be hours off.
+- Ages of reports are by the broker's clock alone, whose times reports have. The clocks of this machine, of servers and of the store may be hours off.
 """
 
 import logging

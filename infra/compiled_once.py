@@ -5,7 +5,6 @@ Invariant: this is only a wait. If there is no folder to write to, or the lock i
 code.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from infra.files import try_lock
 from schemas.kernels.compiled import toolchain
 
 WAIT_S_MAX = 120.0
@@ -39,7 +39,9 @@ def compiled_once(what: str, sources: Path) -> Iterator[None]:
             "compiling kernels %r, or waiting for another process that does: once per machine and code, seconds on a free core, minutes on a busy one",
             what,
         )
-        _wait_for(lock)
+        end = time.monotonic() + WAIT_S_MAX
+        while not try_lock(lock) and time.monotonic() < end:
+            time.sleep(_POLL_S)
         yield
         with suppress(OSError):
             done.write_text(stamp)
@@ -71,13 +73,3 @@ def _open_lock(path: Path) -> int | None:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
-
-
-def _wait_for(lock: int) -> None:
-    end = time.monotonic() + WAIT_S_MAX
-    while time.monotonic() < end:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(_POLL_S)

@@ -6,12 +6,14 @@ a visible, incomplete file permanently (protocol B1).
 Source: LevelDB db/filename.cc (SetCurrentFile) for the order of the steps.
 """
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 20
@@ -83,6 +85,27 @@ def fsync_tree(folder: Path) -> None:
 def _raise(error: OSError) -> None:
     """Without it os.walk leaves a folder that cannot be read out in silence."""
     raise error
+
+
+@contextlib.contextmanager
+def staging_folder(path: Path, purpose: str) -> Iterator[Path]:
+    """A new, empty folder next to `path`, to be renamed or taken from. It is removed at the end, and one that a killed process left at the beginning."""
+    staging = path.with_name(f"{TEMPORARY_PREFIX}{purpose}-{path.name}")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir(parents=True)
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Take a lock of an open file without waiting; whether it was free. The kernel frees it when the last copy of the descriptor is closed."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def link_or_copy(source: Path, target: Path) -> None:

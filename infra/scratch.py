@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infra.failpoints import failing_disk
-from infra.files import TEMPORARY_PREFIX, is_disk_full
+from infra.files import TEMPORARY_PREFIX, is_disk_full, try_lock
 from schemas.errors import Unavailable
 
 _PREFIX = f"{TEMPORARY_PREFIX}scratch-"
@@ -44,11 +44,10 @@ class ScratchFolders:
         where machines do not share locks."""
         removed = 0
         for folder in self.root.glob(f"{_PREFIX}*"):
-            with contextlib.suppress(OSError):  # it ended by itself in the meantime, or it is held
+            with contextlib.suppress(OSError):  # it ended by itself in the meantime
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if time.time() - os.fstat(descriptor).st_mtime >= age_s_min:
+                    if try_lock(descriptor) and time.time() - os.fstat(descriptor).st_mtime >= age_s_min:
                         shutil.rmtree(folder)
                         removed += 1
                 finally:

@@ -6,12 +6,12 @@ Invariants: RocksDB's writer refuses an empty file, so without rows there is no 
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rocksdict import DBCompressionType, Options, SstFileWriter
 
-from infra.files import TEMPORARY_PREFIX, fsync, fsync_tree, link_or_copy
+from infra.files import fsync, fsync_tree, link_or_copy, staging_folder
 from infra.rocks import Database
 from infra.rocks_errors import MappedErrors
 
@@ -26,13 +26,13 @@ def write_sst_directory(path: Path, items: Iterable[tuple[bytes, bytes]], file_b
     No items: no directory and an empty list (the SST writer refuses an empty file). `path` must not exist. Raises Incompatible
     (`database_refused`) for keys out of order, Unavailable (`disk_full`); nothing is left behind then.
     """
-    with _staging_folder(path) as staging:
+    with staging_folder(path, "sst") as staging:
         return _assemble(path, _write_sst_files(staging, items, file_bytes_max))
 
 
 def write_sst_file(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
     """One SST file of `items` (keys strictly ascending, at least one), synced, for `assemble_sst_directory`. A file at `path` is replaced."""
-    with _staging_folder(path) as staging:
+    with staging_folder(path, "sst") as staging:
         (made,) = _write_sst_files(staging, items, 1 << 62)
         fsync_tree(staging)
         made.replace(path)
@@ -44,22 +44,11 @@ def assemble_sst_directory(path: Path, files: Sequence[Path]) -> list[str]:
 
     The files stay: the directory gets links to them, or copies.
     """
-    with _staging_folder(path) as staging:
+    with staging_folder(path, "sst") as staging:
         staged = [staging / f"{n:06d}.sst" for n in range(len(files))]
         for source, target in zip(files, staged, strict=True):
             link_or_copy(source, target)
         return _assemble(path, staged)
-
-
-@contextlib.contextmanager
-def _staging_folder(path: Path) -> Iterator[Path]:
-    staging = path.with_name(f"{TEMPORARY_PREFIX}sst-{path.name}")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _assemble(path: Path, files: Sequence[Path]) -> list[str]:

@@ -1,12 +1,12 @@
 """A worker's data directory belongs to one process at a time: its scratch folder is emptied at a start, and its heartbeat speaks for one."""
 
-import fcntl
 import logging
 import os
 import time
 from pathlib import Path
 from typing import IO
 
+from infra.files import try_lock
 from schemas.errors import Misconfigured, Unavailable
 
 _log = logging.getLogger("aif.streams.data_directory")
@@ -18,20 +18,16 @@ _POLL_S = 0.1
 def hold_directory(folder: Path, wait_s: float = _FORMER_S_MAX) -> IO[bytes]:
     """The open file that keeps other workers out until it is closed or its process has ended. Raises Misconfigured (`data_dir_in_use`, `data_dir_unusable`)."""
     file, end, told = _open_lock(folder), time.monotonic() + wait_s, False
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError as error:
-            if time.monotonic() > end:
-                file.close()
-                hint = "give each worker a directory of its own (AIF_WORKER__DATA_DIR), or end the other"
-                message = f"another worker uses {folder}, for {wait_s:g} s already; {hint}"
-                raise Misconfigured("data_dir_in_use", message) from error
+    while not try_lock(file.fileno()):
+        if time.monotonic() > end:
+            file.close()
+            hint = "give each worker a directory of its own (AIF_WORKER__DATA_DIR), or end the other"
+            raise Misconfigured("data_dir_in_use", f"another worker uses {folder}, for {wait_s:g} s already; {hint}")
         if not told:
             _log.info("another worker uses %s; waiting up to %g s for it to end", folder, wait_s)
             told = True
         time.sleep(_POLL_S)
+    return file
 
 
 def _open_lock(folder: Path) -> IO[bytes]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from infra.files import write_file_durably
+from infra.files import try_lock, write_file_durably
 from schemas.errors import Misconfigured
 
 RECORD_NAME = "broker.json"
@@ -56,7 +56,7 @@ def take_lock(data_dir: Path) -> IO[bytes] | None:
     data_dir.mkdir(parents=True, exist_ok=True)
     file = (data_dir / LOCK_NAME).open("ab")
     end = time.monotonic() + _PROBES_S_MAX
-    while not _try_lock(file.fileno(), fcntl.LOCK_EX):
+    while not try_lock(file.fileno()):
         if time.monotonic() > end:
             file.close()
             return None
@@ -72,17 +72,9 @@ def is_held(data_dir: Path) -> bool:
         return False
     try:
         # A shared probe: two of them at once do not take each other for a broker.
-        return not _try_lock(descriptor, fcntl.LOCK_SH)
+        return not try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def running_broker(data_dir: Path) -> BrokerRecord | None:

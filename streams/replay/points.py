@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from infra.index.parts import read_manifest
 from infra.index.store import IndexStore
-from infra.kafka.admin import check_partitions, end_offsets, fetch_topics, offsets_at, other_topic, start_offsets
+from infra.kafka.admin import check_partitions, fetch_topics, offsets_at, other_topic
 from infra.kafka.security import Bootstrap
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.index.control import ControlState, Init
@@ -17,6 +17,7 @@ from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
 from streams.core.replay_plan import Begin, Offsets, ShardLog, ShardReplay, plan_shard_replay
 from streams.core.shard_state import encode_identity
+from streams.shard.log_ends import fetch_log_ranges
 from streams.shard.snapshot_files import list_snapshots
 
 _SEAL = re.compile(r"\d{1,18}\.\d{1,9}(-[0-9a-f]{8}.*)?")
@@ -165,10 +166,9 @@ def plan_replay(source: ReplaySource, state: ControlState, start: str, to: str) 
 
 def fetch_logs(source: ReplaySource) -> dict[int, ShardLog]:
     """What there is of every shard now."""
-    starts = {topic: start_offsets(source.bootstrap, source.prefix + topic) for topic in SHARD_TOPICS}
-    ends = {topic: end_offsets(source.bootstrap, source.prefix + topic) for topic in SHARD_TOPICS}
+    ranges = fetch_log_ranges(source.bootstrap, source.prefix)
     return {
-        n: ShardLog(n, {t: starts[t][n] for t in SHARD_TOPICS}, {t: ends[t][n] for t in SHARD_TOPICS}, _snapshots(source, n))
+        n: ShardLog(n, {t: ranges[t][n].start for t in SHARD_TOPICS}, {t: ranges[t][n].end for t in SHARD_TOPICS}, _snapshots(source, n))
         for n in range(source.init.shards)
     }
 

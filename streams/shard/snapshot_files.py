@@ -6,12 +6,11 @@ synced and gets its name in one rename. A kill before that leaves a folder that 
 """
 
 import dataclasses
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from infra.failpoints import failpoint
-from infra.files import TEMPORARY_PREFIX, fsync, fsync_tree, is_disk_full, sha256_of_file
+from infra.files import fsync, fsync_tree, is_disk_full, sha256_of_file, staging_folder
 from infra.index.parts import new_unique
 from infra.index.store import IndexStore
 from infra.rocks_checks import NOTE_NAME
@@ -82,21 +81,17 @@ def decode_stored_snapshot(store: IndexStore, path: str) -> ShardSnapshot:
 
 def restore_snapshot(store: IndexStore, snapshot: ShardSnapshot, directory: Path) -> None:
     """Makes `directory`, which must not exist, the shard as it was. Raises Corrupted (`bad_snapshot_file`), Unavailable (`missing_file`, `disk_full`)."""
-    staged = directory.with_name(f"{TEMPORARY_PREFIX}restore-{directory.name}")
-    shutil.rmtree(staged, ignore_errors=True)
     try:
-        staged.mkdir(parents=True)
-        for file in snapshot.files:
-            _fetch_file(store, snapshot, file, staged)
-        (staged / ORIGIN_NAME).write_text(snapshot.unique)
-        fsync_tree(staged)
-        staged.rename(directory)
-        fsync(directory.parent)
+        with staging_folder(directory, "restore") as staged:
+            for file in snapshot.files:
+                _fetch_file(store, snapshot, file, staged)
+            (staged / ORIGIN_NAME).write_text(snapshot.unique)
+            fsync_tree(staged)
+            staged.rename(directory)
+            fsync(directory.parent)
     except OSError as error:
         code = "disk_full" if is_disk_full(error) else "snapshot_unrestored"
         raise Unavailable(code, f"{snapshot.directory} could not be restored to {directory}: {error}", 5.0) from error
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
 
 
 def _fetch_file(store: IndexStore, snapshot: ShardSnapshot, file: PartFile, into: Path) -> None:

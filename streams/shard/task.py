@@ -277,7 +277,3 @@ class SerialTask(Generic[S]):
 
 class ShardTask(SerialTask[Shard]):
     """The task of a shard."""
-
-
-# Makes the sender of a task; tests hand in one without a broker.
-MakeSender = Callable[[SerialTask[Shard]], "OutboxSender | None"]

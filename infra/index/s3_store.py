@@ -316,14 +316,14 @@ class S3Store:
             yield
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
-                raise Unavailable("bucket_missing", f"the bucket of {self.url} does not exist at {self._endpoint}; create it") from error
+                raise self._unavailable(path, error) from error
             raise Unavailable("missing_file", f"{path} is not in the index store {self.url}; {describe_repair(path)}") from error
         except AlreadyExistsError as error:
             raise Unavailable("file_exists", f"{path} exists in {self.url}") from error
         except BaseError as error:
             raise self._unavailable(path, error) from error
 
-    def _unavailable(self, path: str, error: BaseError) -> Unavailable:
+    def _unavailable(self, path: str, error: Exception) -> Unavailable:
         """What no exception class of obstore's tells apart, by what the store has said."""
         text = str(error)
         if "NoSuchBucket" in text:

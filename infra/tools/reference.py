@@ -48,6 +48,10 @@ def source_files() -> list[Path]:
     return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 
+def _head(title: str, *about: str) -> list[str]:
+    return [f"# {title}", "", _MADE, "", *about]
+
+
 # --- settings ----------------------------------------------------------------------------------------------------------
 
 
@@ -61,14 +65,11 @@ def settings_page() -> str:
         for section, field in kind.model_fields.items():
             sections[section] = field.annotation  # type: ignore[assignment]
             users.setdefault(section, []).append(kind.__name__)
-    lines = [
-        "# Settings",
-        "",
-        _MADE,
-        "",
+    lines = _head(
+        "Settings",
         "A command's option comes first. Then `AIF_<SECTION>__<NAME>` in the environment counts, then the TOML file that `AIF_CONFIG` names",
         "(`[section]`, `name = value`), then the default. `aif config show` prints each value and its origin.",
-    ]
+    )
     for section in sorted(sections):
         about = inspect.getdoc(sections[section]) or ""
         lines += ["", f"## {section}", "", about.partition("\n\n")[0].replace("\n", " "), ""]
@@ -131,15 +132,12 @@ def _unit(name: str) -> str:
 def errors_page() -> str:
     """A table per class of errors: code, cause, remedy."""
     entries = read_catalogue(source_files())
-    lines = [
-        "# Error codes",
-        "",
-        _MADE,
-        "",
+    lines = _head(
+        "Error codes",
         "An error has a class, which says who must act, a stable `code`, and a message with the values and the next step. Commands print `error CODE: MESSAGE`",
         'and exit with 1; the HTTP routes answer `{"code": ..., "message": ...}`; a dead letter names the code in its headers.',
         "NAMES in capitals and … stand for values.",
-    ]
+    )
     for kind, (actor, _) in CLASSES.items():
         lines += ["", f"## {kind}: {actor}", ""]
         lines += _table(("code", "cause", "remedy"), [(f"`{one.code}`", one.cause, one.remedy) for one in entries if one.kind == kind])
@@ -151,15 +149,12 @@ def errors_page() -> str:
 
 def metrics_page() -> str:
     """One table: name, kind, labels, meaning."""
-    lines = [
-        "# Metrics",
-        "",
-        _MADE,
-        "",
+    lines = _head(
+        "Metrics",
         "A server shows its metrics at `/metrics`; a worker and a follower at `AIF_WORKER__METRICS_PORT` and `AIF_TRAIN__METRICS_PORT`. Units are base units:",
         "seconds and bytes. Next to them stand the client's `process_...` (memory, processor time, open files).",
         "",
-    ]
+    )
     rows = [
         (
             f"`aif_{one.name}{'_total' if one.kind == 'counter' else ''}`",
@@ -177,13 +172,10 @@ def metrics_page() -> str:
 
 def cli_page() -> str:
     """Every command with its help, arguments and options."""
-    lines = [
-        "# Command line",
-        "",
-        _MADE,
-        "",
+    lines = _head(
+        "Command line",
         "Every command has `--help`. Exit codes: 0 done, 1 an error or something found wrong, 2 wrong usage, 130 Ctrl-C.",
-    ]
+    )
     for names, command in _commands(["aif"], get_command(build_app())):
         lines += _describe(names, command)
     return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ A shard may have several seals of one revision (a restart makes another one). Ea
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from infra.index.parts import new_unique, read_full_part, write_incremental_part
 from infra.index.store import IndexStore
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.item_sample import KeySampler, encode_sample, sample_path
-from schemas.index.layout import RowBlock
 from schemas.index.manifest import Seal, checked_name, encode_seal, seal_path
 from streams.builders.full_part import Progress, check_encoder
 from streams.builders.jobs import SealJob
@@ -64,8 +63,11 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
     with open_shard_reader(Path(job.checkpoint_directory)) as reader:
         incremental = write_incremental_part(store, job.version, job.revision, job.shard, reader.scan_increments(job.version))
         merged = merge_parts(encoder.layout, read_full_part(store, job.full, encoder.layout), reader.scan_increments(job.version))
-        sampler = KeySampler()
-        digest = digest_blocks(encoder, _sampled(merged, sampler), progress)
+        sampler, digest = KeySampler(), ShardDigest(encoder.layout, encoder.model_id, encoder.lsh_version)
+        for block in merged:
+            sampler.add(block.keys, block.orders["input_hash"])
+            digest.update(block)
+            progress(digest.rows)
         sample = encode_sample(reader.find_inputs(sampler.keys))
         source_offsets, source_ms = reader.next_offsets, reader.state.source_ms
         work = {**reader.state.work.get(str(job.version), {}), **job.built}
@@ -87,19 +89,3 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
     raw = encode_seal(seal)
     store.put_bytes(seal_path(job.version, job.revision, job.shard, checked_name(new_unique(), raw)), raw)
     return seal
-
-
-def _sampled(blocks: Iterator[RowBlock], sampler: KeySampler) -> Iterator[RowBlock]:
-    """The same blocks, offered to a sampler."""
-    for block in blocks:
-        sampler.add(block.keys, block.orders["input_hash"])
-        yield block
-
-
-def digest_blocks(encoder: Encoder, blocks: Iterator[RowBlock], progress: Progress = lambda _: None) -> ShardDigest:
-    """Both digests of a merged view."""
-    digest = ShardDigest(encoder.layout, encoder.model_id, encoder.lsh_version)
-    for block in blocks:
-        digest.update(block)
-        progress(digest.rows)
-    return digest

@@ -20,8 +20,8 @@ from streams.builders import template as template_module
 from streams.builders.full_part import build_full_part
 from streams.builders.jobs import BuildJob, BuildResult, DryRunJob
 from streams.builders.pool import BuilderPool
-from streams.builders.sealer import digest_blocks
 from streams.builders.template import StartBuilder, start_from
+from tests.streams.digests import digest_blocks
 from tests.streams.shard_world import embed, upsert
 from tests.streams.version_world import Worker, World, checkpoint_bytes, encoder_of
 

@@ -28,7 +28,6 @@ from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHEC
 from streams.agents.checkpoints import CheckpointGate, handle_checkpoints
 from streams.builders.full_part import build_full_part
 from streams.builders.jobs import BuildJob
-from streams.builders.sealer import digest_blocks
 from streams.core.shard_state import encode_identity
 from streams.encoder import EncoderCache
 from streams.replay.cli import register
@@ -38,6 +37,7 @@ from streams.shard.log_ends import LogEnds
 from streams.shard.shard import Shard, open_shard
 from streams.shard.snapshot_files import write_snapshot
 from streams.versions.publication import Publication
+from tests.streams.digests import digest_blocks
 from tests.streams.replay.nearline import ITEMS, SHARDS, Nearline, make_nearline, replay
 
 

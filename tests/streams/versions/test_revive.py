@@ -234,7 +234,7 @@ def test_a_build_that_was_killed_in_any_slice_goes_on_there(number: int, world: 
 
 def digest_of(world: World, result: Any) -> str:
     from infra.index.parts import read_full_part
-    from streams.builders.sealer import digest_blocks
+    from tests.streams.digests import digest_blocks
 
     return digest_blocks(encoder_of(1, 1), read_full_part(world.store, result.part, encoder_of(1, 1).layout)).hexdigest
 

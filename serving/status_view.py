@@ -72,6 +72,7 @@ def server_status(
         "flips": status.flips,
         "user_states": states,
         "allocation": allocation,
+        "quality_by_rung": versions.quality_by_rung(),
         "user_positions": {} if users is None else users.positions,
         "user_view_rebuilt_because": "" if users is None else users.rebuilt_because,
         "threads": health.describe(),

@@ -31,6 +31,7 @@ from infra.data.mapping import DataMapping, read_mapping
 from infra.figures import Figures
 from infra.progress import counted, open_progress, tell_parts
 from lab.evaluation.plain_scores import log_scores, shown_labels, shown_places, shown_scores
+from lab.evaluation.rungs import FRESH, RUNGS, on_rung
 from lab.figures.declared import read_bench
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
@@ -78,6 +79,7 @@ class DataOptions:
     out: Path | None = None
     start: str | None = None
     end: str | None = None
+    rungs: bool = False
 
     def mapped(self) -> DataMapping:
         """The mapping, with the period from the command line, and with as many users as `CANDIDATES_MAX` leaves room for."""
@@ -136,6 +138,7 @@ def run_data(options: DataOptions) -> Figures:
         progress.update(task, completed=100)
         evaluation = catalogue.evaluation()
         measured = _measure_all(network, catalogue, data, evaluation, progress)
+        of_rungs = _measure_rungs(network, data, evaluation, progress) if options.rungs else {}
         shown = _measure_shown(network, data, later, progress) if len(later) else {}
     told = {"directory": options.directory.name, "mapping": options.mapping.name, "hash_bits": network.spec.hash_bits}
     figures = Figures(DATA, told | _period(catalogue) | chosen.to_dict())
@@ -143,6 +146,9 @@ def run_data(options: DataOptions) -> Figures:
     for of_users in (shown, measured):  # where there are impressions, the order of what was shown comes first
         if of_users:
             best |= add_data_figures(figures, catalogue.name, of_users)
+    for rung, values in of_rungs.items():
+        for measure_name, value in values.items():
+            figures.add_interval(f"{catalogue.name}.rung.{rung}.{measure_name}", Bootstrap(len(value.value_U)).interval(value))
     for warning in judge(figures, catalogue.name, best):
         say(f"warning: {warning}")
     figures.add(f"{catalogue.name}.users", len(evaluation.users))
@@ -183,6 +189,16 @@ def _measure_all(
     scores |= log_scores(catalogue, evaluation, candidates.ids_UC, scores["repeats"] - candidates.met_UC)
     scores[MODEL] = model_scores(network, data, evaluation, candidates, lambda share: progress.update(task, completed=round(100 * share)))
     return {name: measure(candidates, scores_UC, evaluation.k) for name, scores_UC in scores.items()}
+
+
+def _measure_rungs(network: AifNetwork, data: TrainingSet, evaluation: Evaluation, progress: Progress) -> dict[str, dict[str, UserValues]]:
+    """The model's measures by rung."""
+    candidates, found = collect_candidates(evaluation), {}
+    task = progress.add_task("rungs of the ladder", total=len(RUNGS))
+    for rung in RUNGS:
+        found[rung] = measure(candidates, model_scores(network, data, evaluation, candidates, rung=rung), evaluation.k)
+        progress.advance(task)
+    return found
 
 
 def _measure_shown(network: AifNetwork, data: TrainingSet, later: TrainingSet, progress: Progress) -> dict[str, dict[str, UserValues]]:
@@ -244,11 +260,12 @@ def model_scores(
     evaluation: Evaluation,
     candidates: Candidates,
     progress: Callable[[float], None] = lambda _: None,
+    rung: str = FRESH,
 ) -> np.ndarray:
     """The scores that the network ranks by (`rank_by` of its spec), float64 [U, C]; an item that the log does not describe comes last.
     `progress` gets the share that is done."""
     questions = ask(data, [user.user_id for user in evaluation.users], evaluation.now_ms, candidates.ids_UC)
-    logits_UCT = score_tasks(network, questions, progress).astype(np.float64)
+    logits_UCT = score_tasks(network, on_rung(questions, rung), progress).astype(np.float64)
     scores_UC = rank_scores(network.spec.rank_terms, network.spec.tasks, 1 / (1 + np.exp(-logits_UCT)), questions.bid_QC)
     return np.where(questions.row_QC >= 0, scores_UC, -1.0)
 

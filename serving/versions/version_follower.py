@@ -15,7 +15,7 @@ Invariants:
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -133,6 +133,11 @@ class VersionFollower:
         current = self._engine.current
         held = None if current is None else self._held.get(current.version)
         return "" if held is None else held.error or held.behind
+
+    def quality_by_rung(self) -> Mapping[str, float]:
+        """What the card of the newest loaded checkpoint says of the rungs of the ladder (`aif eval data --rungs`); empty if nothing."""
+        checkpoint = self._last_checkpoint
+        return {} if checkpoint is None else {name: value for name, value in checkpoint.info.card.items() if ".rung." in name}
 
     def why_none(self) -> str:
         """Why no version is live yet."""

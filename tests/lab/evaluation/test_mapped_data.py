@@ -21,6 +21,7 @@ from lab.evaluation.mapped_data import (
     plain_scores,
     run_data,
 )
+from lab.evaluation.rungs import RUNGS
 from schemas.events import Behaviour
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.lsh import make_w_hash
@@ -129,13 +130,15 @@ def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_p
     files.mkdir()
     mapping = write_text_shop(files)
     out = tmp_path / "shop.safetensors"
-    figures = run_data(DataOptions(files, mapping, 3, "softmax", 4e-3, 8, 64, 0, out, "2024-04-01", "2024-04-08"))
+    figures = run_data(DataOptions(files, mapping, 3, "softmax", 4e-3, 8, 64, 0, out, "2024-04-01", "2024-04-08", rungs=True))
     assert (figures.config["from"], figures.config["until"]) == ("2024-04-01T00:00:00+00:00", "2024-04-08T00:00:00+00:00")
     named = figures.as_dict()["figures"]
     prefix = next(name for name in named if name.endswith(".aif.gauc")).removesuffix(".aif.gauc")
     for score in ("aif", "popularity", "popularity_decayed", "repeats", "item_knn", "ease", "last_item", "best_plain"):
         for name in ("gauc", "gauc_new", "recall_at_100"):
             assert {f"{prefix}.{score}.{name}{end}" for end in ("", "_low", "_high")} <= named.keys()
+    fresh, *others = (figures.value(f"{prefix}.rung.{rung}.gauc") for rung in RUNGS)
+    assert fresh == figures.value(f"{prefix}.aif.gauc") and all(one != fresh for one in others)
     card = read_checkpoint(out).info.card
     assert card[f"{prefix}.aif.gauc"] == figures.value(f"{prefix}.aif.gauc") and card["steps"] == 3
 

@@ -1,0 +1,29 @@
+"""What each rung of the ladder costs in quality (serving/core/ladder.py): the same questions, asked with what the rung knows of the user.
+
+fresh          everything before the moment: rungs carried, cached, waited, inline
+last_cached    all but the newest `MISSED` behaviours: an older state
+profile_only   the profile, no behaviours
+item_prior     nothing about the user
+"""
+
+import dataclasses
+
+import numpy as np
+
+from streams.training.impressions import TrainingSet
+
+FRESH, LAST_CACHED, PROFILE_ONLY, ITEM_PRIOR = "fresh", "last_cached", "profile_only", "item_prior"
+RUNGS = (FRESH, LAST_CACHED, PROFILE_ONLY, ITEM_PRIOR)
+MISSED = 5  # behaviours since the kept state was made
+
+
+def on_rung(questions: TrainingSet, rung: str) -> TrainingSet:
+    """The questions as a ranking on this rung would see them."""
+    if rung == FRESH:
+        return questions
+    histories, users = questions.histories, questions.user_Q
+    begin_Q = histories.begin_U[users]
+    missed = MISSED if rung == LAST_CACHED else np.iinfo(np.int64).max // 2
+    if rung == ITEM_PRIOR:  # profiles that hold from the end of time on
+        histories = dataclasses.replace(histories, profile_time_U=np.full_like(histories.profile_time_U, np.iinfo(np.int64).max))
+    return dataclasses.replace(questions, histories=histories, history_end_Q=np.maximum(begin_Q, questions.history_end_Q - missed))

@@ -26,10 +26,10 @@ from infra.metrics import Metrics
 from schemas.allocation import ActionTable, Facts, Kind
 from schemas.errors import RejectedInput
 from schemas.knapsack import find_price
-from serving.allocation.decisions import Ask, Choice, Inputs, Mode, finite, make_receipt, name_table
+from serving.allocation.decisions import Ask, Choice, Inputs, Menu, Mode, candidate_ms, cost_ms, finite, make_menu, make_receipt, name_table
 from serving.allocation.settings import AllocationSection
 from serving.allocation.tables import Tables
-from serving.core.choice import Arm, Decision, Slices, arm_of
+from serving.core.choice import Arm, Slices, arm_of
 from serving.core.ladder import count_in_time
 from serving.core.price import Floor, Price, fold_floor, highest, queue_price
 
@@ -41,9 +41,9 @@ _MEAN_WEIGHT = 0.05
 _SAMPLED = 64  # requests from which the plan's price is found
 _KEPT = 10_000  # decisions that can be explained
 _TIMED = 8_192  # decisions whose time is kept
-_PLACES_KEPT = 1_024
+_MENUS_KEPT = 1_024
 _ROOM = 2  # an answer of k items is made from so many times k candidates, because some of them may be unknown
-_NO_SLICES = Slices(0.0, 0.0, 0.0)
+_NO_SLICES, _POLICY = Slices(0.0, 0.0, 0.0), (Arm.POLICY, 0.0)
 
 
 class Queue(Protocol):
@@ -75,15 +75,16 @@ class Allocator:
         self.mode = Mode(settings.mode)
         self._slices = Slices(settings.probe_share, settings.random_share, 2 * settings.probe_share)
         self._full_ms = 0.0  # mean of full work, by the table's costs
-        self._plan, self._floor = 0.0, Floor()
-        self._offered_ms, self._let_in_ms = 0.0, 0.0  # since the last tick: full work, chosen work
+        self._scale = 1.0  # measured time over the table's costs, as of the last tick
+        self._plan, self._floor, self._floor_price = 0.0, Floor(), 0.0
+        self._offered_ms, self._let_in_ms = 0.0, 0.0  # since the last tick, by the table: full work, chosen work
         self._demand = 0.0  # full work offered a ms of time, smoothed
         self._worked_ms, self._queue_price = 0.0, 0.0  # at the last tick; of the last request
         self._recent: deque[Facts] = deque(maxlen=_SAMPLED)
         self._tick_s, self._tick_refused, self._tick_answers, self._late = clock(), 0, 0, 0
         self._waiting: defaultdict[str, float] = defaultdict(float)  # ms of work in the engine's queue, by class
         self._kept: OrderedDict[str, Choice] = OrderedDict()
-        self._places: dict[tuple[int, int, int, int], tuple[int, ...]] = {}
+        self._menus: dict[tuple[int, int, int, int], Menu] = {}
         self._took_us: deque[float] = deque(maxlen=_TIMED)
         self.counts: Counter[tuple[str, str]] = Counter()  # (mode, action)
         self._shortened = 0  # requests that got less than full work
@@ -95,17 +96,16 @@ class Allocator:
         """The fewest candidates that a request may be ranked with now: what admission has to find time for."""
         if self.mode in (Mode.OFF, Mode.SHADOW):
             return candidates
-        table, _ = self.tables.find(-1)
-        return min(candidates, table.actions[self._lengths(table, candidates, top_k)[0]].candidates)
+        table, _ = self.tables.find()
+        return self._menu(table, candidates, top_k).lengths[0]
 
     def decide(self, ask: Ask) -> Choice:
         """The work of one request. The caller submits it at once, and calls `end` when it is done."""
         if self.mode is Mode.OFF:
-            return Choice(None, 0.0, ask.group, None, None, ask.facts.candidates)
+            return Choice(None, 0.0, ask.group, ask.facts.candidates)
         began = time.perf_counter_ns()
-        inputs = self._look(ask)
-        self._note(inputs)
-        choice = self._choose(inputs, inputs.replay())
+        inputs, menu = self._look(ask)
+        choice = self._choose(inputs, menu)
         self._took_us.append((time.perf_counter_ns() - began) / 1_000)
         return choice
 
@@ -114,86 +114,96 @@ class Allocator:
         if self.mode in (Mode.OFF, Mode.SHADOW):
             return None
         table, _ = self.tables.find(version)
-        inputs = self._look(Ask("", version, Facts(table.actions[-1].candidates, behaviours), 0, math.inf))
-        place = inputs.replay().action
-        return None if place >= inputs.allowed[-2] else max(1, table.actions[place + 1].candidates)
+        inputs, menu = self._look(Ask("", version, Facts(table.actions[-1].candidates, behaviours), 0, math.inf))
+        place = self._find(inputs, menu)
+        return None if place >= len(menu.allowed) - 2 else menu.lengths[max(0, place) + 1]
 
     def end(self, choice: Choice, late: bool = False) -> None:
         """The work of a choice is done, or was refused. `late`: after its deadline."""
         self._waiting[choice.group] -= choice.expected_ms
         self._late += late
 
-    def _look(self, ask: Ask) -> Inputs:
+    def _look(self, ask: Ask) -> tuple[Inputs, Menu]:
         table, blind = self.tables.find(ask.version)
-        facts, group, scale = ask.facts, self._settings.group(ask.group), self._queue.cost_scale()
-        lengths = self._lengths(table, facts.candidates, ask.top_k)
-        costs = table.costs_ms(facts)
-        full_ms = costs[lengths[-1]]
-        whole_ms = self._queue.queue_ms()
+        facts, group, scale = ask.facts, self._settings.group(ask.group), self._scale
+        menu = self._menu(table, facts.candidates, ask.top_k)
+        whole_ms, full_ms, allowed, in_time = (
+            self._queue.queue_ms(),
+            cost_ms(table, facts, facts.candidates),
+            menu.allowed,
+            len(menu.allowed),
+        )
         bound_ms = max(BOUND_WORK * self._full_ms, full_ms) * scale
         # A class within its share of the queue sees only its own work, one beyond it sees the whole queue.
         wait_ms = min(whole_ms, self._waiting[ask.group] * scale / group.share)
-        self._queue_price = queue_price(wait_ms, bound_ms, table.queue_price)
-        price = highest(self._plan, self._queue_price, self._floor.price(table.queue_price))
-        draws = self.mode is Mode.VALUE and not blind
-        arm = arm_of(ask.request_id, self._slices) if draws else (Arm.POLICY, 0.0)
-        in_time = count_in_time([costs[place] * scale for place in lengths], whole_ms, ask.left_ms)
-        if draws and group.sheddable and table.actions[0].kind is Kind.DROP and price.value < math.inf:
-            lengths, in_time = (0, *lengths), in_time + 1
-        return Inputs(
-            ask=ask,
-            mode=self.mode,
-            table=table,
-            blind=blind or self.mode is not Mode.VALUE,
-            price=price,
-            allowed=lengths,
-            arm=arm,
-            slices=self._slices if draws else _NO_SLICES,
-            wait_ms=wait_ms,
-            bound_ms=bound_ms,
-            plan=self._plan,
-            floor=self._floor.price(table.queue_price),
-            in_time=in_time,
-            sheddable=group.sheddable,
-            full_ms=full_ms,
+        queue = self._queue_price = queue_price(wait_ms, bound_ms, table.queue_price)
+        if whole_ms + full_ms * scale > ask.left_ms:
+            in_time = count_in_time([cost_ms(table, facts, length) * scale for length in menu.lengths], whole_ms, ask.left_ms)
+        floor, arm, slices = self._floor_price, _POLICY, _NO_SLICES
+        if self.mode is not Mode.VALUE:
+            blind = True
+        elif not blind:
+            arm, slices = arm_of(ask.request_id, self._slices), self._slices
+            if group.sheddable and table.actions[0].kind is Kind.DROP and queue < math.inf:
+                allowed, in_time = (0, *allowed), in_time + 1
+        inputs = Inputs(
+            ask,
+            self.mode,
+            table,
+            blind,
+            self._plan,
+            queue,
+            floor,
+            allowed,
+            in_time,
+            group.sheddable,
+            arm,
+            slices,
+            wait_ms,
+            bound_ms,
+            full_ms,
         )
+        return inputs, menu
 
-    def _note(self, inputs: Inputs) -> None:
-        """Counts the full work that was offered."""
-        full_ms, scale = inputs.full_ms, self._queue.cost_scale()
-        self._full_ms += (_MEAN_WEIGHT if self._full_ms else 1.0) * (full_ms - self._full_ms)
-        self._offered_ms += full_ms * scale
-        self._recent.append(inputs.ask.facts)
+    @staticmethod
+    def _find(inputs: Inputs, menu: Menu) -> int:
+        """The decision as a place in the menu, -1 for a drop: at once where only the mean row counts, else by the rule in full."""
+        if not inputs.sheddable:
+            return len(menu.allowed) - 1
+        if inputs.blind and inputs.in_time == len(menu.allowed):
+            price = max(inputs.plan, inputs.queue, inputs.floor)
+            return menu.best(price * candidate_ms(inputs.table, inputs.ask.facts))
+        action = inputs.replay().action
+        return menu.allowed.index(action) if action in menu.allowed else -1
 
-    def _choose(self, inputs: Inputs, decision: Decision) -> Choice:
-        table, ask = inputs.table, inputs.ask
-        action = table.actions[decision.action]
-        self.counts[inputs.mode.value, action.name] += 1
-        acts = inputs.mode is not Mode.SHADOW
-        whole = decision.action == inputs.allowed[-1] or not acts
-        candidates = None if whole else action.candidates
-        self._shortened += not whole
-        expected_ms = decision.cost_ms if acts else inputs.full_ms
-        choice = Choice(candidates, expected_ms, ask.group, inputs, decision, ask.facts.candidates)
+    def _choose(self, inputs: Inputs, menu: Menu) -> Choice:
+        place, ask = self._find(inputs, menu), inputs.ask
+        self.counts[inputs.mode.value, menu.names[place] if place >= 0 else Kind.DROP.value] += 1
+        candidates, expected_ms = None, inputs.full_ms
+        if place < len(menu.allowed) - 1 and inputs.mode is not Mode.SHADOW:
+            candidates = menu.lengths[place] if place >= 0 else 0
+            expected_ms = cost_ms(inputs.table, ask.facts, candidates)
+            self._shortened += 1
+        action = menu.allowed[place] if place >= 0 else 0
+        choice = Choice(candidates, expected_ms, ask.group, ask.facts.candidates, inputs, action)
+        self._full_ms += (_MEAN_WEIGHT if self._full_ms else 1.0) * (inputs.full_ms - self._full_ms)
+        self._offered_ms += inputs.full_ms
+        self._let_in_ms += expected_ms
         self._waiting[ask.group] += expected_ms
-        self._let_in_ms += expected_ms * self._queue.cost_scale()
         self._tick_answers += 1
+        self._recent.append(ask.facts)
         self._kept[ask.request_id] = choice
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return choice
 
-    def _lengths(self, table: ActionTable, candidates: int, top_k: int) -> tuple[int, ...]:
-        """Places of the lengths that a request may get, ascending: from twice its answer up to the first that takes all its candidates."""
+    def _menu(self, table: ActionTable, candidates: int, top_k: int) -> Menu:
         key = (table.version, table.made_at_ms, candidates, top_k)
-        found = self._places.get(key)
+        found = self._menus.get(key)
         if found is None:
-            ranks = [(place, action.candidates) for place, action in enumerate(table.actions) if action.kind is Kind.RANK]
-            whole = next((place for place, length in ranks if length >= candidates), ranks[-1][0])
-            found = (*(place for place, length in ranks if _ROOM * top_k <= length < candidates and place < whole), whole)
-            if len(self._places) >= _PLACES_KEPT:
-                self._places.clear()
-            self._places[key] = found
+            if len(self._menus) >= _MENUS_KEPT:
+                self._menus.clear()
+            found = self._menus[key] = make_menu(table, candidates, _ROOM * top_k)
         return found
 
     # --- the plan ------------------------------------------------------------------------------------------------------
@@ -208,12 +218,12 @@ class Allocator:
         refused = self._queue.refused
         turned_away = max(0, refused - self._tick_refused)
         answers = self._tick_answers
-        offered_ms = self._offered_ms * (
-            1 + turned_away / answers if answers else 1
-        )  # who was refused is taken for a request like the others
+        # A refused request is taken for one like the others.
+        offered_ms = self._scale * self._offered_ms * (1 + turned_away / max(1, answers))
         self._demand += _PLAN_WEIGHT * (offered_ms / (1000 * passed_s) - self._demand)
         trouble = (turned_away + self._late) / max(1, turned_away + answers)
-        self._floor = fold_floor(self._floor, trouble, passed_s)
+        self._floor, self._scale = fold_floor(self._floor, trouble, passed_s), self._queue.cost_scale()
+        self._floor_price = self._floor.price(self.tables.find()[0].queue_price)
         self._plan = self._find_plan()
         self._show_tick(1000 * passed_s)
         self._offered_ms, self._let_in_ms = 0.0, 0.0
@@ -223,15 +233,16 @@ class Allocator:
         worked_ms = self._queue.worked_ms - self._worked_ms
         self._worked_ms += worked_ms
         self._metrics.gauge("allocation_utilisation").set(min(1.0, worked_ms / passed_ms))
-        self._metrics.counter("allocation_over_utilised_ticks").inc(self._let_in_ms > passed_ms)
-        for kind, ms in (("full", self._offered_ms), ("expected", self._let_in_ms), ("measured", worked_ms)):
+        let_in_ms = self._scale * self._let_in_ms
+        self._metrics.counter("allocation_over_utilised_ticks").inc(let_in_ms > passed_ms)
+        for kind, ms in (("full", self._scale * self._offered_ms), ("expected", let_in_ms), ("measured", worked_ms)):
             self._metrics.counter("allocation_work_seconds").labels(kind).inc(ms / 1000)
 
     def _find_plan(self) -> float:
         """The price at which requests like the last ones take TARGET of the engine's time; 0 if their full work does."""
         if self._demand <= TARGET or not self._recent:
             return 0.0
-        table, blind = self.tables.find(-1)
+        table, blind = self.tables.find()
         rows = [self._row(table, facts, blind or self.mode is not Mode.VALUE) for facts in self._recent]
         value_RA, cost_RA = np.array([value for value, _ in rows]), np.array([cost for _, cost in rows])
         return find_price(value_RA, cost_RA, float(cost_RA[:, -1].mean()) * TARGET / self._demand)
@@ -246,13 +257,13 @@ class Allocator:
         """Changes the mode now. Raises RejectedInput (`bad_mode`)."""
         if mode not in list(Mode):
             raise RejectedInput("bad_mode", f"mode is {str(mode)[:40]!r}, expected one of {', '.join(Mode)}")
-        self.mode, self._plan, self._floor = Mode(mode), 0.0, Floor()
+        self.mode, self._plan, self._floor, self._floor_price = Mode(mode), 0.0, Floor(), 0.0
+        self._demand = 0.0
 
     def show(self) -> None:
         """Writes the state into the metrics."""
         gauge = self._metrics.gauge
-        table, _ = self.tables.find(-1)
-        for source, value in (("plan", self._plan), ("queue", self._queue_price), ("floor", self._floor.price(table.queue_price))):
+        for source, value in (("plan", self._plan), ("queue", self._queue_price), ("floor", self._floor_price)):
             gauge("allocation_price").labels(source).set(value)
         gauge("allocation_demand").set(self._demand)
         gauge("allocation_cost_scale").set(self._queue.cost_scale())
@@ -265,14 +276,13 @@ class Allocator:
 
     def refusal(self, retry_after_s: float, reason: str) -> Mapping[str, Any]:
         """The receipt of a request that admission refused, before or after its decision."""
-        table, _ = self.tables.find(-1)
-        price = Price() if self.mode is Mode.OFF else highest(self._plan, 0.0, self._floor.price(table.queue_price))
+        price = Price() if self.mode is Mode.OFF else highest(self._plan, 0.0, self._floor_price)
         return make_receipt(self.mode, "drop", 0, price, 0.0, 0.0, "", f"admission: {reason}", "", retry_after_s=retry_after_s)
 
     def explain(self, request_id: str) -> Mapping[str, Any]:
         """The inputs of a decision, its receipt, and the decision made again from the inputs. Raises RejectedInput (`unknown_request`)."""
         choice = self._kept.get(request_id)
-        if choice is None or choice.inputs is None or choice.decision is None:
+        if choice is None or choice.inputs is None:
             raise RejectedInput(
                 "unknown_request",
                 f"no decision for request {request_id[:80]!r}: this server keeps the last {_KEPT}, and none in mode off; ask the server that answered it",
@@ -307,12 +317,12 @@ class Allocator:
                 for number, place in enumerate(places)
             ],
             "replayed_action": inputs.table.actions[again.action].name,
-            "equal": again == choice.decision,
+            "equal": again.action == choice.action,
         }
 
     def status(self) -> Mapping[str, Any]:
         """The state as plain values."""
-        table, blind = self.tables.find(-1)
+        table, blind = self.tables.find()
         took = np.array(self._took_us) if self._took_us else np.zeros(1)
         by_mode: dict[str, dict[str, int]] = {}
         for (mode, action), count in sorted(self.counts.items()):
@@ -321,8 +331,8 @@ class Allocator:
             "mode": self.mode.value,
             "table": name_table(table, blind or self.mode is not Mode.VALUE),
             "table_error": self.tables.last_error,
-            "lambda": {"plan": self._plan, "floor": self._floor.price(table.queue_price), "unit": table.queue_price},
-            "lambda_now": finite(max(self._plan, self._queue_price, self._floor.price(table.queue_price))),
+            "lambda": {"plan": self._plan, "floor": self._floor_price, "unit": table.queue_price},
+            "lambda_now": finite(max(self._plan, self._queue_price, self._floor_price)),
             "shortened": self._shortened,
             "demand": self._demand,
             "cost_scale": self._queue.cost_scale(),

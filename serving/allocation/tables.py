@@ -30,8 +30,8 @@ from schemas.allocation import (
 )
 from schemas.errors import AifError
 from schemas.knapsack import find_price
+from serving.allocation.decisions import LEVEL
 
-LEVEL = "full"  # the engine computes all parts of the model, so lengths are what it can choose
 _FULL = LevelCost(fixed_ms=1.0, candidate_us=0.415, pair_ns=0.14, user_fixed_ms=0.1, user_behaviour_us=0.79)  # of docs/BENCHMARKS.md
 _LENGTHS = (500, 700, 1000, 1400, 2000, 2800, 4000, 5600, 8000, 10_000)
 _TYPICAL_BEHAVIOURS = 1_000
@@ -98,16 +98,16 @@ class Tables:
         if self._thread.is_alive():
             self._thread.join()
 
-    def find(self, version: int) -> tuple[ActionTable, bool]:
-        """(the table for a version, whether only its mean row may decide)."""
-        known = self._known
-        if version in known:
+    def find(self, version: int | None = None) -> tuple[ActionTable, bool]:
+        """(the table for a version, None: the one that is served; whether only its mean row may decide)."""
+        known, version = self._known, self._version() if version is None else version
+        if version is not None and version in known:
             return known[version], not known[version].gate.serves
         return (known[max(known)], True) if known else (self._built_in, True)
 
     def age_s(self) -> float | None:
         """Seconds since the table that decides was made; None for the built-in one."""
-        table, _ = self.find(self._version() or -1)
+        table, _ = self.find()
         return max(0.0, time.time() - table.made_at_ms / 1000) if table.made_at_ms else None
 
     def look(self) -> None:

@@ -12,7 +12,7 @@ from infra.metrics import Metrics
 from schemas.allocation import Facts, Gate, Kind, list_actions
 from schemas.errors import RejectedInput
 from serving.allocation.allocator import TICK_S, Allocator
-from serving.allocation.decisions import Ask, Choice, Mode
+from serving.allocation.decisions import Ask, Choice, Mode, candidate_ms, cost_ms, make_menu
 from serving.allocation.settings import AllocationSection, ClassShare
 from serving.allocation.tables import Tables, built_in_table, servable
 
@@ -201,7 +201,7 @@ def run_spike(
         if queue.wait_ms > 6 * full_s * 1000:
             refused, queue.refused = refused + 1, queue.refused + 1
             continue
-        choice = allocator.decide(replace(ask(number), version=version))
+        choice = allocator.decide(ask(number)._replace(version=version))
         work_s = choice.expected_ms * true_scale * rng.lognormvariate(-0.02, 0.2) / 1000
         expected, took = expected + choice.expected_ms, took + work_s * 1000
         queue.scale, queue.worked_ms = took / expected, worked_ms + took
@@ -214,7 +214,7 @@ def run_spike(
 
 def test_admission_alone_refuses_half_of_a_spike() -> None:
     allocator, queue, clock = make_allocator("off")
-    allocator.decide = lambda one: Choice(None, FULL_MS, one.group, None, None, 10_000)  # type: ignore[method-assign]
+    allocator.decide = lambda one: Choice(None, FULL_MS, one.group, 10_000)  # type: ignore[method-assign]
     assert run_spike(allocator, queue, clock).refused > 0.4
 
 
@@ -241,10 +241,10 @@ def test_a_version_flip_and_a_lost_table_leave_the_mean_row_of_the_table_before(
     allocator.tables._known = {1: table}
     assert run_spike(allocator, queue, clock, seconds=1.0).refused <= 0.01
     assert run_spike(allocator, queue, clock, seconds=1.0, version=2).refused <= 0.01
-    assert allocator.decide(replace(ask(-1), version=2)).receipt()["table"] == "v1-1 mean"
+    assert allocator.decide(ask(-1)._replace(version=2)).receipt()["table"] == "v1-1 mean"
     allocator.tables._known = {}
     assert run_spike(allocator, queue, clock, seconds=1.0, version=2).refused <= 0.01
-    assert allocator.decide(replace(ask(-2), version=2)).receipt()["table"] == "built-in"
+    assert allocator.decide(ask(-2)._replace(version=2)).receipt()["table"] == "built-in"
 
 
 @pytest.mark.parametrize("jump_s", [-3_600.0, 3_600.0])
@@ -253,6 +253,23 @@ def test_a_clock_that_jumps_harms_nothing(jump_s: float) -> None:
     assert run_spike(allocator, queue, clock, seconds=1.0).refused <= 0.01
     clock.now_s += jump_s
     assert run_spike(allocator, queue, clock, seconds=2.0).refused <= 0.01
+
+
+@given(
+    st.lists(st.floats(0, 10), min_size=12, max_size=12),
+    st.integers(1, 20_000),
+    st.integers(0, 50_000),
+    st.booleans(),
+    st.floats(1e-6, 1e3),
+)
+def test_the_quick_decision_is_the_rule(row: list[float], candidates: int, behaviours: int, needs_user: bool, price: float) -> None:
+    """For any values, rising or not: the hull's choice has the highest value - price x cost."""
+    table = replace(servable(built_in_table()), mean_row=tuple(row))
+    facts, menu = Facts(candidates, behaviours, needs_user), make_menu(table, candidates, 200)
+    costs = [cost_ms(table, facts, length) for length in menu.lengths]
+    assert costs[:-1] == pytest.approx([table.costs_ms(facts)[place] for place in menu.allowed[:-1]])
+    net = [row[place] - price * cost for place, cost in zip(menu.allowed, costs, strict=True)]
+    assert net[menu.best(price * candidate_ms(table, facts))] == pytest.approx(max(net), abs=1e-9 * (1 + price * max(costs)))
 
 
 def test_actions_that_the_engine_cannot_carry_out_are_left_out() -> None:

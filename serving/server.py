@@ -33,6 +33,7 @@ from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from serving.allocation.allocator import Allocator
+from serving.allocation.outcomes import Outcomes
 from serving.allocation.tables import Tables
 from serving.audit.answer_recorder import AnswerRecorder
 from serving.audit.parity_sampler import ParitySampler
@@ -97,6 +98,8 @@ class RankingServer:
         self.relay = Relay(settings.relay, self.metrics, self.engine.find_parameters, self.engine.device)
         tables = Tables(self.control_log.store, self._current_version, settings.allocation.tables_every_s)
         self.allocator = Allocator(settings.allocation, tables, self.metrics, self.paced)
+        if settings.allocation.outcomes:
+            self.allocator.outcomes = Outcomes(self.bootstrap, settings.kafka.topic_prefix, self.metrics)
         self.pool = StatePool(settings.users.states_max, settings.users.states_bytes_max, settings.users.states_ttl_s)
         self.users: Users | None = None
         name, kafka_prefix = f"{os.uname().nodename[:40]}:{os.getpid()}", settings.kafka.topic_prefix
@@ -176,6 +179,8 @@ class RankingServer:
         await asyncio.shield(self._engine_start)
         self.versions.start()
         self.allocator.tables.start()
+        if self.allocator.outcomes is not None:
+            self.allocator.outcomes.start()
         if self.settings.serve.report_every_s > 0:
             self.reports.start()
         was_ready = False
@@ -315,6 +320,7 @@ class RankingServer:
             self.reports.close,
             self.versions.close,
             self.allocator.tables.close,
+            *((self.allocator.outcomes.close,) if self.allocator.outcomes else ()),
             *((self.topic_watch.close,) if self.topic_watch else ()),
             *((self.user_follower.close,) if self.user_follower else ()),
             self.parity.close,

@@ -25,8 +25,10 @@ import numpy as np
 from infra.metrics import Metrics
 from schemas.allocation import ActionTable, Facts, Kind
 from schemas.errors import RejectedInput
+from schemas.ids import Id
 from schemas.knapsack import find_price
 from serving.allocation.decisions import Ask, Choice, Inputs, Menu, Mode, candidate_ms, cost_ms, finite, make_menu, make_receipt, name_table
+from serving.allocation.outcomes import Outcomes
 from serving.allocation.settings import AllocationSection
 from serving.allocation.tables import Tables
 from serving.core.choice import Arm, Slices, arm_of
@@ -70,6 +72,7 @@ class Allocator:
         queue: Queue,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.outcomes: Outcomes | None = None
         self._settings, self.tables, self._metrics, self._clock = settings, tables, metrics, clock
         self._queue = queue
         self.mode = Mode(settings.mode)
@@ -118,10 +121,12 @@ class Allocator:
         place = self._find(inputs, menu)
         return None if place >= len(menu.allowed) - 2 else menu.lengths[max(0, place) + 1]
 
-    def end(self, choice: Choice, late: bool = False) -> None:
-        """The work of a choice is done, or was refused. `late`: after its deadline."""
+    def end(self, choice: Choice, user: Id = 0, state: str = "ranked", took_ms: float | None = None) -> None:
+        """The work of a choice is done, or was refused. `state`: ranked, dropped, refused, late (its deadline passed) or failed; `took_ms`: measured."""
         self._waiting[choice.group] -= choice.expected_ms
-        self._late += late
+        self._late += state == "late"
+        if self.outcomes is not None and choice.inputs is not None:
+            self.outcomes.note(user, choice, "failed" if state == "late" else state, took_ms)
 
     def _look(self, ask: Ask) -> tuple[Inputs, Menu]:
         table, blind = self.tables.find(ask.version)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Counter
@@ -40,6 +41,14 @@ from serving.engine.loop.engine import Engine
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserWork
 
 
+@dataclass(slots=True)
+class Timed:
+    """The cost of a piece of work: as the allocation's table says (0: not asked), and as measured (None: it is not done)."""
+
+    expected_ms: float = 0.0
+    took_ms: float | None = None
+
+
 class PacedEngine:
     """Takes the same work as the engine. `work_max`: how much work may wait in a flood, in multiples of the mean work."""
 
@@ -48,7 +57,7 @@ class PacedEngine:
     ) -> None:
         self._engine, self._metrics, self._work_max, self._clock = engine, metrics, work_max, clock
         self._lock = threading.Lock()
-        self._waiting: dict[Future[Any], tuple[Sequence[Job], float, float]] = {}  # (jobs, predicted ms, ms by the allocation's table)
+        self._waiting: dict[Future[Any], tuple[Sequence[Job], float, Timed | None]] = {}  # (jobs, predicted ms, costs)
         self._waiting_ms = 0.0
         self._began_s = self._clock()  # when the engine began the piece of work that it computes now
         self._beside: dict[Future[Any], tuple[Job, float]] = {}  # long user halves: (job, predicted ms)
@@ -83,11 +92,10 @@ class PacedEngine:
             return self._watch_beside(work, job)
         return self._watch(self._engine.submit_user, work, [job], asked_for, received_s)
 
-    def submit_rank(self, work: RankWork, received_s: float | None = None, expected_ms: float = 0.0) -> "Future[RankResult]":
-        """Call 2, including the user half if the work brings no state. `received_s` as for `submit_user`; `expected_ms`: its cost by the allocation's table, 0
-        if that was not asked."""
+    def submit_rank(self, work: RankWork, received_s: float | None = None, timed: Timed | None = None) -> "Future[RankResult]":
+        """Call 2, including the user half if the work brings no state. `received_s` as for `submit_user`; `timed` gets the measured cost."""
         half = [] if work.state is not None else [Job("user", 0) if work.user is None else self._user_job(work.user)]
-        return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))], True, received_s, expected_ms)
+        return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))], True, received_s, timed)
 
     def queue_ms(self) -> float:
         """Milliseconds that a piece of work submitted now would wait."""
@@ -199,14 +207,14 @@ class PacedEngine:
         jobs: Sequence[Job],
         asked_for: bool = True,
         received_s: float | None = None,
-        expected_ms: float = 0.0,
+        timed: Timed | None = None,
     ) -> "Future[Any]":
         predicted = sum(predict_ms(self.costs, job) for job in jobs)
         future = submit(work)
         with self._lock:
             if not self._waiting:
                 self._began_s = self._clock()
-            self._waiting[future] = (jobs, predicted, expected_ms)
+            self._waiting[future] = (jobs, predicted, timed)
             self._waiting_ms += predicted
             if asked_for:
                 self._offer(predicted, received_s=received_s)
@@ -239,13 +247,15 @@ class PacedEngine:
     def _done(self, future: "Future[Any]") -> None:
         now_s = self._clock()
         with self._lock:
-            jobs, predicted, expected_ms = self._waiting.pop(future)
+            jobs, predicted, timed = self._waiting.pop(future)
             self._waiting_ms = self._waiting_ms - predicted if self._waiting else 0.0
             self._ended, self._closed_until_s = self._ended + 1, 0.0
             if future.cancelled():
                 return
             if future.exception() is None:
                 took_ms = (now_s - self._began_s) * 1000
-                self.costs, self._scale = fold_cost(self.costs, jobs, took_ms), fold_scale(self._scale, expected_ms, took_ms)
+                self.costs = fold_cost(self.costs, jobs, took_ms)
+                if timed is not None:
+                    timed.took_ms, self._scale = took_ms, fold_scale(self._scale, timed.expected_ms, took_ms)
                 self.worked_ms += took_ms
             self._began_s = now_s

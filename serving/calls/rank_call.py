@@ -22,7 +22,7 @@ from serving.allocation.allocator import Allocator
 from serving.allocation.decisions import DEFAULT_CLASS, Ask, Choice
 from serving.calls.deadline import Deadline
 from serving.calls.final_call import FinalCall
-from serving.calls.paced_engine import PacedEngine
+from serving.calls.paced_engine import PacedEngine, Timed
 from serving.calls.request_ids import decode_candidates
 from serving.calls.state_pool import prior_key
 from serving.calls.user_halves import Asked, Users
@@ -155,7 +155,7 @@ class RankCall:
 
     async def _score(self, plan: _Plan, half: Half, version: int, deadline: Deadline) -> tuple[RankResult, RankWork, Choice]:
         """The engine's answer on one user half, its work, and how much of the request that was; the half is given back in any case."""
-        request, choice, late = plan.request, None, False
+        request, choice, timed, state = plan.request, None, Timed(), "failed"
         try:
             ask = Ask(
                 plan.asked.request_id,
@@ -169,15 +169,17 @@ class RankCall:
             if choice.shed:
                 raise _worthless(choice.receipt())
             work = plan.work(half, choice.candidates)
-            result = await deadline.wait_for(self._engine.submit_rank(work, deadline.received_s, choice.expected_ms))
+            timed.expected_ms = choice.expected_ms
+            result = await deadline.wait_for(self._engine.submit_rank(work, deadline.received_s, timed))
+            state = "ranked"
             return result, work, choice
         except Unavailable as error:
-            late = error.code == "deadline_passed"
+            state = "dropped" if choice is not None and choice.shed else "late" if error.code == "deadline_passed" else "refused"
             raise
         finally:
             half.end()
             if choice is not None:
-                self._allocator.end(choice, late)
+                self._allocator.end(choice, plan.asked.user, state, timed.took_ms)
 
     def _keep(self, plan: _Plan, half: Half, result: RankResult) -> None:
         """Keeps a state that this ranking made: for the user's next request, or for everybody if it is the empty user's."""

@@ -1,0 +1,131 @@
+"""Decisions and their costs, to the topic allocation-outcomes, from which `aif allocate fit` learns.
+
+Here: a bounded queue and the thread that sends from it. Not here: the record (schemas/events.py `AllocationOutcome`), joining it with impressions
+(streams/allocation).
+Invariant: a request never waits for this. An outcome that finds the queue full, or that the broker does not take, is counted as lost
+(`aif_allocation_outcomes_lost_total`); its request is answered all the same.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from infra.guarded_thread import GuardedThread
+from infra.kafka.producer import open_producer
+from infra.kafka.security import Bootstrap
+from infra.metrics import Metrics
+from schemas.events import AllocationOutcome, encode_record
+from schemas.ids import Id, encode_kafka_key, encode_wire_id
+from schemas.topics import ALLOCATION_OUTCOMES
+from serving.allocation.decisions import Choice, Inputs
+
+_WAITING_MAX = 10_000
+_EVERY_S = 0.2
+_DELIVERY_S_MAX = 10.0
+_CLOSE_S_MAX = 1.0
+
+logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.allocation")
+
+
+class Outcome(NamedTuple):
+    """What became of a choice. `state`: ranked, dropped, refused or failed; `took_ms`: of the engine, None if nothing was ranked."""
+
+    user: Id
+    choice: Choice
+    state: str
+    took_ms: float | None
+    at_ms: int
+
+
+class Outcomes:
+    """Sends outcomes from a thread of its own. `note` is called in the event loop."""
+
+    def __init__(self, bootstrap: Bootstrap, prefix: str, metrics: Metrics) -> None:
+        self._bootstrap, self._topic = bootstrap, prefix + ALLOCATION_OUTCOMES
+        self._lost = metrics.counter("allocation_outcomes_lost")
+        self._waiting: deque[Outcome] = deque()
+        self._said = ""
+        self._stopped = threading.Event()
+        self._thread = GuardedThread(self._run, "allocation-outcomes", self._stopped)
+
+    def start(self) -> None:
+        """Begins to send."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Sends what the broker takes within a second, and joins."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def note(self, user: Id, choice: Choice, state: str, took_ms: float | None) -> None:
+        """Queues an outcome, or counts it as lost."""
+        if len(self._waiting) >= _WAITING_MAX:
+            self._lost.inc()
+        else:
+            self._waiting.append(Outcome(user, choice, state, took_ms, time.time_ns() // 1_000_000))
+
+    def _run(self) -> None:
+        producer = open_producer(self._bootstrap, _DELIVERY_S_MAX)
+        while not self._stopped.wait(_EVERY_S):
+            self.send(producer)
+        self.send(producer)
+        self._lost.inc(producer.flush(_CLOSE_S_MAX))
+
+    def send(self, producer: Producer) -> None:
+        """Hands all queued outcomes to a producer."""
+        while self._waiting:
+            one = self._waiting.popleft()
+            try:
+                producer.produce(self._topic, encode_outcome(one), encode_kafka_key(one.user), on_delivery=self._delivered)
+            except (KafkaException, BufferError) as error:
+                self._lose(str(error))
+        producer.poll(0)
+
+    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            self._lose(str(error))
+
+    def _lose(self, error: str) -> None:
+        self._lost.inc()
+        if error != self._said:
+            logger.warning("allocation_outcome_lost", error=error, topic=self._topic)
+        self._said = error
+
+
+def encode_outcome(outcome: Outcome) -> bytes:
+    """The record of an outcome."""
+    inputs = outcome.choice.inputs
+    assert inputs is not None, "in mode off nothing is decided"
+    return encode_record(AllocationOutcome.model_validate(_fields(outcome, outcome.choice.receipt(), inputs)))
+
+
+def _fields(outcome: Outcome, receipt: Mapping[str, Any], inputs: Inputs) -> Mapping[str, Any]:
+    facts = inputs.ask.facts
+    return {
+        "request_id": inputs.ask.request_id,
+        "user_id": encode_wire_id(outcome.user),
+        "time_ms": outcome.at_ms,
+        "version": inputs.ask.version,
+        "table": receipt["table"],
+        "action": receipt["action"],
+        "arm": receipt["arm"],
+        "state": outcome.state,
+        "propensity": receipt["propensity"],
+        "price": receipt["lambda"],
+        "source": receipt["lambda_source"],
+        "cost_ms": receipt["cost_ms"],
+        "value": max(0.0, receipt["value"]),
+        "candidates": facts.candidates,
+        "behaviours": facts.behaviours,
+        "needs_user": facts.needs_user,
+        "user_value": facts.user_value,
+        "retrieval_top": facts.retrieval_top,
+        "cached_s": facts.cached_s,
+        "took_ms": outcome.took_ms,
+    }

@@ -1,0 +1,91 @@
+"""Outcomes of decisions: every field of the record, and losses that harm no request."""
+
+import json
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from infra.metrics import Metrics
+from schemas.allocation import Facts
+from schemas.events import AllocationOutcome
+from serving.allocation.allocator import Allocator
+from serving.allocation.decisions import Ask, Choice
+from serving.allocation.outcomes import Outcomes
+from serving.allocation.settings import AllocationSection
+from serving.allocation.tables import Tables
+from tests.serving.allocation.test_allocator import FakeQueue
+
+
+class FakeProducer:
+    """A producer whose topic is a list; None: it is full."""
+
+    def __init__(self, fault: KafkaError | None = None, full: bool = False) -> None:
+        self.sent: list[tuple[str, bytes, bytes]] = []
+        self.fault, self.full = fault, full
+
+    def produce(self, topic: str, value: bytes, key: bytes, on_delivery: Any) -> None:
+        if self.full:
+            raise BufferError("queue full")
+        self.sent.append((topic, value, key))
+        on_delivery(self.fault, None)
+
+    def poll(self, seconds: float) -> int:
+        return 0
+
+
+def decide(metrics: Metrics, mode: str = "queue") -> tuple[Outcomes, Choice, Allocator]:
+    allocator = Allocator(AllocationSection.model_validate({"mode": mode}), Tables(None, lambda: None), metrics, FakeQueue())
+    allocator.outcomes = Outcomes("localhost:1", "p.", metrics)
+    return allocator.outcomes, allocator.decide(Ask("r1", 7, Facts(10_000, 50, True, 2.0, 0.5), 100, 1e3)), allocator
+
+
+def lost(metrics: Metrics) -> float:
+    return metrics.registry.get_sample_value("aif_allocation_outcomes_lost_total") or 0.0
+
+
+def test_an_outcome_has_the_decision_the_facts_and_the_measured_cost() -> None:
+    metrics = Metrics()
+    outcomes, choice, allocator = decide(metrics)
+    allocator.end(choice, 5, "ranked", 3.25)
+    producer = FakeProducer()
+    outcomes.send(producer)
+    [(topic, value, key)] = producer.sent
+    record = AllocationOutcome.model_validate_json(value)
+    assert topic == "p.allocation-outcomes" and key == b"5" and json.loads(value)["user_id"] == 5
+    assert (record.action, record.state, record.took_ms, record.version, record.arm, record.propensity) == (
+        "full/10000",
+        "ranked",
+        3.25,
+        7,
+        "policy",
+        1.0,
+    )
+    assert (record.candidates, record.behaviours, record.needs_user, record.user_value, record.retrieval_top) == (
+        10_000,
+        50,
+        True,
+        2.0,
+        0.5,
+    )
+    assert lost(metrics) == 0
+
+
+def test_a_broker_that_takes_nothing_costs_outcomes_and_no_request() -> None:
+    metrics = Metrics()
+    outcomes, choice, allocator = decide(metrics)
+    for producer in (FakeProducer(full=True), FakeProducer(KafkaError(KafkaError._MSG_TIMED_OUT))):
+        allocator.end(choice, 5, "ranked", 1.0)
+        outcomes.send(producer)
+    assert lost(metrics) == 2
+    for _ in range(10_005):
+        allocator.end(choice, 5, "late", None)
+    assert lost(metrics) == 7, "the queue is bounded"
+
+
+def test_in_mode_off_there_is_nothing_to_learn_from() -> None:
+    metrics = Metrics()
+    outcomes, choice, allocator = decide(metrics, "off")
+    allocator.end(choice, 5)
+    producer = FakeProducer()
+    outcomes.send(producer)
+    assert producer.sent == []

@@ -6,7 +6,9 @@ import json
 import httpx
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from infra.cli import build_app
 from schemas.errors import Unavailable
 from schemas.requests import ErrorAnswer, RankAnswer, UserAnswer
 from serving.allocation.settings import AllocationSection
@@ -71,6 +73,12 @@ def test_modes_are_switched_and_decisions_explained_at_run_time() -> None:
             assert client.rank(1, ITEMS, request_id=mode).candidates == candidates
         explained = client.explain_allocation("queue")
         assert explained["equal"] and explained["receipt"]["action"] == "full/500"
+        shown = CliRunner().invoke(build_app(), ["allocate", "explain", "queue", "--url", front.url, "--json"])
+        assert shown.exit_code == 0 and json.loads(shown.output)["replayed_action"] == "full/500"
+        text = CliRunner().invoke(build_app(), ["allocate", "explain", "queue", "--url", front.url]).output
+        assert "full/700" in text and "lambda" in text
+        switched = CliRunner().invoke(build_app(), ["allocate", "mode", "shadow", "--url", front.url, "--json"])
+        assert json.loads(switched.output)["mode"] == front.allocator.mode == "shadow"
         assert client.allocation()["actions"]["shadow"] == {"full/500": 1}, "what it would have done"
         assert httpx.get(f"{front.url}/v1/allocation/requests/nothing").status_code == 404
         assert httpx.post(f"{front.url}/v1/allocation/mode", json={"mode": "fast"}).status_code == 422

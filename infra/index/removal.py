@@ -27,6 +27,7 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
     """
     files = [file for top in ("checkpoints/", "replays/", "snapshots/", "versions/") for file in store.list_files(top)]
     published = {manifest_path(s.version, s.revision): s.manifest_sha256 for s in state.versions.values()}
+    wanted = {(s.version, s.wanted_revision) for s in state.versions.values()}
     manifests: dict[tuple[int, int], Manifest] = {}
     snapshots, seals = [], []
     for path in [f.path for f in files if f.path.endswith(".json")]:
@@ -40,7 +41,7 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
             manifest = _decode(store, path, partial(decode_manifest, expected_sha256=published.get(path)), raw)
             if manifest_path(manifest.version, manifest.revision) == path:
                 manifests[manifest.version, manifest.revision] = manifest
-        elif (named := SEAL_PATH.fullmatch(path)) and _is_wanted(state, int(named[1]), int(named[2])):
+        elif (named := SEAL_PATH.fullmatch(path)) and (int(named[1]), int(named[2])) in wanted:
             seals.append(_decode(store, path, partial(decode_seal, path=path), raw))
     return StoreContent(files, manifests, seals, snapshots, used)
 
@@ -51,11 +52,6 @@ def _decode(store: IndexStore, path: str, decode: Callable[[bytes], T], raw: byt
     except Corrupted as error:
         hint = "no file is removed until it is restored from a copy, or deleted where nothing starts from it"
         raise Corrupted(error.code, f"{path} of {store.url}: {error.message}; {hint}") from error
-
-
-def _is_wanted(state: ControlState, version: int, revision: int) -> bool:
-    status = state.versions.get(version)
-    return status is not None and status.wanted_revision == revision
 
 
 def describe_removals(store: IndexStore, state: ControlState, rules: RetentionRules, version: int, now_ms: int) -> list[dict[str, Any]]:

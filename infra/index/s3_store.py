@@ -328,7 +328,7 @@ class S3Store:
         text = str(error)
         if "NoSuchBucket" in text:
             return Unavailable("bucket_missing", f"the bucket of {self.url} does not exist at {self._endpoint}; create it")
-        said = _first_line(text)
+        said = _TOOK.sub("", text.partition("\n")[0])[:400]  # without the long form, and without the time it took
         if any(sign in text for sign in _FULL):
             hint = "free space there or raise the quota; it is tried again"
             return Unavailable("store_full", f"{self._endpoint} has no room for {path} of {self.url}: {said}; {hint}", _FULL_RETRY_S)
@@ -356,8 +356,3 @@ def _in_thread(call: Callable[[], None]) -> "Future[None]":
 
 def _store_file(meta: Any) -> StoreFile:
     return StoreFile(meta["path"], int(meta["last_modified"].timestamp() * 1000), int(meta["size"]))
-
-
-def _first_line(text: str) -> str:
-    """obstore's message without its long form, and without the time it took."""
-    return _TOOK.sub("", text.partition("\n")[0])[:400]

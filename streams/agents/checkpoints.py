@@ -137,7 +137,10 @@ def _fetch(announced: CheckpointRecord, gate: CheckpointGate) -> bytes | None:
         except OSError as error:
             waited_s = gate.clock.monotonic() - began
             if waited_s >= gate.fetch_s_max:
-                message = f"{announced.uri} could not be read for {waited_s:.1f} s: {error}; {_how_to(announced)}, then publish it again"
+                step = "make it readable to the worker"
+                if announced.uri == checkpoint_uri(announced.sha256):
+                    step = "set AIF_INDEX__STORE of the publisher as it is for the worker"
+                message = f"{announced.uri} could not be read for {waited_s:.1f} s: {error}; {step}, then publish it again"
                 raise RejectedInput("unreachable", message) from error
             if not said:
                 _log.warning(
@@ -157,12 +160,6 @@ def _read(announced: CheckpointRecord, gate: CheckpointGate) -> bytes:
     if data is None:
         raise FileNotFoundError(f"it is not in the index store {gate.store.url}")
     return data
-
-
-def _how_to(announced: CheckpointRecord) -> str:
-    if announced.uri == checkpoint_uri(announced.sha256):
-        return "set AIF_INDEX__STORE of the publisher as it is for the worker"
-    return "make it readable to the worker"
 
 
 def _want(version: int, announced: CheckpointRecord, checkpoint: CheckpointFile, gate: CheckpointGate) -> Decision:

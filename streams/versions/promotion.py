@@ -42,7 +42,12 @@ class Promotion:
 
     def step(self) -> Iterator[Entry]:
         """Write the due entries and yield them. Raises what the canary raised; the next call begins a new canary."""
-        if (wished := append_entry(self._control_log, self._make_wished)) is not None:
+
+        def make_wished(state: ControlState) -> Entry | None:
+            version = plan_wish(state)
+            return None if version is None else self._entry(EntryKind.PROMOTE, version, "")
+
+        if (wished := append_entry(self._control_log, make_wished)) is not None:
             yield wished
         state = self._control_log.state
         version = plan_promotion(state)
@@ -55,10 +60,6 @@ class Promotion:
         entry = append_entry(self._control_log, lambda newest: self._make_verdict(newest, comparison, figures))
         if entry is not None:
             yield entry
-
-    def _make_wished(self, state: ControlState) -> Entry | None:
-        version = plan_wish(state)
-        return None if version is None else self._entry(EntryKind.PROMOTE, version, "")
 
     def _compare(self, state: ControlState, comparison: _Comparison) -> CanaryFigures | None:
         """The figures; None while the comparison runs, which is begun here if it does not run yet."""

@@ -30,7 +30,7 @@ from faust.types import TP
 
 from infra.kafka.aiokafka_options import aiokafka_options
 from infra.kafka.reader import SourceRecord
-from infra.kafka.security import Bootstrap
+from infra.kafka.security import REFUSALS, Bootstrap
 from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
 from schemas.limits import RECORD_BYTES_MAX
 from streams.core.batching import Partition, plan_batches
@@ -62,11 +62,16 @@ class Ownership(Protocol):
         """Turns batches away until the next assignment, because Faust waits for the agents' batches before it gives partitions back."""
 
 
+def exit_code_of(error: BaseException) -> int:
+    """EXIT_OPERATOR if an operator must decide: the settings, the index, or what the broker lets this process do must change. Otherwise EXIT_FAULT."""
+    is_refused = isinstance(error, Unavailable) and error.code in REFUSALS
+    return EXIT_OPERATOR if is_refused or isinstance(error, Incompatible | Misconfigured) else EXIT_FAULT
+
+
 def stop_process(error: BaseException, doing: str) -> NoReturn:
     """Ends this process at once, before Faust can ack or commit anything. Nothing is lost: all that was done is in the shards."""
-    decided = isinstance(error, Incompatible | Misconfigured)
     _log.critical("process stops: %s: %s", doing, error, exc_info=None if isinstance(error, AifError) else error)
-    leave_process(EXIT_OPERATOR if decided else EXIT_FAULT)
+    leave_process(exit_code_of(error))
 
 
 def leave_process(exit_code: int) -> NoReturn:

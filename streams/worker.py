@@ -35,14 +35,14 @@ from infra.kafka.dead_letters import dead_letter_topic
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from infra.rocks import DiskFacts
-from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.events import DISK_FAULT, DISK_FAULT_OVER, NO_VERSION, SHARD_OPENED, IndexEvent
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
 from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, SHARD_TOPICS
 from streams.builders.template import open_builder_template
 from streams.data_directory import check_holds_no_shard, hold_directory
-from streams.faust_shell import EXIT_OPERATOR, ShellApp, add_agent, consume, leave_process, make_app, stop_process
+from streams.faust_shell import EXIT_OPERATOR, ShellApp, add_agent, consume, exit_code_of, leave_process, make_app, stop_process
 from streams.garbage import settle_garbage_collection
 from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
@@ -339,7 +339,9 @@ def run_worker(settings: WorkerSettings) -> None:
     worker = Worker(settings, template)
     try:
         asyncio.run(worker.run())
-    except (Incompatible, Misconfigured) as error:
+    except AifError as error:
+        if exit_code_of(error) != EXIT_OPERATOR:
+            raise
         _log.critical("process stops: starting: %s", error)
         sys.exit(EXIT_OPERATOR)
     finally:

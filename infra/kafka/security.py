@@ -20,6 +20,7 @@ from infra.kafka.oauth import TokenSource
 from schemas.errors import AifError, Misconfigured, Unavailable
 
 _REPEAT_S = 30.0  # between two log lines about the same refusal
+REFUSALS = frozenset({"kafka_login_failed", "kafka_tls_failed", "kafka_not_authorized"})  # codes of `refusal`
 _log = logging.getLogger("aif.kafka.security")
 
 

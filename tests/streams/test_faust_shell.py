@@ -161,6 +161,7 @@ class Stopped(BaseException):
         (AssertionError("an invariant"), faust_shell.EXIT_FAULT),
         (Unavailable("kafka_unreachable", "x"), faust_shell.EXIT_FAULT),
         (Incompatible("offset_gap", "x"), faust_shell.EXIT_OPERATOR),
+        (Unavailable("kafka_not_authorized", "x"), faust_shell.EXIT_OPERATOR),
         (Unavailable("shard_closed", "x"), None),
         (asyncio.CancelledError(), None),  # of a step of a shard that closes, not of the agent
     ],

@@ -11,6 +11,7 @@ import time
 import urllib.request
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from pydantic import ValidationError
 from infra.kafka.admin import GROW, apply_topics
 from infra.kafka.dead_letters import TRUNCATED_HEADER, decode_dead_letter
 from infra.kafka.reader import read_topic
+from infra.kafka.security import not_authorized
 from infra.processes import free_ports, wait_until
 from schemas.errors import Incompatible
 from schemas.events import ItemFeaturesUpdate, NewItem
@@ -30,9 +32,9 @@ from schemas.index.control import ControlState, Init
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SHARD_TOPICS, TOPICS
 from streams.faust_shell import consume
-from streams.settings import BuildSection
+from streams.settings import BuildSection, WorkerSettings
 from streams.shard.log_ends import LogRange
-from streams.worker import Worker
+from streams.worker import Worker, run_worker
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.infra.kafka.transactions import open_transactional, send
 from tests.streams.worker_stage import (
@@ -346,6 +348,24 @@ def test_revisions_are_wanted_at_least_three_times_in_the_retention_of_index_del
     assert BuildSection(revise_every_s=hours * 3_600 / 3).revise_every_s == hours * 1_200
     with pytest.raises(ValidationError):
         BuildSection(revise_every_s=hours * 3_600 / 3 + 1)
+
+
+def test_a_worker_that_the_broker_refuses_does_not_ask_its_supervisor_for_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = WorkerSettings.model_validate(
+        {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "worker": {"data_dir": tmp_path}, "build": {"warm": False}}
+    )
+    refused = not_authorized("127.0.0.1:1", "topic item-features is not readable")
+
+    async def run(_: Worker) -> None:
+        raise refused
+
+    monkeypatch.setattr(Worker, "run", run)
+    monkeypatch.setattr("streams.worker.watch_threads", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        run_worker(settings)
+    assert ended.value.code == 78 and "grant it the right" in caplog.text
 
 
 def test_a_worker_says_that_a_topic_is_gone_and_ends_at_the_next_look_at_topics_that_are_others(

@@ -226,13 +226,13 @@ class RankingServer:
         carried = CarriedStates(settings.carried_state_key, _name_index(init), settings.states_ttl_s)
         users = self.users = Users(store, self.pool, id_kind, self.metrics, carried)
         follower = self.user_follower = UserFollower(
-            self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics, index_topic_ids=init.topic_ids, shards=init.shards
+            self.bootstrap, self.settings.kafka.topic_prefix, store, self.metrics, index_topic_ids=init.topic_ids
         )
         self.metrics.gauge("broker_silent_seconds").set_function(self.user_follower.silent_s)
         self.metrics.gauge("user_table_files").set_function(lambda: store.table_files)
         self.metrics.gauge("user_disk_fault").set_function(lambda: float(follower.waits_for_disk))
         self.user_follower.start()
-        self.topic_watch = TopicWatch(self.bootstrap, self.settings.kafka.topic_prefix, init.topic_ids, self.metrics)
+        self.topic_watch = TopicWatch(self.bootstrap, self.settings.kafka.topic_prefix, init, self.metrics)
         self.topic_watch.start()
         self.versions.before_flip = UserMoves(self.paced, users).move_from_thread
         rank_call = RankCall(

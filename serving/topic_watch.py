@@ -1,17 +1,18 @@
-"""Whether the broker still has the topics of the index. A consumer of a deleted topic only hears that nothing comes.
+"""Whether the broker still has the topics of the index, with its partitions. A consumer of a deleted topic only hears that nothing comes.
 
-A server whose topics are gone stays ready: it answers from what it has, and its status and metrics say why nothing new comes.
+A server whose topics are gone stays ready: it answers from what it has, and its status and metrics say why nothing new comes. So does one whose item topics
+have surplus partitions: the workers stop there.
 """
 
 import logging
 import threading
-from collections.abc import Mapping
 
 from infra.guarded_thread import GuardedThread
-from infra.kafka.admin import check_topic_ids, fetch_topics, topic_gone
+from infra.kafka.admin import check_surplus, check_topic_ids, fetch_topics, topic_gone
 from infra.kafka.security import Bootstrap
 from infra.metrics import Metrics
 from schemas.errors import Incompatible, Unavailable
+from schemas.index.control import Init
 
 _EVERY_S = 5.0
 _ASK_S_MAX = 2.0  # a topic that is deleted in the middle of a question is asked for until then
@@ -19,10 +20,10 @@ _log = logging.getLogger("aif.serving.topics")
 
 
 class TopicWatch:
-    """`known`: ids of the index's topics, by name without prefix. `last_error`: what is wrong with them; empty if nothing is."""
+    """`index`: the index as it was begun. `last_error`: what is wrong with its topics; empty if nothing is."""
 
-    def __init__(self, bootstrap: Bootstrap, prefix: str, known: Mapping[str, str], metrics: Metrics, every_s: float = _EVERY_S) -> None:
-        self._bootstrap, self._prefix, self._known, self._every_s = bootstrap, prefix, dict(known), every_s
+    def __init__(self, bootstrap: Bootstrap, prefix: str, index: Init, metrics: Metrics, every_s: float = _EVERY_S) -> None:
+        self._bootstrap, self._prefix, self._index, self._every_s = bootstrap, prefix, index, every_s
         self._gone = metrics.gauge("topics_gone")
         self._stopping = threading.Event()
         self._thread = GuardedThread(self._run, "topic-watch", self._stopping)
@@ -46,9 +47,10 @@ class TopicWatch:
         try:
             topics = fetch_topics(self._bootstrap, self._prefix, deadline_s=_ASK_S_MAX)
             found = {name: topic.topic_id for name, topic in topics.items()}
-            gone = self._known.keys() - found.keys()
+            gone = self._index.topic_ids.keys() - found.keys()
             self._gone.set(len(gone))
-            check_topic_ids(self._known, found, self._prefix)
+            check_topic_ids(self._index.topic_ids, found, self._prefix)
+            check_surplus(topics, self._prefix, self._index.shards)
         except Unavailable:  # a broker that is away says nothing about its topics
             return self.last_error
         except Incompatible as error:

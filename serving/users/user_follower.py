@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from infra.clock import Clock, SystemClock
 from infra.disk_faults import REOPEN_CODES, DiskFaults
 from infra.guarded_thread import GuardedThread
-from infra.kafka.admin import FoundTopic, check_surplus, check_topic_ids, end_offsets, start_offsets, topic_gone, topic_ids
+from infra.kafka.admin import check_topic_ids, end_offsets, start_offsets, topic_gone, topic_ids
 from infra.kafka.admin_client import PartitionWatch
 from infra.kafka.log_gaps import LogGaps
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.kafka.security import Bootstrap
 from infra.metrics import Metrics
-from schemas.errors import AifError, Incompatible, Unavailable
-from schemas.topics import ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS
+from schemas.errors import AifError, Unavailable
+from schemas.topics import USER_BEHAVIOURS
 from serving.core.user_view import VIEW_TOPICS, TopicRange, find_misfit
 from serving.users.user_dead_letters import CLOSE_S_MAX, UserDeadLetters
 from serving.users.user_store import UserStore
@@ -49,9 +49,8 @@ class UserFollower:
         metrics: Metrics,
         clock: Clock | None = None,
         index_topic_ids: Mapping[str, str] | None = None,
-        shards: int | None = None,
     ) -> None:
-        self._index_topic_ids, self._shards, self._item_topics_error = index_topic_ids or {}, shards, ""
+        self._index_topic_ids = index_topic_ids or {}
         self._bootstrap, self._prefix, self._store, self._metrics = bootstrap, prefix, store, metrics
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
@@ -86,7 +85,7 @@ class UserFollower:
     @property
     def last_error(self) -> str:
         """Why the view does not move or dead letters are not sent; empty if all is well."""
-        return self._error or self._item_topics_error or self._letters.last_error
+        return self._error or self._letters.last_error
 
     @property
     def ready(self) -> bool:
@@ -183,23 +182,7 @@ class UserFollower:
         except Unavailable:
             return False
         self._note_answer()
-        self._look_at_item_topics()
         return any(count != len(follower.positions) for count, follower in zip(found, followers, strict=True))
-
-    def _look_at_item_topics(self) -> None:
-        """Notes surplus partitions of item topics: the workers stop there, so this server's items get old."""
-        if self._shards is None:
-            return
-        try:
-            found = {topic: FoundTopic(self._watch.count(self._prefix + topic)) for topic in (ITEM_FEATURES, NEW_ITEMS)}
-            check_surplus(found, self._prefix, self._shards)
-            self._item_topics_error = ""
-        except Unavailable:
-            return
-        except Incompatible as error:
-            if str(error) != self._item_topics_error:
-                _log.error("%s", error)
-            self._item_topics_error = str(error)
 
     def _check_log(self) -> dict[str, TopicRange]:
         """The state of the log at the start. A view that does not fit to it is built again; but not from another cluster than the index's, whose log the view

@@ -357,18 +357,3 @@ def test_transactions_on_the_users_topics_leave_no_hole_and_the_view_reaches_the
     wait_until(lambda: follower.ready, 30, f"the view to be caught up ({follower.last_error})")
     assert [b.time_ms for b in store.find(1).behaviours] == [0, 2] and metrics.counter("user_log_holes")._value.get() == 0
     follower.close()
-
-
-def test_partitions_that_somebody_added_to_an_item_topic_are_named_and_the_server_stays_ready(
-    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    apply_topics(bootstrap_servers, topic_prefix, 1, M)
-    store, clock = open_view(tmp_path, IdKind.INT64, M), AheadClock()
-    follower = UserFollower(bootstrap_servers, topic_prefix, store, Metrics(), clock, shards=1)
-    follower.start()
-    wait_until(lambda: follower.ready, 30, f"the view to be caught up ({follower.last_error})")
-    apply_topics(bootstrap_servers, topic_prefix, 2, M, allow=[GROW])
-    clock.ahead_s = 60.0
-    wait_until(lambda: "other_partitions" in follower.last_error, 30, "the look at the topics")
-    assert follower.ready and caplog.text.count("other_partitions") == 1
-    follower.close()

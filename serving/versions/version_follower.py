@@ -175,7 +175,7 @@ class VersionFollower:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        before, self.last_error = self.last_error, str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
+        before, self.last_error = self.last_error, _describe(error)
         if before == self.last_error and not self._may_try(self._log.state):
             return  # the log itself does not read, which is tried at every poll
         self.counters["load_failures"] += 1
@@ -207,8 +207,8 @@ class VersionFollower:
                 held.resident.error = self.last_error = held.error
             try:
                 self._load(wanted)
-            except AifError as error:
-                self.last_error = str(error)  # now: the backup may take as long, and meanwhile this one would be called loading
+            except Exception as error:
+                self.last_error = _describe(error)  # now: the backup may take as long, and meanwhile this one would be called loading
                 self._fall_back(state)
                 raise
 
@@ -221,8 +221,8 @@ class VersionFollower:
             return
         try:
             self._load(state.versions[state.backup], instead=True)
-        except AifError as error:
-            logger.warning("backup_not_served", version=state.backup, error=str(error))
+        except Exception as error:
+            logger.warning("backup_not_served", version=state.backup, error=_describe(error))
 
     def _grow(self, wanted: VersionStatus, tables: Tables) -> None:
         """Loads the served version again, into a larger slot."""
@@ -292,7 +292,7 @@ class VersionFollower:
         try:
             self._catch_up.run(held, positions, alone)
             wait_for_engine(self._engine.run(lambda: warm_up(held.resident)))
-        except AifError:
+        except Exception:  # of any kind: its slot has to be free for the next attempt
             self._discard(held, former)
             raise
         if former is not None:
@@ -366,6 +366,10 @@ class VersionFollower:
         wait_for_engine(self._engine.install(held.resident))
         self.counters["flips"] += 1
         logger.info("version_live", token=str(held.resident.token), rows=held.resident.tables.rows)
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
 
 
 def wait_for_engine(future: "Future[T]") -> T:

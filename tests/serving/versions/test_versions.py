@@ -206,6 +206,27 @@ def test_a_server_that_starts_on_a_damaged_version_serves_the_backup_unless_an_o
         d.assert_serves(d.version, 1)
 
 
+def test_a_load_that_ends_in_a_bug_is_named_serves_the_backup_and_is_tried_again(deployment: Deployment) -> None:
+    d = deployment
+    d.publish(1, d.version)
+    second = make_version(SPECS["full"], ITEMS, seed=2)
+    d.publish(2, second)
+    admit, bugs = d.follower._admit, [ValueError("a bug"), RuntimeError("another")]
+
+    def admit_with_bugs(wanted: Any, *more: Any) -> Any:
+        if wanted.version == 2 and bugs:
+            raise bugs.pop(0)
+        return admit(wanted, *more)
+
+    d.follower._admit = admit_with_bugs  # type: ignore[method-assign]
+    d.follower.start()
+    wait_until(lambda: d.follower.counters["load_failures"] > 0, WAIT_S, "the attempt to end")
+    assert "unexpected: ValueError('a bug')" in d.follower.last_error
+    d.assert_serves(d.version, 1)
+    wait_until(lambda: d.follower.last_error == "", WAIT_S, "the third attempt")
+    d.assert_serves(second, 2)
+
+
 def test_a_control_log_that_does_not_read_is_told_once_a_pause_and_not_at_every_poll(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

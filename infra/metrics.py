@@ -86,7 +86,12 @@ METRICS = (
     Metric("user_state_events", "counter", "What became of states of call 1: hit, miss, stale, evicted, joined and so on.", ("event",)),
     Metric("users_decoded", "gauge", "Users whose history is in memory."),
     Metric("behaviours_decoded", "gauge", "Behaviours of these users together."),
-    Metric("degraded", "gauge", "1 while answers may be out of date: rows_behind, users_behind, broker_silent; else 0.", ("reason",)),
+    Metric(
+        "degraded",
+        "gauge",
+        "1 while answers may be out of date: rows_behind, users_behind, broker_silent, statistics_behind; else 0.",
+        ("reason",),
+    ),
     Metric("answers", "counter", "Answers, by the rung of the ladder their user half stands on.", ("rung",)),
     Metric(
         "requests_refused",

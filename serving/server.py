@@ -68,6 +68,7 @@ from serving.users.user_follower import UserFollower
 from serving.users.user_store import StoreBounds
 from serving.users.user_store_start import ViewIdentity, open_user_store
 from serving.versions.end_watch import EndWatch
+from serving.versions.statistics_watch import StatisticsWatch
 from serving.versions.version_follower import VersionFollower
 
 _HOUSEKEEPING_S = 0.2
@@ -91,7 +92,7 @@ class RankingServer:
         self.engine = Engine(_device(settings.engine.device), settings.serve.requests_max)
         kafka = KafkaTopics(self.bootstrap, settings.kafka.topic_prefix)
         self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.slot_bytes)
-        self.ends = EndWatch(kafka)
+        self.ends, self.statistics = EndWatch(kafka), StatisticsWatch(kafka)
         self.engine_metrics = EngineMetrics(self.metrics, self.engine, self.versions, self.ends.ages)
         self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
         self.paced.why_none = self.versions.why_none
@@ -113,6 +114,7 @@ class RankingServer:
         self.topic_watch: TopicWatch | None = None
         self._calmed = False
         self._stale: dict[str, str] = {}  # what was logged last
+        self._statistics_old = ""  # why the served version's statistics are not current; not asked at every answer
         self.front = Front(self._ready, settings.serve, self.metrics)
         self.health = Health(self.engine.status, lambda: (self.front.ranked, self.front.faults))
         self.front.intake.admit, self.front.intake.receipt = self.paced.check_queue, self.allocator.refusal
@@ -218,6 +220,7 @@ class RankingServer:
     async def _open_index(self, init: Init) -> None:
         _check_topics(init, self.settings.kafka.topic_prefix)
         self.ends.start(init.shards)
+        self.statistics.start()
         id_kind, settings = IdKind(init.id_kind), self.settings.users
         # Named by the index and not by its address: a store that was moved is the same index.
         view = ViewIdentity(self.control_log.state.index_id, self.settings.kafka.topic_prefix, id_kind, init.user_partitions)
@@ -260,7 +263,10 @@ class RankingServer:
         self.parity.offer(work, result)
 
     def _show_state(self) -> None:
-        resident = frozenset(report.token.version for report in self.engine.status().residents)
+        status = self.engine.status()
+        resident = frozenset(report.token.version for report in status.residents)
+        read = [name for report in status.residents if report.token == status.current for name in report.statistics]
+        self._statistics_old = self.statistics.why_old(read, self.settings.serve.statistics_age_s_max)
         self.pool.drop_other_versions(resident)
         self.relay.follow(resident)
         self.engine_metrics.show()
@@ -275,7 +281,7 @@ class RankingServer:
             self.users.show()
 
     def _find_stale(self) -> dict[str, str]:
-        return find_stale(self.versions, self.user_follower, self.settings.serve.broker_silent_s_max)
+        return find_stale(self.versions, self.user_follower, self.settings.serve.broker_silent_s_max, self._statistics_old)
 
     def _look_how_old(self) -> None:
         before, self._stale = self._stale, self._find_stale()
@@ -300,6 +306,7 @@ class RankingServer:
             self._ready(),
             self.ends.ages,
             self.reports.clock,
+            self.statistics.ages_s,
             self.allocator.status(),
         )
         return server_status(self.engine.status(), self.versions, self.user_follower, topics_error, *of_process)
@@ -317,6 +324,7 @@ class RankingServer:
         for close in (
             self.relay.close,
             self.ends.close,
+            self.statistics.close,
             self.reports.close,
             self.versions.close,
             self.allocator.tables.close,

@@ -66,6 +66,9 @@ class ServeSection(Section):
     broker_silent_s_max: float = Field(
         30.0, ge=6, le=86400, description="Time without an answer of the broker before answers name `broker_silent`"
     )
+    statistics_age_s_max: float = Field(
+        30.0, ge=0, le=86400, description="Age of an item statistic above which answers name `statistics_behind`; 0: never"
+    )
     # Answers of the JSON routes, with the histories that they were computed from, for `aif verify-answers FILE`; only those that made their user half
     # themselves. One object a line, at most one in record_every_s, at most record_answers_max until the next start.
     record_file: Path | None = Field(None, description="File to which answers are appended for `aif verify-answers`")

@@ -10,7 +10,7 @@ from serving.health import Health
 from serving.users.user_follower import UserFollower
 from serving.versions.version_follower import VersionFollower
 
-STALE = ("rows_behind", "users_behind", "broker_silent")
+STALE = ("rows_behind", "users_behind", "broker_silent", "statistics_behind")
 
 
 def readiness(versions: VersionFollower, users: UserFollower | None, health: Health, draining: bool) -> tuple[bool, str]:
@@ -29,13 +29,16 @@ def readiness(versions: VersionFollower, users: UserFollower | None, health: Hea
     return not why, why or "; ".join(filter(None, (versions.why_incomplete(), disk)))
 
 
-def find_stale(versions: VersionFollower, users: UserFollower | None, silent_s_max: float) -> dict[str, str]:
-    """Why answers of this server may be out of date, by the reason that each of them names in `degraded`: those of STALE. Every answer asks."""
+def find_stale(versions: VersionFollower, users: UserFollower | None, silent_s_max: float, why_statistics: str = "") -> dict[str, str]:
+    """Why answers of this server may be out of date, by the reason that each of them names in `degraded`: those of STALE. Every answer asks.
+    `why_statistics`: which statistics of items are not current, empty if all are."""
     stale = {"rows_behind": why} if (why := versions.behind) else {}
     if users is None:
         return stale
     if users.ready and (why := users.behind):
         stale["users_behind"] = why
+    if why_statistics:
+        stale["statistics_behind"] = why_statistics
     if (silent_s := users.silent_s()) > silent_s_max:
         stale["broker_silent"] = (
             f"the broker has not answered for {silent_s:.0f} s, expected at most {silent_s_max:g} s; is it up, and can this server reach it?"
@@ -54,6 +57,7 @@ def server_status(
     ready: tuple[bool, str],
     ages: Callable[[Sequence[Mapping[str, int]]], RowAges],
     clock: BrokerClock,
+    statistics: Callable[[Sequence[str]], Mapping[str, float | None]],
     allocation: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """The whole state of a server as plain values. `topics_error`: what is wrong with the index's topics, "" if nothing is."""
@@ -64,7 +68,7 @@ def server_status(
         "broker_silent_s": None if users is None else round(users.silent_s(), 1),
         "version_token": None if status.current is None else str(status.current),
         "device": status.device,
-        "residents": [_resident(report, ages(report.watermark)) for report in status.residents],
+        "residents": [_resident(report, ages(report.watermark), statistics(report.statistics)) for report in status.residents],
         "clock_ahead_s": clock.ahead_s,
         "queued": {"requests": status.queued_work, "changes": status.queued_changes},
         "answered": status.answered,
@@ -80,7 +84,7 @@ def server_status(
     }
 
 
-def _resident(report: VersionReport, ages: RowAges) -> Mapping[str, Any]:
+def _resident(report: VersionReport, ages: RowAges, statistics: Mapping[str, float | None]) -> Mapping[str, Any]:
     return {
         "version_token": str(report.token),
         "rows": report.rows,
@@ -92,6 +96,7 @@ def _resident(report: VersionReport, ages: RowAges) -> Mapping[str, Any]:
         "lagging_shards": list(ages.lagging),
         "source_ms": dict(report.source_ms),
         "delta_positions": dict(report.positions),
+        "statistic_ages_s": {name: None if age_s is None else round(age_s, 1) for name, age_s in statistics.items()},
         "tiers_by": report.tiers_by,
         "device_error": report.device_error,
     }

@@ -108,7 +108,7 @@ class StatisticsSection(Section):
     data_dir: Path = Field(default_factory=lambda: user_data_dir() / "statistics", description="RocksDB directory of the counters")
     off: tuple[str, ...] = Field((), description="Names of statistics that are not kept, though a checkpoint names them")
     interval_s: float = Field(1.0, ge=0.1, le=3600.0, description="Least time between two updates of one item")
-    updates_max: int = Field(5_000, ge=1, le=100_000, description="Items updated in one interval, hottest first")
+    updates_max: int = Field(3_000, ge=1, le=100_000, description="Items updated in one interval, hottest first")
     within_ms: int = Field(10, ge=1, le=1_000, description="Wait of a micro-batch for more records")
     batch_records_max: int = Field(2_000, ge=1, le=MICRO_BATCH_RECORDS_MAX, description="Records of one topic in a micro-batch")
     session_timeout_s: float = Field(

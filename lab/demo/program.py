@@ -113,6 +113,8 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
         stage.start_broker()
         stage.serve("worker", "worker", say=steps.say, heartbeat=stage.directory / "worker" / HEARTBEAT_NAME)
         stage.serve("server", "serve", "--port", str(stage.port), say=steps.say)
+        if catalogue.schema.statistics:
+            stage.serve("statistics", "statistics", say=steps.say, heartbeat=stage.directory / "statistics" / HEARTBEAT_NAME)
     train_s = options.train_s or (TRAIN_WORLD_S if options.data is None else TRAIN_FILES_S)
     trainer = _start_trainer(stage, catalogue, train_s) if catalogue.impression_count is not None else None
     with stage.publisher() as publisher:

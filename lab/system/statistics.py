@@ -39,7 +39,7 @@ _PROBES = 64
 _WARM_UP_S = 4.0
 _PACE_S = 0.01
 _SETTLE_S = 4.0
-_USERS = 5_000
+_USERS, _HISTORY = 5_000, 5
 _FIRST_USER = 1_000_000
 _KINDS = ("click", "buy")
 _NO_EFFECT = 1e9
@@ -69,6 +69,16 @@ class Published:
         self.rows: list[tuple[int, str, int]] = []  # item, kind, time
         self._users, self._kinds = itertools.cycle(range(_USERS)), itertools.cycle((*_KINDS, "click"))
 
+    def publish_history(self, publisher: Publisher, items: list[int]) -> None:
+        """Behaviours of the last ten minutes, some on each item, packed: a young log's shares of all items jump, and with them every rate."""
+        now_ms, chance = time.time_ns() // 1_000_000, np.random.default_rng(1)
+        made = [
+            Behaviour(user_id=_FIRST_USER + n % _USERS, item_id=item, kind=_KINDS[n % 3 % 2], time_ms=now_ms - 600_000 + int(n))
+            for n, item in enumerate(chance.permutation(np.repeat(items, _HISTORY)).tolist())
+        ]
+        publisher.publish_behaviours(made)
+        self.rows += [(b.item_id, b.kind, b.time_ms) for b in made]  # type: ignore[misc] # ids of this world are numbers
+
     def send(self, publisher: Publisher, item: int) -> None:
         """One behaviour of the next user, now."""
         kind, time_ms = next(self._kinds), time.time_ns() // 1_000_000
@@ -94,7 +104,7 @@ class StatisticsProber(Prober):
 
     def __init__(self, stage: BenchStage, updates: list[ItemFeaturesUpdate], worker: Any, published: Published) -> None:
         super().__init__(stage, updates, worker)
-        self._published, self._counts = published, {u.item_id: 1 for u in updates}
+        self._published, self._counts = published, {u.item_id: _HISTORY for u in updates}
 
     def _move(self, publisher: Publisher, probe: Any) -> None:
         item = probe.update.item_id
@@ -145,8 +155,7 @@ def measure_statistics(rate: float, seconds: float, items: int) -> Figures:
         listed, published = list(world.items()), Published()
         probed = listed[:_PROBES]
         with stage.publisher() as publisher:
-            for update in probed:
-                published.send(publisher, int(update.item_id))
+            published.publish_history(publisher, [int(u.item_id) for u in listed])
         stage.wait_for(lambda: _as_of(stage) > 0, "the first report of the statistics")
         time.sleep(_SETTLE_S)
         began = tell("behaviours", began)

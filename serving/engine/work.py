@@ -111,7 +111,8 @@ class RankResult:
 @dataclass(frozen=True, slots=True)
 class VersionReport:
     """One resident version. `positions`: next offset per partition of index-deltas; `source_ms`: by shard, the time of its newest source record;
-    `tiers_by`: what counts SimTier (compiled, triton, or torch and why); `device_error`: why the CPU ranks instead of the device."""
+    `tiers_by`: what counts SimTier (compiled, triton, or torch and why); `device_error`: why the CPU ranks instead of the device;
+    `statistics`: names of the item features that `aif statistics` keeps current."""
 
     token: VersionToken
     rows: int
@@ -124,6 +125,7 @@ class VersionReport:
     changes_applied: int
     tiers_by: str = ""
     device_error: str = ""
+    statistics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Only items that exist count, for a share of all items is part of every rate; cou
 Arrays: I items in the order in which they were met, C counters, S statistics by name.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +73,12 @@ class Counts:
             else:
                 self._totals_CI[counter, place] += value
 
+    def total(self, change: Change) -> int | None:
+        """What a counter has for an item; None for the time of an event that never came."""
+        place = self._places.get(change.key)
+        total = int(self._nothing_C[change.counter] if place is None else self._totals_CI[change.counter, place])
+        return None if self.counters[change.counter].edge and total == _MISSING else total
+
     def first_buckets(self, time_ms: int) -> list[int]:
         """The oldest step of each counter that counts as of a time."""
         return [first_bucket(time_ms, counter.window_ms) for counter in self.counters]
@@ -96,10 +102,14 @@ class Counts:
         """The numbers that an item's own record tells, float64 [S]; where it tells none, those of an item without events."""
         return np.array([_number(features.get(name), statistic) for name, statistic in self.statistics.items()], np.float64)
 
-    def values(self, number_S: Iterable[float]) -> dict[str, float | None]:
-        """Numbers as an event carries them, by name; None where an event never came."""
-        pairs = zip(self.statistics.items(), number_S, strict=True)
-        return {name: None if _is_edge(statistic) and number == NEVER else number for (name, statistic), number in pairs}
+    def values(self, number_SN: np.ndarray) -> list[dict[str, float | None]]:
+        """Numbers of some items as events carry them, by name; None where an event never came."""
+        names = list(self.statistics)
+        found: list[dict[str, float | None]] = [dict(zip(names, numbers, strict=True)) for numbers in number_SN.T.tolist()]
+        for name in [name for name, statistic in self.statistics.items() if _is_edge(statistic)]:
+            for features in found:
+                features[name] = None if features[name] == NEVER else features[name]
+        return found
 
 
 def _is_edge(statistic: Statistic) -> bool:

@@ -11,7 +11,8 @@ Invariants:
 - A counter is the sum of its steps in the window. What leaves a window is subtracted, and removed from the disk, when the clock moves.
 
 An item's numbers are sent when one of them differs from what its record or the last update says, at most once an interval. Where more items differ than may
-be sent at once, those come first to which most has happened, and each turn of waiting counts as one event.
+be sent at once, those come first to which most has happened. A turn of waiting counts as a small part of an event: when the share of all items moves, the
+rates of all move a little, and these must not delay what somebody did just now.
 
 Arrays: I items, S statistics.
 """
@@ -51,6 +52,7 @@ _STATE, _NAMES = b"state", b"names"
 _KEY = struct.Struct(">HQ")  # counter, step; the item's index key follows
 _VALUE = struct.Struct("<q")
 _BATCH_RECORDS_MAX = 500
+_HEAT_OF_EVENT = 60  # turns of waiting that weigh as much
 _REMAKE_EVERY_S = 30.0  # without events: windows move, days pass
 _encode_json = msgspec.json.encode
 
@@ -106,7 +108,7 @@ class Tally:
         counts.clock_ms = self._state.clock_ms
         self._sent_SI = np.zeros((len(counts.statistics), 0))
         self._patched_I = np.zeros(0, bool)
-        self._fresh_I = np.zeros(0, np.int64)
+        self._heat_I = np.zeros(0, np.int64)
         self._newest_at_s, self._sent_at_s, self._made_at_s, self._changed = self._clock.monotonic(), float("-inf"), float("-inf"), True
         self._outbox_from = next(iter(entry.sequence for entry in self.pending_outbox(1)), self._state.next_outbox)
         self._forget_other_names()
@@ -129,12 +131,12 @@ class Tally:
             self.database.write(batch)
 
     def _grow(self) -> None:
-        more = len(self.counts.keys) - len(self._fresh_I)
+        more = len(self.counts.keys) - len(self._heat_I)
         if more > 0:
-            room = max(more, len(self._fresh_I))
+            room = max(more, len(self._heat_I))
             self._sent_SI = np.hstack([self._sent_SI, np.repeat(self.counts.told_by({})[:, None], room, axis=1)])
             self._patched_I = np.append(self._patched_I, np.zeros(room, bool))
-            self._fresh_I = np.append(self._fresh_I, np.zeros(room, np.int64))
+            self._heat_I = np.append(self._heat_I, np.zeros(room, np.int64))
 
     def _place_item(self, key: bytes, item: _Item) -> None:
         """An item whose record tells its numbers, until the first update is sent."""
@@ -211,12 +213,21 @@ class Tally:
             self._place_item(key, item)
         self._grow()
         for key, happened in events_per_item(counted).items():
-            self._fresh_I[counts.place_of(key)] += happened
+            self._heat_I[counts.place_of(key)] += _HEAT_OF_EVENT * happened
         self._changed |= bool(events or items)
 
     def _stored(self, changes: Mapping[Change, int]) -> dict[Change, int | None]:
-        found = self.database.multi_get(COUNTS, [_key(change) for change in changes])
-        return {change: None if raw is None else _VALUE.unpack(raw)[0] for change, raw in zip(changes, found, strict=True)}
+        """What the directory has under the keys of some changes. A counter without a window has one key for each item, and that is in memory."""
+        found: dict[Change, int | None] = {}
+        asked = []
+        for change in changes:
+            if self.counts.counters[change.counter].window_ms is None:
+                found[change] = self.counts.total(change)
+            else:
+                asked.append(change)
+        for change, raw in zip(asked, self.database.multi_get(COUNTS, [_key(change) for change in asked]), strict=True):
+            found[change] = None if raw is None else _VALUE.unpack(raw)[0]
+        return found
 
     def _decode_items(self, records: Sequence[SourceRecord]) -> dict[bytes, _Item]:
         """The items of some records as they are after them. Of a record of updates of statistics alone, as this process sends them, nothing is made."""
@@ -287,9 +298,7 @@ class Tally:
             put_outbox(batch, outgoing.entries)
             after = msgspec.structs.replace(self._state, clock_ms=self.clock_ms, next_outbox=outgoing.next_sequence)
             self._commit(batch, after)
-        for place in places.tolist():
-            self._note_sent(place, number_SI[:, place])
-        self._fresh_I[places] = 0
+        self._sent_SI[:, places], self._patched_I[places], self._heat_I[places] = number_SI[:, places], True, 0
         return outgoing.entries
 
     def _choose(self, number_SI: np.ndarray) -> np.ndarray:
@@ -299,15 +308,14 @@ class Tally:
         self._changed = len(places) > self._updates_max
         if not self._changed:
             return places
-        by_heat = places[np.argsort(-self._fresh_I[places], kind="stable")]
-        self._fresh_I[by_heat[self._updates_max :]] += 1
+        by_heat = places[np.argsort(-self._heat_I[places], kind="stable")]
+        self._heat_I[by_heat[self._updates_max :]] += 1
         return by_heat[: self._updates_max]
 
     def _put_updates(self, outgoing: Outgoing, places: np.ndarray, number_SI: np.ndarray) -> None:
         by_partition: dict[int, list[dict[str, Any]]] = {}
-        for place in places.tolist():
+        for place, features in zip(places.tolist(), self.counts.values(number_SI[:, places]), strict=True):
             item = decode_index_key(self.counts.keys[place], self._kind)
-            features = self.counts.values(number_SI[:, place].tolist())
             update = {"op": "statistics", "item_id": encode_wire_id(item), "version": self.clock_ms, "features": features}
             by_partition.setdefault(partition_of(item, self._init.shards), []).append(update)
         for partition, updates in sorted(by_partition.items()):

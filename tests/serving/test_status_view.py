@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from serving.status_view import STALE, find_stale, readiness
 
 
-def view(*, rows: str = "", users: str = "", ready: bool = True, silent_s: float = 0.0) -> dict[str, str]:
+def view(*, rows: str = "", users: str = "", ready: bool = True, silent_s: float = 0.0, statistics: str = "") -> dict[str, str]:
     follower = SimpleNamespace(behind=users, ready=ready, silent_s=lambda: silent_s)
-    return find_stale(SimpleNamespace(behind=rows), follower, 30.0)  # type: ignore[arg-type]
+    return find_stale(SimpleNamespace(behind=rows), follower, 30.0, statistics)  # type: ignore[arg-type]
 
 
 def test_a_server_that_is_cut_off_from_the_broker_says_so_beyond_the_limit() -> None:
@@ -18,7 +18,7 @@ def test_a_server_that_is_cut_off_from_the_broker_says_so_beyond_the_limit() -> 
 def test_rows_and_users_that_are_behind_are_named_and_users_that_are_still_read_are_not() -> None:
     assert view(rows="deltas are gone") == {"rows_behind": "deltas are gone"}
     assert view(users="60 s old") == {"users_behind": "60 s old"} and view(users="reading", ready=False) == {}
-    assert set(view(rows="a", users="b", silent_s=99.0)) == set(STALE)
+    assert set(view(rows="a", users="b", silent_s=99.0, statistics="c")) == set(STALE)
     assert find_stale(SimpleNamespace(behind=""), None, 30.0) == {}  # type: ignore[arg-type]
 
 

@@ -4,6 +4,7 @@ An oracle folds the same events with plain dictionaries and encodes what is left
 row-order rule. Both give digests to compare.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -67,9 +68,9 @@ SPEC = ModelSpec(
 
 
 @cache
-def checkpoint_bytes(seed: int = 0) -> bytes:
+def checkpoint_bytes(seed: int = 0, schema: FeatureSchema = SCHEMA) -> bytes:
     torch.manual_seed(seed)
-    return encode_checkpoint(AifNetwork(SPEC, make_w_hash(7, SPEC.hash_bits, MM)), f"model-{seed}", {})
+    return encode_checkpoint(AifNetwork(dataclasses.replace(SPEC, schema=schema), make_w_hash(7, SPEC.hash_bits, MM)), f"model-{seed}", {})
 
 
 @cache

@@ -1,0 +1,26 @@
+"""How old a server says that the statistics of items are."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from schemas.events import StatisticsReport, encode_record
+from serving.versions.statistics_watch import StatisticsWatch
+
+
+def open_watch() -> StatisticsWatch:
+    kafka: Any = SimpleNamespace(bootstrap="", topic_prefix="")
+    return StatisticsWatch(kafka)
+
+
+def test_a_statistic_is_as_old_as_the_last_report_that_names_it() -> None:
+    watch = open_watch()
+    watch.take(encode_record(StatisticsReport(at_ms=2, as_of_ms=1, names=["taken"])))
+    watch.take(b"no report")
+    ages = watch.ages_s(["taken", "other"])
+    assert ages["taken"] is not None and ages["taken"] >= 0 and ages["other"] is None
+
+
+def test_a_statistic_that_no_process_keeps_is_named_beyond_the_limit_and_never_without_one() -> None:
+    watch = open_watch()
+    assert watch.why_old(["taken"], 30.0) == "", "a server that just began has heard nothing yet"
+    assert "taken" in watch.why_old(["taken"], 1e-9) and watch.why_old(["taken"], 0) == "" == watch.why_old([], 1e-9)

@@ -1,0 +1,83 @@
+"""`aif statistics` on the real broker: from a checkpoint that names a statistic to its updates in item-features, over a kill."""
+
+import dataclasses
+import hashlib
+import os
+import signal
+from typing import Any
+
+from infra.index.control_log import ControlLog, ensure_init
+from infra.index.store import open_index_store
+from infra.kafka.admin import describe_index
+from infra.kafka.reader import read_topic
+from infra.processes import Child, wait_until
+from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport, decode_record
+from schemas.features import Feature, Kind, Scope
+from schemas.index.control_entry import Entry
+from schemas.index.lifecycle import EntryKind
+from schemas.index.manifest import checkpoint_path
+from schemas.statistics import Log, Measure, Statistic
+from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
+from tests.streams.version_world import SCHEMA, checkpoint_bytes
+from tests.streams.worker_stage import SHARDS, WAIT_S, WorkerStage, open_template
+
+TAKEN = Feature("taken", Scope.ITEM, Kind.NUMERIC, realtime=True, statistic=Statistic(Log.BEHAVIOURS, Measure.EXACT))
+
+
+def open_index(stage: WorkerStage) -> None:
+    """An index with one wanted version, whose checkpoint names the statistic; no worker."""
+    control = ControlLog(store := open_index_store(stage.environment("")["AIF_INDEX__STORE"]))
+    init = describe_index(stage.bootstrap, stage.prefix, SHARDS, 1, "int64")
+    ensure_init(control, init, 1, "test")
+    data = checkpoint_bytes(schema=dataclasses.replace(SCHEMA, features=(*SCHEMA.features, TAKEN)))
+    sha = hashlib.sha256(data).hexdigest()
+    store.put_bytes(checkpoint_path(sha), data)
+    control.append(
+        lambda _: Entry(EntryKind.WANT, 2, "test", version=0, cause="checkpoint", checkpoint_sha256=sha, encoder_fingerprint="e")
+    )
+
+
+def start(stage: WorkerStage) -> Child:
+    environment = {
+        **stage.environment(""),
+        "AIF_STATISTICS__DATA_DIR": str(stage.directory / "statistics"),
+        "AIF_STATISTICS__INTERVAL_S": "0.1",
+    }
+    child = open_template().start_child(
+        "statistics", "infra.cli:main", [], stage.log_path("statistics"), argv=["aif", "statistics"], environment=environment
+    )
+    stage.children.append(child)
+    return child
+
+
+def read_counts(stage: WorkerStage) -> tuple[dict[Any, float], int, list[str]]:
+    """(the last count of each item, records of item-features, the names in the last report)."""
+    counts, records = dict[Any, float](), list(read_topic(stage.bootstrap, ITEM_FEATURES, prefix=stage.prefix))
+    for record in records:
+        for update in decode_record(ItemFeaturesRecord, record.value).updates:
+            if update.op == "statistics":
+                counts[update.item_id] = update.features["taken"]  # type: ignore[assignment]
+    reports = list(read_topic(stage.bootstrap, STATISTICS_REPORTS, prefix=stage.prefix))
+    return counts, len(records), decode_record(StatisticsReport, reports[-1].value).names if reports else []
+
+
+def test_the_statistics_that_a_checkpoint_names_are_sent_and_a_second_process_goes_on(stage: WorkerStage) -> None:
+    open_index(stage)
+    with stage.publisher() as publisher:
+        publisher.publish_items(ItemFeaturesUpdate(item_id=i, version=1, features={"price": 1.0}) for i in range(4))
+        publisher.publish_behaviours(Behaviour(user_id=u, item_id=u % 3, time_ms=1_000 + u) for u in range(7))
+    child = start(stage)
+    wanted = {0: 3.0, 1: 2.0, 2: 2.0}
+    wait_until(lambda: read_counts(stage)[0] == wanted, WAIT_S, f"the first counts; log: {child.log_tail()}", poll_s=0.2)
+    os.kill(child.pid, signal.SIGTERM)
+    wait_until(lambda: not child.alive(), WAIT_S, "its end")
+    with stage.publisher() as publisher:
+        publisher.publish_behaviours(Behaviour(user_id=9, item_id=i, time_ms=2_000) for i in (0, 3, 77))
+    child = start(stage)
+    wanted = {0: 4.0, 1: 2.0, 2: 2.0, 3: 1.0}
+    wait_until(lambda: read_counts(stage)[0] == wanted, WAIT_S, f"counts that go on; log: {child.log_tail()}", poll_s=0.2)
+    wait_until(lambda: read_counts(stage)[2] == ["taken"], WAIT_S, f"a report; log: {child.log_tail()}", poll_s=0.2)
+    records = read_counts(stage)[1]
+    os.kill(child.pid, signal.SIGTERM)
+    wait_until(lambda: not child.alive(), WAIT_S, "its end")
+    assert child.process.wait() == 0 and read_counts(stage)[1] == records, "nothing is sent where nothing changed"

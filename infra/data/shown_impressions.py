@@ -120,7 +120,7 @@ def _requests_of(shown: ShownRows, found: Interactions, period_ms: tuple[int, in
         position_R = np.nan_to_num(decode_numbers(rows.array("position")), nan=np.inf) if rows.has("position") else number_R.astype(float)
         made = {
             **{name: rows.numbers(name) for name in (_USER, _ITEM, _TIME)},
-            _REQUEST: _request_codes(rows),
+            _REQUEST: request_codes(rows),
             _FIRST: number_R,
             _POSITION: position_R,
             _CLICKED: shown.clicked(rows).astype(np.int64),
@@ -129,7 +129,7 @@ def _requests_of(shown: ShownRows, found: Interactions, period_ms: tuple[int, in
         yield from pa.table(columns, schema=schema).combine_chunks().to_batches()
 
 
-def _request_codes(rows: LoadedRows) -> np.ndarray:
+def request_codes(rows: LoadedRows) -> np.ndarray:
     """What groups rows into requests, always within one user: the request's id, or the time."""
     if not rows.has("request"):
         return rows.numbers(_TIME)

@@ -14,30 +14,64 @@ import pyarrow as pa
 
 from infra.data.interactions import Interactions, read_interactions
 from infra.data.mapping_source import FeatureSource
-from infra.data.shown_impressions import ShownRows
+from infra.data.shown_impressions import ShownRows, request_codes
+from infra.data.sorted_rows import sort_rows
 from infra.data.spool import Spool, SpoolBounds
 from schemas.ids import Id, IdKind
 from schemas.statistics import CLICK, SHOWN, TAKEN, Counter, Measure, Statistic, fit_windows, window_begin
 
 _COLUMNS = ("#user", "#item", "#kind", "#time")
+_REQUEST = "#request"
 _GROUPS_MAX, _KINDS_MAX, _OUTCOMES_MAX = 3, 3, 3
 
 
 def read_shown_log(shown: ShownRows, kind: IdKind, items: Sequence[Id], bounds: SpoolBounds) -> Interactions:
-    """All shown rows in order of time. `kinds` are the click and the outcomes; a row's code holds a bit for each that came of it."""
+    """What was shown, in order of time, as the events tell it: each item of a request once, at the time of the request's first row. `kinds` are the click and
+    the outcomes; a row's code holds a bit for each that came of any of its rows."""
     found = read_interactions(shown.table, kind, items, bounds, shown.table.spool.schema.names)
-    spool = Spool(pa.schema([(name, pa.int64()) for name in _COLUMNS]), bounds)
+    schema = pa.schema([(name, pa.int64()) for name in (*_COLUMNS, _REQUEST)])
+    by_request = sort_rows(_coded_rows(shown, found, schema), schema, ["#user", _REQUEST], bounds)
+    log = pa.schema([(name, pa.int64()) for name in _COLUMNS])
+    spool = Spool(log, bounds)
+    for table in sort_rows(_once_a_request(by_request, log), log, ["#time"], bounds):
+        for batch in table.combine_chunks().to_batches():
+            spool.append(batch)
+    spool.finish()
+    user_X, item_X, kind_X, time_X = (spool.column(name) for name in _COLUMNS)
+    return Interactions(found.user_ids, found.item_ids, (CLICK, *shown.outcomes), user_X, item_X, kind_X, time_X)
+
+
+def _coded_rows(shown: ShownRows, found: Interactions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     assert found.rows is not None
     for _, block in found.rows.blocks():
         rows = shown.table.rows(block)
         code_R = shown.clicked(rows).astype(np.int64)
         for bit, came_R in enumerate(shown.flags_of(rows).values(), start=1):
             code_R |= came_R.astype(np.int64) << bit
-        columns = [rows.numbers("#user"), rows.numbers("#item"), code_R, rows.numbers("#time")]
-        spool.append(pa.RecordBatch.from_arrays([pa.array(c, pa.int64()) for c in columns], schema=spool.schema))
-    spool.finish()
-    user_X, item_X, kind_X, time_X = (spool.column(name) for name in _COLUMNS)
-    return Interactions(found.user_ids, found.item_ids, (CLICK, *shown.outcomes), user_X, item_X, kind_X, time_X)
+        columns = [rows.numbers("#user"), rows.numbers("#item"), code_R, rows.numbers("#time"), request_codes(rows)]
+        yield pa.RecordBatch.from_arrays([pa.array(column, pa.int64()) for column in columns], schema=schema)
+
+
+def _once_a_request(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Of rows that lie together by user and request, one for each item. A request may go over the end of a table."""
+    left_CR = np.empty((len(_COLUMNS) + 1, 0), np.int64)
+    for table in (*tables, None):
+        rows_CR = left_CR
+        if table is not None:
+            rows_CR = np.hstack([left_CR, np.stack([table.column(name).to_numpy() for name in (*_COLUMNS, _REQUEST)])])
+        user_R, item_R, code_R, time_R, request_R = rows_CR
+        starts = np.flatnonzero(np.r_[True, (np.diff(user_R) != 0) | (np.diff(request_R) != 0)][: len(user_R)])
+        end = len(user_R) if table is None or not len(starts) else int(starts[-1])
+        left_CR, starts = rows_CR[:, end:], starts[starts < end]
+        if not end:
+            continue
+        number_R = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, end]))
+        time_R = np.minimum.reduceat(time_R[:end], starts)[number_R]
+        order = np.lexsort((item_R[:end], number_R))
+        first = np.flatnonzero(np.r_[True, (np.diff(item_R[order]) != 0) | (np.diff(number_R[order]) != 0)])
+        chosen = order[first]
+        columns = [user_R[chosen], item_R[chosen], np.bitwise_or.reduceat(code_R[order], first), time_R[chosen]]
+        yield pa.RecordBatch.from_arrays([pa.array(column, pa.int64()) for column in columns], schema=schema)
 
 
 class LogCounter:

@@ -1,6 +1,7 @@
 """Rates and counts of items, against a count by hand, and which of them a mapping gets."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +34,8 @@ liked = "liked"
 ROWS = [(n % 11, n * 7 % 20, START_MS + n * 20 * 60_000, int(n * 7 % 20 < 6 and n % 3 > 0), int(n % 5 == 0)) for n in range(600)]
 
 
-def open_log(folder: Path, features: str = "", items: str = "") -> MappedCatalogue:
-    log = "user,item,at,click,liked\n" + "".join(",".join(map(str, row)) + "\n" for row in ROWS)
+def open_log(folder: Path, features: str = "", items: str = "", rows: Sequence[tuple[int, ...]] = ROWS) -> MappedCatalogue:
+    log = "user,item,at,click,liked\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
     makers = "item,maker\n" + "".join(f"{n},m{n % 17}\n" for n in range(20))
     return open_shop(folder, MAPPING.format(features=features, items=items), items=makers, log=log)
 

@@ -12,7 +12,7 @@ from schemas.ids import encode_index_key
 from schemas.index.control import Init
 from schemas.topics import IMPRESSIONS, ITEM_FEATURES, USER_BEHAVIOURS
 from streams.statistics.tally import Tally
-from tests.infra.data.test_shown_statistics import open_log
+from tests.infra.data.test_shown_statistics import ROWS, open_log
 from tests.streams.shard_world import ManualClock
 
 FEATURES = """
@@ -38,7 +38,8 @@ def differing(tally: Tally, catalogue: Any, time_ms: int) -> list[str]:
 
 
 def test_streaming_what_an_import_publishes_and_the_days_after_gives_the_imports_statistics(tmp_path: Path) -> None:
-    catalogue = open_log(tmp_path, FEATURES)
+    twice = [(user, item, at, 1 - click, liked) for user, item, at, click, liked in ROWS[::5]]
+    catalogue = open_log(tmp_path, FEATURES, rows=[*ROWS, *twice])
     statistics, clock = catalogue.schema.statistics, ManualClock()
     clock.seconds = 4e9
     assert {"taken_9", "last", "first", "lately"} <= statistics.keys()

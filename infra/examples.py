@@ -75,6 +75,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "eval tables": ("aif eval tables --quick",),
     "eval data": ("aif eval data DIR --mapping shop.toml",),
     "eval history": ("aif eval history --quick",),
+    "eval relay": ("aif eval relay --json",),
     "eval online": ("aif eval online --quick",),
 }
 

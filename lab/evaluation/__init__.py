@@ -12,5 +12,6 @@ mapped_data.py            one run of `aif eval data`; plain_scores.py: scores wi
 history.py                what a longer history is worth, beside what it costs (`aif eval history`)
 world_columns.py          a world as training reads it, without an event for each behaviour
 rungs.py                  what each rung of the serving ladder costs in quality
+relay.py                  what the ranker adds to AIF's order (`aif eval relay`)
 drift.py                  one run of `aif eval online`, a follower in a world that moves; live_bench.py: the same with processes
 """

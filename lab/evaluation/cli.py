@@ -1,4 +1,5 @@
-"""`aif eval tables`, `aif eval data`, `aif eval history` and `aif eval online`. Only typer and the standard library at module level."""
+"""`aif eval tables`, `aif eval data`, `aif eval history`, `aif eval relay` and
+`aif eval online`. Only typer and the standard library at module level."""
 
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ def register(app: typer.Typer) -> None:
     group.command("tables", short_help="The paper's Tables 2 and 3, and its figure on bridges.")(tables)
     group.command("data", short_help="One model on your own files, against plain scores.")(data)
     group.command("history", short_help="What a longer history is worth, and what it costs.")(history)
+    group.command("relay", short_help="What the ranker adds to AIF's order.")(relay)
     group.command("online", short_help="A world that moves: frozen model against a follower.")(online)
 
 
@@ -94,6 +96,14 @@ def history(
     from lab.evaluation.history import run_history
 
     print_figures(run_history(out, quick, processes or len(os.sched_getaffinity(0))).as_dict(), as_json)
+
+
+def relay(as_json: AsJson = False) -> None:
+    """Train AIF and two rankers on a world with long histories; measure the final order against AIF's, and 16 and 8 bits of keys and values. 5 minutes."""
+    _use_one_thread()
+    from lab.evaluation.relay import RelayPlan, run_relay
+
+    print_figures(run_relay(RelayPlan()).as_dict(), as_json)
 
 
 def online(

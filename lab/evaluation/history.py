@@ -44,7 +44,9 @@ class HistoryPlan:
     def cell(self, length: int, reads: int | None = None) -> CellPlan:
         """The served model that reads `length` behaviours, or `reads` when it is measured."""
         train = dataclasses.replace(TRAIN, steps=self.steps)
-        return CellPlan(AIF, self.size, (*SPEC, ("behaviours_max", length), ("sim_behaviours", length)), train, SIGNALS, WORLD_SEED, reads=reads)
+        return CellPlan(
+            AIF, self.size, (*SPEC, ("behaviours_max", length), ("sim_behaviours", length)), train, SIGNALS, WORLD_SEED, reads=reads
+        )
 
     @property
     def cells(self) -> list[CellPlan]:

@@ -2,8 +2,8 @@
 
 The losses are those of the network: cross-entropy of each task, and COPR where it has a weight. AIF's logits are an input and the base of the ranker's.
 
-Start: an item's token is its multimodal embedding where it has one, and queries are keys, so the first layer starts as a likeness of candidates and
-behaviours. From random tokens the same likeness takes most of a fit (docs/EXPERIMENTS.md).
+Start: an item's token is its multimodal embedding where it has one, and is not learnt then: learnt one by one from few impressions, tokens lose their likeness.
+From random weights 400 steps found nothing; from the likeness they do (docs/EXPERIMENTS.md).
 """
 
 from collections.abc import Callable
@@ -23,6 +23,9 @@ from streams.training.questions import score_tasks
 from streams.training.ranker.sequences import RankerRows
 from streams.training.trainer import GRADIENT_NORM_MAX, draw_requests, schedule, task_offsets
 
+_OTHERS = 0.1  # scale of the random start of all other weights; at full size it would drown the likeness
+_SHARPNESS = 2.0  # of queries and keys
+
 
 def fit_ranker(network: AifNetwork, data: TrainingSet, chosen: TrainChoices, progress: Callable[[float], None] = lambda _: None) -> float:
     """Trains `network.ranker` in place for `chosen.ranker_steps`; returns the loss, the mean over the last tenth of the steps.
@@ -33,6 +36,7 @@ def fit_ranker(network: AifNetwork, data: TrainingSet, chosen: TrainChoices, pro
     ranker, rows, chance = network.ranker, RankerRows(data), np.random.default_rng(chosen.seed)
     if not ranker.head.weight.any():
         start_from_embeddings(ranker, rows)
+    ranker.items.requires_grad_(not data.items.multimodal_RM.shape[1])
     aif_QCT = torch.from_numpy(score_tasks(network, data))
     optimiser, losses = Adam(ranker.parameters(), chosen.learning_rate), list[float]()
     for step in range(chosen.ranker_steps):
@@ -57,12 +61,32 @@ def fit_ranker(network: AifNetwork, data: TrainingSet, chosen: TrainChoices, pro
 
 @torch.no_grad()
 def start_from_embeddings(ranker: Ranker, rows: RankerRows) -> None:
-    """Sets items' tokens to their embeddings, as wide as fit, and each layer's queries to its keys."""
-    embeddings_RM = torch.from_numpy(rows.data.items.multimodal_RM[:, : ranker.spec.width])
-    if embeddings_RM.shape[1]:
-        tokens_RD = F.pad(F.normalize(embeddings_RM, dim=-1), (0, ranker.spec.width - embeddings_RM.shape[1]))
-        ranker.items.weight[torch.from_numpy(rows.row_tokens)] = tokens_RD
-    for w_in in ranker.layers.w_in.children():
-        assert isinstance(w_in, torch.nn.Linear)
-        queries_DD, keys_DD = w_in.weight.chunk(4)[2:]
-        queries_DD.copy_(keys_DD)
+    """Sets tokens and layers in place so that the ranker starts as a likeness of candidate and history; nothing without multimodal embeddings.
+
+    tokens   the leading principal directions e of the embeddings in the first half; the second half is for what layers add
+    W_in     u, v, q and k are e and -e: SiLU(x) - SiLU(-x) = x, so nothing of e is lost
+    W_out    adds the two halves of u * attention, a likeness by direction, to the second half of the token
+
+    The slowest rotations get the first directions: the others tell distances, and a likeness must hold over all of them.
+    """
+    embeddings_RM = torch.from_numpy(rows.data.items.multimodal_RM)
+    if not embeddings_RM.shape[1]:
+        return
+    width, half, head = ranker.spec.width, ranker.spec.width // 2, ranker.spec.width // ranker.spec.heads
+    centred_RM = embeddings_RM - embeddings_RM.mean(0)
+    directions_ME = torch.linalg.eigh(centred_RM.T @ centred_RM)[1].flip(1)[:, :half]
+    slowest_first = sorted(range(half), key=lambda e: -((e % head) % max(1, head // 2)))[: directions_ME.shape[1]]
+    tokens_RD = torch.zeros(len(embeddings_RM), width)
+    tokens_RD[:, slowest_first] = F.normalize(centred_RM @ directions_ME, dim=-1)
+    ranker.items.weight[torch.from_numpy(rows.row_tokens)] = tokens_RD
+    for others in (ranker.kinds, ranker.w_logits, ranker.w_profile, ranker.w_context):
+        others.weight *= _OTHERS
+    identity_EE = torch.eye(half)
+    both_DE = torch.cat([identity_EE, -identity_EE])
+    for w_in, w_out in zip(ranker.layers.w_in, ranker.layers.w_out, strict=True):
+        assert isinstance(w_in, torch.nn.Linear) and isinstance(w_out, torch.nn.Linear)
+        w_in.weight *= _OTHERS
+        w_out.weight *= _OTHERS
+        for part, scale in zip(w_in.weight.chunk(4), (1.0, 1.0, _SHARPNESS, _SHARPNESS), strict=True):
+            part[:, :half] += scale * both_DE
+        w_out.weight[half:] += torch.cat([identity_EE, identity_EE], 1)

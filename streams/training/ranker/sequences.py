@@ -6,6 +6,7 @@ a prefix and a suffix has the same logits, so none is drawn in training.
 Arrays: B requests, C candidates, L behaviours, n tokens before the candidates, R item rows, T tasks.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -32,8 +33,11 @@ class RankerRows:
         items = self.data.items
         return np.repeat(encode_items(self.spec, list(items.index)), items.end_I - items.begin_I)
 
-    def logits(self, ranker: Ranker, requests: np.ndarray, batch: Batch, aif_BCT: Tensor) -> Tensor:
-        """Logits [B, C, T] of these requests, with gradient. `batch` has their profiles, contexts and candidates; `aif_BCT` are AIF's logits."""
+    def logits(
+        self, ranker: Ranker, requests: np.ndarray, batch: Batch, aif_BCT: Tensor, store: Callable[[Kv], Kv] = lambda kv: kv
+    ) -> Tensor:
+        """Logits [B, C, T] of these requests, with gradient. `batch` has their profiles, contexts and candidates; `aif_BCT` are AIF's logits.
+        `store`: what becomes of keys and values before candidates read them."""
         histories, end_B = self.data.histories, self.data.history_end_Q[requests]
         length_B = end_B - histories.begin_U[self.data.user_Q[requests]]
         read_B = length_B - np.array([window_start(self.spec, n) for n in length_B.tolist()])
@@ -44,7 +48,7 @@ class RankerRows:
         context_B1D, after_B = ranker.context_token(batch.context), torch.from_numpy(read_B) + 2
         before_BnD = torch.cat([ranker.profile_token(batch.users.profile), behaviours_BLD, context_B1D], 1)
         before_BnD = before_BnD.index_put((torch.arange(len(requests)), after_B - 1), context_B1D[:, 0])
-        whole = ranker.extend(before_BnD)
+        whole = store(ranker.extend(before_BnD))
         seen_Bn = torch.arange(before_BnD.shape[1]) < after_B[:, None]
         rows_BC = batch.rows_BC.numpy()
         items_BC = torch.from_numpy(np.where(rows_BC == NOT_AN_ITEM, 0, self.row_tokens[rows_BC]))

@@ -73,17 +73,15 @@ def measure_allocation(plan: AllocationPlan) -> Figures:
     with open_server(world) as server, httpx.Client(base_url=server.url, timeout=60.0) as http:
         say("each candidate's value by full work ...")
         judged = judge(server.url, server.requests, plan)
-        say("the capacity ...")
-        target, bodies = encode(server.url, judged.ids_RC, plan)
-        carried = run_to_the_microsecond(send_in_turns(target, bodies, _SENDERS, plan.seconds / 2))
-        capacity = carried.count(OK) / carried.seconds
-        if not capacity:
-            raise Unavailable("no_answers", "the server answered no request of the closed loop; its log has the reason")
         variants = {"off": len(judged.ids_RC[0]), "queue": len(judged.ids_RC[0]), **{f"static_{n}": n for n in plan.static}}
-        say(f"carries {capacity:.0f} answers a second; {plan.turns} turns of {', '.join(variants)}, {3 * plan.seconds:g} s each ...")
+        whole, capacities = encode(server.url, judged.ids_RC, plan), list[float]()
+        say(f"{plan.turns} turns of {', '.join(variants)}, {3 * plan.seconds:g} s each ...")
         windows: dict[str, dict[str, list[Window]]] = {name: defaultdict(list) for name in variants}
         for turn in range(plan.turns):
-            moments_s, phase_R = draw_trace(LOAD * capacity, plan.seconds, turn)
+            http.post("/v1/allocation/mode", json={"mode": "off"}).raise_for_status()
+            capacities.append(measure_capacity(*whole, plan.seconds / 2))
+            say(f"turn {turn + 1}: carries {capacities[-1]:.0f} answers of full work a second")
+            moments_s, phase_R = draw_trace(LOAD * capacities[-1], plan.seconds, turn)
             for name, length in variants.items():
                 http.post("/v1/allocation/mode", json={"mode": "queue" if name == "queue" else "off"}).raise_for_status()
                 time.sleep(_REST_S)
@@ -96,10 +94,18 @@ def measure_allocation(plan: AllocationPlan) -> Figures:
                 )
         status = http.get("/v1/allocation").raise_for_status().json()
     add_figures(figures, windows, plan)
-    figures.add("capacity_per_s", capacity)
+    figures.add("capacity_per_s", float(np.mean(capacities)))
     figures.add("decision_p50_us", status["decision_p50_us"])
     figures.add("decision_p99_us", status["decision_p99_us"])
     return figures
+
+
+def measure_capacity(target: Target, bodies: Sequence[bytes], seconds: float) -> float:
+    """Answers of full work a second, in a closed loop. Measured in every turn, because other processes may use the machine."""
+    carried = run_to_the_microsecond(send_in_turns(target, bodies, _SENDERS, seconds))
+    if not carried.count(OK):
+        raise Unavailable("no_answers", "the server answered no request of the closed loop; its log has the reason")
+    return carried.count(OK) / carried.seconds
 
 
 def judge(url: str, ids_RC: np.ndarray, plan: AllocationPlan) -> Judged:

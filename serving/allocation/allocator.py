@@ -53,6 +53,7 @@ class Queue(Protocol):
 
     refused: int
     worked_ms: float  # measured since the start
+    full_ms: float  # mean full work, below which admission's bounds do not fall; 0: no bound
 
     def queue_ms(self) -> float:
         """Milliseconds that a piece of work submitted now would wait."""
@@ -230,6 +231,7 @@ class Allocator:
         self._floor, self._scale = fold_floor(self._floor, trouble, passed_s), self._queue.cost_scale()
         self._floor_price = self._floor.price(self.tables.find()[0].queue_price)
         self._plan = self._find_plan()
+        self._queue.full_ms = self._full_ms * self._scale if self.mode in (Mode.QUEUE, Mode.VALUE) else 0.0
         self._show_tick(1000 * passed_s)
         self._offered_ms, self._let_in_ms = 0.0, 0.0
         self._tick_answers, self._late, self._tick_refused, self._tick_s = 0, 0, refused, self._clock()

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prometheus_client import Counter
@@ -68,6 +68,8 @@ class PacedEngine:
         self._refused: dict[str, Counter] = {}  # by reason
         self.refused = 0  # requests since the start
         self._scale, self.worked_ms = Scale(), 0.0  # the latter: all measured work so far
+        # Full work of a request, where the allocation chooses less: admission's bounds are in multiples of it, or they would fall with each shorter list.
+        self.full_ms = 0.0
         self.costs, self.offered = Costs(), Offered()
         self.why_none: Callable[[], str] = lambda: "wait until one is published"  # why no version is live, for the error of a request
 
@@ -115,13 +117,17 @@ class PacedEngine:
         not shorter for it."""
         return max(0.0, predicted_ms - min(first_ms, (self._clock() - began_s) * 1000))
 
+    @property
+    def _mean_ms(self) -> float:
+        return max(self.costs.mean_ms, self.full_ms)
+
     def load(self) -> float:
         """The load offered now, refused requests included; 1 = as much as the engine can do."""
         if self._turned_away:
             with self._lock:
-                self._offer(self.costs.mean_ms, self._turned_away)
+                self._offer(self._mean_ms, self._turned_away)
             self._turned_away = 0
-        return self.offered.now(self._clock() * 1000, self.costs.mean_ms)
+        return self.offered.now(self._clock() * 1000, self._mean_ms)
 
     def cost_scale(self) -> float:
         """What rankings took, divided by what the allocation's table expected; 1 at the start."""
@@ -150,11 +156,12 @@ class PacedEngine:
         if now_s < self._closed_until_s:
             self._refuse(self._closed, "queue")
         load, ended = self.load(), self._ended
-        if not self.offered.is_flood(now_s * 1000, self.costs.mean_ms):
+        if not self.offered.is_flood(now_s * 1000, self._mean_ms):
             return
-        refusal = decide_queue(self.costs, self.queue_ms(), self._work_max, load)
+        costs = replace(self.costs, mean_ms=self._mean_ms)
+        refusal = decide_queue(costs, self.queue_ms(), self._work_max, load)
         if refusal is not None and len(self._waiting) > 1:
-            self._withdraw_beyond(queue_ms_max(self.costs, self._work_max, load), load)
+            self._withdraw_beyond(queue_ms_max(costs, self._work_max, load), load)
         elif refusal is not None:  # there is no waiting work to withdraw
             with self._lock:
                 if self._ended == ended:  # else a place became free meanwhile, and nobody would take it until the refusal no longer holds
@@ -242,7 +249,7 @@ class PacedEngine:
 
     def _offer(self, work_ms: float, count: int = 1, received_s: float | None = None) -> None:
         came_ms = None if received_s is None else received_s * 1000
-        self.offered = fold_offered(self.offered, work_ms, self._clock() * 1000, self.costs.mean_ms, count, came_ms)
+        self.offered = fold_offered(self.offered, work_ms, self._clock() * 1000, self._mean_ms, count, came_ms)
 
     def _done(self, future: "Future[Any]") -> None:
         now_s = self._clock()

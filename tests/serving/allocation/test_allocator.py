@@ -27,6 +27,7 @@ class FakeQueue:
     scale: float = 1.0
     refused: int = 0
     worked_ms: float = 0.0
+    full_ms: float = 0.0
 
     def queue_ms(self) -> float:
         return self.wait_ms
@@ -107,6 +108,19 @@ def test_a_queue_shorter_than_the_dearest_action_is_never_full() -> None:
         allocator.end(allocator.decide(ask(number, candidates=200)))
     queue.wait_ms, allocator._waiting["default"] = 0.9 * FULL_MS, 1e9
     assert allocator.decide(ask(left_ms=1e6)).receipt()["lambda"] is not None
+
+
+def test_admissions_bounds_do_not_fall_with_the_length_of_the_lists() -> None:
+    allocator, queue, clock = make_allocator()
+    for number, queue.wait_ms in enumerate((0.0, 1e6, 1e6, 1e6)):
+        allocator.decide(ask(number))
+    clock.now_s += TICK_S
+    allocator.tick()
+    assert queue.full_ms == pytest.approx(FULL_MS)
+    allocator.switch("off")
+    clock.now_s += TICK_S
+    allocator.tick()
+    assert queue.full_ms == 0.0
 
 
 def test_the_time_left_bounds_the_length_as_the_price_does() -> None:

@@ -93,6 +93,8 @@ def test_a_version_of_another_schema_and_width_goes_live_while_requests_are_answ
         hash_bits=64,
         head_hidden=(16,),
         item_hidden=(16, 8),
+        tasks=("click", "buy", "shown"),
+        rank_by="click * shown",  # as a model of impressions ranks a catalogue
     )
     with running.publisher() as publisher:
         for n in range(10, 40):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from infra.data.interactions import Interactions
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
 from schemas.features import FeatureSchema
 from schemas.ids import Id
@@ -49,6 +50,18 @@ class Evaluation:
     def popularity_of(self, candidates: np.ndarray) -> np.ndarray:
         """The popularity of each candidate, [C] float64."""
         return np.array([self.popularity.get(item, 0.0) for item in candidates.tolist()])
+
+
+@dataclass(frozen=True)
+class Log:
+    """What happened before the evaluation and, where it is kept, after it, in columns: what plain scores are made of. `positives` are what is measured; `shown`
+    has the click as the first bit of a kind, None without a log of impressions. `item_ids`: the catalogue's, by place."""
+
+    item_ids: Sequence[Id]
+    now_ms: int
+    positives: Interactions
+    history: Interactions
+    shown: Interactions | None
 
 
 class Catalogue(Protocol):
@@ -98,6 +111,10 @@ class Catalogue(Protocol):
 
     def arrivals(self, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:
         """n items that are not in `items()`, each with its embedding if the catalogue has one."""
+
+    @property
+    def log(self) -> Log:
+        """What plain scores read."""
 
     def evaluation(self) -> Evaluation:
         """Held-out users and the score to beat. Raises Misconfigured if there is nothing to measure on."""

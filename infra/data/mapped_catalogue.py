@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from infra.clock import DAY_MS
-from infra.data.catalogue import Evaluation, HeldOutUser, title_of
+from infra.data.catalogue import Evaluation, HeldOutUser, Log, title_of
 from infra.data.interactions import Interactions
 from infra.data.item_changes import copy_items, drift_items
 from infra.data.item_statistics import count_positives
@@ -286,6 +286,12 @@ class MappedCatalogue:
         yield from copy_items(self.sources, self._alive, n, seed)
 
     # --- measure ---
+
+    @property
+    def log(self) -> Log:
+        sources = self.sources
+        shown = sources.shown_log if sources.shown is not None else None
+        return Log(sources.item_rows.ids, sources.now_ms, sources.positives, sources.history, shown)
 
     def evaluation(self) -> Evaluation:
         sources, holdout = self.sources, self.mapping.holdout

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from infra.clock import DAY_MS
-from infra.data.catalogue import Evaluation, HeldOutUser
+from infra.data.catalogue import Evaluation, HeldOutUser, Log
+from infra.data.interactions import HeldInteractions
 from infra.data.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, QUALITY_ATTRIBUTES, STYLES, World, used_slots
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, RawFeatures, ShownItem, UserFeaturesRecord
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
@@ -230,6 +231,18 @@ class WorldCatalogue:
             relevant: frozenset[Id] = frozenset((FIRST_ITEM_ID + best).tolist())
             users.append(HeldOutUser(FIRST_USER_ID + user, self._profiles[user], histories[user], FIRST_ITEM_ID + rows, relevant))
         return Evaluation(tuple(users), self._popularity(), "HR", NOW_MS)
+
+    @property
+    def log(self) -> Log:
+        columns = self.behaviour_columns
+        users, items = (
+            range(FIRST_USER_ID, FIRST_USER_ID + len(self.world.histories.length_U)),
+            range(FIRST_ITEM_ID, FIRST_ITEM_ID + self.item_count),
+        )
+        taken = HeldInteractions(
+            users, items, KINDS, columns["user"], columns["item"], columns["bought"].astype(np.int64), columns["time_ms"]
+        )
+        return Log(items, NOW_MS, taken, taken, None)
 
     def _histories_of(self, users: np.ndarray) -> dict[int, list[Behaviour]]:
         columns = self.behaviour_columns

@@ -103,7 +103,7 @@ class Quality:
 
     model: list[float] = field(default_factory=list)
     chance: list[float] = field(default_factory=list)
-    plain: dict[str, list[float]] = field(default_factory=lambda: {POPULARITY: [], "repeats": [], "favourite categories": []})
+    plain: dict[str, list[float]] = field(default_factory=dict)
     took_ms: list[float] = field(default_factory=list)
 
     def best_plain(self) -> tuple[str, float]:
@@ -113,28 +113,27 @@ class Quality:
         return name, means[name]
 
 
-def plain_orders(user: HeldOutUser, evaluation: Evaluation, categories: Mapping[Id, str]) -> dict[str, np.ndarray]:
-    """The user's candidates in the order of each score that needs no learning, best first: places [C].
+def plain_scores(catalogue: Catalogue, evaluation: Evaluation, categories: Mapping[Id, str]) -> list[dict[str, np.ndarray]]:
+    """The scores that need no learning of each user's candidates [C], by name: those of `aif eval data`, and how often the user met an item of the category.
+    Popularity decides among equals."""
+    from lab.evaluation.plain_scores import collect_candidates, log_scores, simple_scores
 
-    Popularity; how often the user met the item; how often the user met an item of its category. Popularity decides among equals.
-    """
-    popularity_C = evaluation.popularity_of(user.candidates)
-    met = Counter(b.item_id for b in user.behaviours)
-    liked = Counter(categories[b.item_id] for b in user.behaviours if b.item_id in categories)
-    ids = user.candidates.tolist()
-    scores = {
-        POPULARITY: popularity_C,
-        "repeats": np.array([met[i] for i in ids]),
-        "favourite categories": np.array([liked[categories.get(i, "")] for i in ids]),
-    }
-    return {name: np.lexsort((-popularity_C, -score_C)) for name, score_C in scores.items()}
+    candidates = collect_candidates(evaluation)
+    simple = simple_scores(candidates)
+    scores = simple | log_scores(catalogue.log, evaluation, candidates.ids_UC, simple["repeats"] - candidates.met_UC)
+    found = []
+    for number, user in enumerate(evaluation.users):
+        liked = Counter(categories[b.item_id] for b in user.behaviours if b.item_id in categories)
+        own = {"favourite categories": np.array([liked[categories.get(i, "")] for i in user.candidates.tolist()], float)}
+        found.append({**{name: score_UC[number, : len(user.candidates)] for name, score_UC in scores.items()}, **own})
+    return found
 
 
-def show_ranking(server: RankingServer, evaluation: Evaluation, categories: Mapping[Id, str], step: Step) -> Quality:
-    """Ranks the candidates of every held-out user, who the server knows only from the topics. `categories` are those of the catalogue's items."""
+def show_ranking(server: RankingServer, evaluation: Evaluation, plain: Sequence[Mapping[str, np.ndarray]], step: Step) -> Quality:
+    """Ranks the candidates of every held-out user, who the server knows only from the topics. `plain`: of each user, what `plain_scores` gives."""
     quality = Quality()
     chance = np.random.default_rng(0)
-    for user in evaluation.users:
+    for user, scores in zip(evaluation.users, plain, strict=True):
         body = {
             "user_id": encode_wire_id(user.user_id),
             "item_ids": wire_ids(user.candidates),
@@ -144,8 +143,9 @@ def show_ranking(server: RankingServer, evaluation: Evaluation, categories: Mapp
         ranked = server.prerank(body)
         quality.took_ms.append(ranked.took_ms)
         quality.model.append(_found(ranked.ids, user, evaluation))
-        for name, order_C in plain_orders(user, evaluation, categories).items():
-            quality.plain[name].append(_found(wire_ids(user.candidates[order_C[: evaluation.k]]), user, evaluation))
+        for name, score_C in scores.items():
+            order_C = np.lexsort((-scores[POPULARITY], -score_C))
+            quality.plain.setdefault(name, []).append(_found(wire_ids(user.candidates[order_C[: evaluation.k]]), user, evaluation))
         by_chance = chance.permutation(len(user.candidates))[: evaluation.k]
         quality.chance.append(_found(wire_ids(user.candidates[by_chance]), user, evaluation))
         step.advance()

@@ -132,8 +132,10 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
             stage.wait_for(server.is_ready, "the server to have loaded it")
         with steps.step("choose users and candidates to measure on"):
             evaluation = catalogue.evaluation()
+        with steps.step("score them without a model"):
+            plain = acts.plain_scores(catalogue, evaluation, categories)
         with steps.step("rank for users kept out of training", total=len(evaluation.users)) as step:
-            quality = acts.show_ranking(server, evaluation, categories, step)
+            quality = acts.show_ranking(server, evaluation, plain, step)
         _add_quality(figures, quality)
         person = next((user for user in evaluation.users if user.behaviours), evaluation.users[0])
         with steps.step("one ranking, a price change, a new item"):

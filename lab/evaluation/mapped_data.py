@@ -5,7 +5,7 @@ long here as SimTier reads it, because much of what frequent buyers buy again th
 
     popularity   what the catalogue calls popularity: positives of the last days, or clicks times bid
     repeats      how often the user met the item before; among equals, popularity
-    others       plain_scores.py
+    others       plain_scores.py, shown_scores.py
 
 The figures are those of DATA, below. Each measure has `_low` and `_high`, the bounds of its 95% interval over users.
 
@@ -30,8 +30,9 @@ from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import DataMapping, read_mapping
 from infra.figures import Figures
 from infra.progress import counted, open_progress, tell_parts
-from lab.evaluation.plain_scores import log_scores, shown_labels, shown_places, shown_scores
+from lab.evaluation.plain_scores import Candidates, collect_candidates, log_scores, simple_scores
 from lab.evaluation.rungs import FRESH, RUNGS, on_rung
+from lab.evaluation.shown_scores import shown_labels, shown_places, shown_scores
 from lab.figures.declared import read_bench
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
@@ -95,25 +96,6 @@ class DataOptions:
         names = ("steps", "learning_rate", "batch_requests", "seed")
         named = {name: value for name in names if (value := getattr(self, name)) is not None}
         return of_catalogue.replaced({**weights, **named})
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The candidates of the held-out users, all [U, C]: ids (object, None where padded), which are relevant (bool), how often the user met each
-    before, and its popularity (float64)."""
-
-    ids_UC: np.ndarray
-    relevant_UC: np.ndarray
-    met_UC: np.ndarray
-    popularity_UC: np.ndarray
-
-    def present(self) -> np.ndarray:
-        """Which places hold a candidate and are not padding, bool [U, C]."""
-        return self.ids_UC != np.array(None)
-
-    def of(self, users: slice) -> "Candidates":
-        """Those of some of the users."""
-        return Candidates(self.ids_UC[users], self.relevant_UC[users], self.met_UC[users], self.popularity_UC[users])
 
 
 def run_data(options: DataOptions) -> Figures:
@@ -185,8 +167,8 @@ def _measure_all(
     """Every measure of every score, by the score's name; the bar shows the model's scores, which take nearly all of the time."""
     candidates = collect_candidates(evaluation)
     task = progress.add_task("percent of the candidates scored", total=100)
-    scores = plain_scores(candidates)
-    scores |= log_scores(catalogue, evaluation, candidates.ids_UC, scores["repeats"] - candidates.met_UC)
+    scores = simple_scores(candidates)
+    scores |= log_scores(catalogue.log, evaluation, candidates.ids_UC, scores["repeats"] - candidates.met_UC)
     scores[MODEL] = model_scores(network, data, evaluation, candidates, lambda share: progress.update(task, completed=round(100 * share)))
     return {name: measure(candidates, scores_UC, evaluation.k) for name, scores_UC in scores.items()}
 
@@ -229,29 +211,6 @@ def _period(catalogue: MappedCatalogue) -> dict[str, str]:
     """The period that is measured, as ISO text."""
     times = {"from": catalogue.sources.now_ms, "until": catalogue.sources.end_ms}
     return {key: dt.datetime.fromtimestamp(ms / 1_000, dt.UTC).isoformat(timespec="seconds") for key, ms in times.items()}
-
-
-def collect_candidates(evaluation: Evaluation) -> Candidates:
-    """The held-out users' candidates as matrices, padded to the longest list."""
-    shape = (len(evaluation.users), max(len(user.candidates) for user in evaluation.users))
-    ids_UC = np.full(shape, None, object)
-    relevant_UC, met_UC, popularity_UC = np.zeros(shape, bool), np.zeros(shape), np.zeros(shape)
-    for u, user in enumerate(evaluation.users):
-        listed = user.candidates.tolist()
-        times: dict[object, int] = {}
-        for behaviour in user.behaviours:
-            times[behaviour.item_id] = times.get(behaviour.item_id, 0) + 1
-        ids_UC[u, : len(listed)] = listed
-        relevant_UC[u, : len(listed)] = [item in user.relevant for item in listed]
-        met_UC[u, : len(listed)] = [times.get(item, 0) for item in listed]
-        popularity_UC[u, : len(listed)] = evaluation.popularity_of(user.candidates)
-    return Candidates(ids_UC, relevant_UC, met_UC, popularity_UC)
-
-
-def plain_scores(candidates: Candidates) -> dict[str, np.ndarray]:
-    """The scores that need no learning, float64 [U, C] by name."""
-    share_UC = candidates.popularity_UC / (candidates.popularity_UC.max(initial=0.0) + 1)
-    return {"popularity": candidates.popularity_UC, "repeats": candidates.met_UC + share_UC}
 
 
 def model_scores(

@@ -6,59 +6,93 @@
     item_knn                          cosine between items by their users, summed over the user's history
     ease                              EASE (arXiv 1905.03375), ridge 100, of the 3,000 items that most users took; among equals, popularity
     last_item                         how often the item followed the user's last one directly, in all histories; among equals, popularity
-    item_rate                         clicks over shown, smoothed; of shown items and with impressions only
-    trees                             scikit-learn's boosted trees, untuned, on the model's own features; of shown items only
+    item_rate                         clicks over shown, smoothed; where the log says what was shown
 
+Here: scores of candidates from the log before the evaluation. Not here: of shown items (shown_scores.py), measures and figures (mapped_data.py).
 No leak: all of it reads what was known at the evaluation time alone.
-Arrays: U users, C candidates, I items, X shown rows, F columns of the trees.
+Arrays: U users, P users of the log, C candidates, I items, K of them.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import csr_array, diags_array
 
-from infra.data.catalogue import Evaluation
+from infra.data.catalogue import Evaluation, Log
 from infra.data.interactions import Interactions
 from infra.data.item_statistics import count_positives
-from infra.data.mapped_catalogue import MappedCatalogue
 from schemas.statistics import DAY_MS, fit_windows, smoothed_rates
-from streams.training.impressions import TrainingSet
-from streams.training.item_table import NOT_AN_ITEM
 
 _LOG_ROWS_MAX = 5_000_000  # the latest of a longer log
-_TREES = {"max_iter": 100, "learning_rate": 0.1, "max_leaf_nodes": 31, "min_samples_leaf": 100, "random_state": 0}
 _EASE_ITEMS_MAX, _EASE_RIDGE = 3_000, 100.0
 _TIE = 1e-6  # of popularity, which decides among equals
-_RATE = "item_rate"
-TREES = "trees"
+RATE = "item_rate"
 
 
-def log_scores(catalogue: MappedCatalogue, evaluation: Evaluation, ids_UC: np.ndarray, share_UC: np.ndarray) -> dict[str, np.ndarray]:
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of the held-out users, all [U, C]: ids (object, None where padded), which are relevant (bool), how often the user met each
+    before, and its popularity (float64)."""
+
+    ids_UC: np.ndarray
+    relevant_UC: np.ndarray
+    met_UC: np.ndarray
+    popularity_UC: np.ndarray
+
+    def present(self) -> np.ndarray:
+        """Which places hold a candidate and are not padding, bool [U, C]."""
+        return self.ids_UC != np.array(None)
+
+    def of(self, users: slice) -> "Candidates":
+        """Those of some of the users."""
+        return Candidates(self.ids_UC[users], self.relevant_UC[users], self.met_UC[users], self.popularity_UC[users])
+
+
+def collect_candidates(evaluation: Evaluation) -> Candidates:
+    """The held-out users' candidates as matrices, padded to the longest list."""
+    shape = (len(evaluation.users), max(len(user.candidates) for user in evaluation.users))
+    ids_UC = np.full(shape, None, object)
+    relevant_UC, met_UC, popularity_UC = np.zeros(shape, bool), np.zeros(shape), np.zeros(shape)
+    for u, user in enumerate(evaluation.users):
+        listed = user.candidates.tolist()
+        times: dict[object, int] = {}
+        for behaviour in user.behaviours:
+            times[behaviour.item_id] = times.get(behaviour.item_id, 0) + 1
+        ids_UC[u, : len(listed)] = listed
+        relevant_UC[u, : len(listed)] = [item in user.relevant for item in listed]
+        met_UC[u, : len(listed)] = [times.get(item, 0) for item in listed]
+        popularity_UC[u, : len(listed)] = evaluation.popularity_of(user.candidates)
+    return Candidates(ids_UC, relevant_UC, met_UC, popularity_UC)
+
+
+def simple_scores(candidates: Candidates) -> dict[str, np.ndarray]:
+    """Popularity and repeats, float64 [U, C] by name."""
+    share_UC = candidates.popularity_UC / (candidates.popularity_UC.max(initial=0.0) + 1)
+    return {"popularity": candidates.popularity_UC, "repeats": candidates.met_UC + share_UC}
+
+
+def log_scores(log: Log, evaluation: Evaluation, ids_UC: np.ndarray, share_UC: np.ndarray) -> dict[str, np.ndarray]:
     """The plain scores of candidates that read the log, float64 [U, C] by name; undefined where a candidate is padding. `share_UC`: popularity below 1."""
-    sources = catalogue.sources
-    place = {item: number for number, item in enumerate(sources.item_rows.ids)}
-    items, now_ms = len(place), sources.now_ms
+    place = {item: number for number, item in enumerate(log.item_ids)}
+    items, now_ms = len(place), log.now_ms
     place_UC = np.array([[place.get(item, items) for item in row] for row in ids_UC.tolist()])
 
     def spread(value_I: np.ndarray) -> np.ndarray:
         return np.append(value_I, 0.0)[place_UC]
 
-    positives, history = sources.positives, sources.history
-    span_ms = now_ms - int(positives.time_X[0])
+    span_ms = now_ms - int(log.positives.time_X[0])
     windows = fit_windows(span_ms)
     found = dict[str, np.ndarray]()
     for name, window_ms in windows.items():
-        found[f"popularity_{name}"] = spread(count_positives(positives, items, now_ms, window_ms / DAY_MS).astype(float))
-    found["popularity_decayed"] = spread(_decayed(positives, items, now_ms, min(windows.values(), default=max(1, span_ms // 10))))
+        found[f"popularity_{name}"] = spread(count_positives(log.positives, items, now_ms, window_ms / DAY_MS).astype(float))
+    found["popularity_decayed"] = spread(_decayed(log.positives, items, now_ms, min(windows.values(), default=max(1, span_ms // 10))))
     rows = [[place[b.item_id] for b in user.behaviours if b.item_id in place] for user in evaluation.users]
-    found["item_knn"] = _take(_knn(history, items, now_ms, rows), place_UC)
-    found["ease"] = _take(_ease(history, items, now_ms, rows), place_UC) + _TIE * share_UC
-    found["last_item"] = _take(_followers(history, items, now_ms, rows), place_UC) + share_UC
-    if sources.shown is not None:
-        log = sources.shown_log
-        shown_I, clicked_I = (_counts(log, items, now_ms, clicked) for clicked in (False, True))
-        found[_RATE] = spread(smoothed_rates(clicked_I, shown_I))
+    found["item_knn"] = _take(_knn(log.history, items, now_ms, rows), place_UC)
+    found["ease"] = _take(_ease(log.history, items, now_ms, rows), place_UC) + _TIE * share_UC
+    found["last_item"] = _take(_followers(log.history, items, now_ms, rows), place_UC) + share_UC
+    if log.shown is not None:
+        shown_I, clicked_I = (_counts(log.shown, items, now_ms, clicked) for clicked in (False, True))
+        found[RATE] = spread(smoothed_rates(clicked_I, shown_I))
     return found
 
 
@@ -139,83 +173,3 @@ def _followers(history: Interactions, items: int, now_ms: int, rows: list[list[i
     found_UI = np.zeros((len(rows), items))
     found_UI[known] = next_II[last_U[known]].toarray()
     return found_UI
-
-
-# --- shown items --------------------------------------------------------------------------------------------------------
-
-
-def shown_scores(train: TrainingSet, later: TrainingSet, tell: Callable[[str], None] = lambda _: None) -> dict[str, dict[str, np.ndarray]]:
-    """Every plain score of the shown items of `later`, [X] by task, then by score's name; X are the places of `shown_places(later)`, in order."""
-    found: dict[str, dict[str, np.ndarray]] = {}
-    item_X, other_X = shown_items(train), shown_items(later)
-    columns_XF, other_XF = _columns(train), _columns(later)
-    for task, label_X in shown_labels(train).items():
-        tell(task)
-        items = len(train.items.begin_I)
-        shown_I, came_I = np.bincount(item_X, minlength=items), np.bincount(item_X, label_X, items).astype(np.int64)
-        found[task] = {"popularity": came_I[other_X].astype(float), _RATE: smoothed_rates(came_I, shown_I)[other_X]}
-        if 0 < label_X.sum() < len(label_X):
-            found[task][TREES] = _boost(columns_XF, label_X, other_XF)
-    return found
-
-
-def shown_places(data: TrainingSet) -> np.ndarray:
-    """Which places hold an item, bool [Q, C]."""
-    return data.row_QC != NOT_AN_ITEM
-
-
-def shown_items(data: TrainingSet) -> np.ndarray:
-    """The item's number at each place that holds one, [X]."""
-    return np.searchsorted(data.items.begin_I, data.row_QC[shown_places(data)], "right") - 1
-
-
-def shown_labels(data: TrainingSet) -> dict[str, np.ndarray]:
-    """What came of each shown item by task, float32 [X], the click first; without the task that every shown item fulfils."""
-    known_QC, tasks = shown_places(data), data.spec.tasks
-    outcomes = {task: data.outcomes_QCT[..., place][known_QC] for place, task in enumerate(tasks[1:]) if place != data.spec.shown_task}
-    return {tasks[0]: data.clicked_QC[known_QC], **outcomes}
-
-
-def _boost(columns_XF: np.ndarray, label_X: np.ndarray, other_XF: np.ndarray) -> np.ndarray:
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    trees = HistGradientBoostingClassifier(**_TREES).fit(columns_XF, label_X > 0)
-    return np.asarray(trees.decision_function(other_XF))
-
-
-def _columns(data: TrainingSet) -> np.ndarray:
-    """The model's features of each shown item as numbers, float32 [X, F]: of its row, the request, the profile; and how much of the history is of the item's
-    category, how long it is, and how near its items are."""
-    known_QC = shown_places(data)
-    query_X, row_X = np.nonzero(known_QC)[0], data.row_QC[known_QC]
-    items, histories = data.items, data.histories
-    profile_X = histories.profiles_as_of(data.user_Q, data.time_Q)[query_X]
-    parts = [items.realtime_RQ.numpy()[row_X], *_numbers(items.inputs, row_X), *_numbers(data.context, query_X)]
-    parts += [*_numbers(histories.profiles, profile_X), _of_history(data)[known_QC]]
-    return np.concatenate([part.reshape(len(row_X), -1) for part in parts], axis=1).astype(np.float32)
-
-
-def _numbers(block: object, rows: np.ndarray) -> list[np.ndarray]:
-    """Categoricals as codes, numbers and vectors as they are, bags as their first values."""
-    categorical, numeric, bags, vectors = (getattr(block, name).numpy() for name in ("categorical", "numeric", "bags", "embeddings"))
-    return [categorical[rows], numeric[rows], bags[rows][..., :2], vectors[rows]]
-
-
-def _of_history(data: TrainingSet) -> np.ndarray:
-    """[Q, C, 3 + kinds]: behaviours, those of the candidate's category, the mean product of the item's vectors with theirs; and of each kind."""
-    items, histories, last = data.items, data.histories, data.spec.sim_behaviours
-    kinds = len(data.spec.schema.behaviour_kinds) + 1
-    out_QCF = np.zeros((*data.row_QC.shape, 3 + kinds), np.float32)
-    category_R, vectors_RE = items.category_R.numpy(), items.inputs.embeddings.numpy()
-    kind_H = histories.kind_H.numpy()
-    for query in range(len(data)):
-        end, row_C = data.history_end_Q[query], np.maximum(data.row_QC[query], 0)
-        begin = max(histories.begin_U[data.user_Q[query]], end - last)
-        met = histories.item_H[begin:end]
-        row_L = items.end_I[met[met >= 0]] - 1
-        out_QCF[query, :, 3:] = np.bincount(kind_H[begin:end], minlength=kinds)
-        out_QCF[query, :, 0] = end - begin
-        out_QCF[query, :, 1] = (category_R[row_L] == category_R[row_C][:, None]).mean(axis=1) if len(row_L) else 0.0
-        if len(row_L) and vectors_RE.shape[1]:
-            out_QCF[query, :, 2] = vectors_RE[row_C] @ vectors_RE[row_L].mean(axis=0)
-    return out_QCF

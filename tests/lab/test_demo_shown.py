@@ -20,15 +20,19 @@ def _user(*met: int) -> HeldOutUser:
     return HeldOutUser(1, {}, behaviours, np.array([10, 11, 12, 13]), frozenset([13]))
 
 
-def test_plain_scores_order_by_popularity_by_met_items_and_by_met_categories() -> None:
-    evaluation = Evaluation((), {10: 3.0, 12: 1.0}, "HR", 0)
-    categories = {10: "a", 11: "b", 12: "b", 13: "c", 99: "b"}
-    orders = acts.plain_orders(_user(13, 99), evaluation, categories)
-    assert {name: order.tolist() for name, order in orders.items()} == {
-        "popularity": [0, 2, 1, 3],
-        "repeats": [3, 0, 2, 1],
-        "favourite categories": [2, 1, 3, 0],
-    }
+def test_plain_scores_are_those_of_the_evaluation_and_met_categories() -> None:
+    catalogue = WorldCatalogue(World(0, WorldSize(items=300, users=20, held_out=3)))
+    evaluation = catalogue.evaluation()
+    categories = {update.item_id: str(update.features["category"]) for update in catalogue.items()}
+    found = acts.plain_scores(catalogue, evaluation, categories)
+    for user, scores in zip(evaluation.users, found, strict=True):
+        assert {len(score_C) for score_C in scores.values()} == {len(user.candidates)}
+        assert {"popularity", "popularity_decayed", "repeats", "item_knn", "ease", "last_item", "favourite categories"} <= scores.keys()
+        assert (scores["popularity"] == evaluation.popularity_of(user.candidates)).all()
+        met = [behaviour.item_id for behaviour in user.behaviours]
+        for item, repeats, liked in zip(user.candidates.tolist(), scores["repeats"], scores["favourite categories"], strict=True):
+            assert int(repeats) == met.count(item)
+            assert liked == sum(categories[other] == categories[item] for other in met)
 
 
 def test_every_item_of_the_world_has_a_title_of_its_features() -> None:

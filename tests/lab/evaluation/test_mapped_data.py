@@ -14,13 +14,12 @@ from lab.evaluation.mapped_data import (
     DATA,
     DataOptions,
     add_data_figures,
-    collect_candidates,
     judge,
     measure,
     model_scores,
-    plain_scores,
     run_data,
 )
+from lab.evaluation.plain_scores import collect_candidates, simple_scores
 from lab.evaluation.rungs import RUNGS
 from schemas.events import Behaviour
 from schemas.model.checkpoint import read_checkpoint
@@ -53,7 +52,7 @@ def test_candidates_stand_in_rows_and_a_shorter_row_is_padded() -> None:
 
 
 def test_repeats_come_first_and_popularity_decides_among_equals() -> None:
-    found = plain_scores(collect_candidates(evaluation()))["repeats"]
+    found = simple_scores(collect_candidates(evaluation()))["repeats"]
     assert np.argsort(-found[0], kind="stable").tolist() == [0, 2, 1] and found[1, 0] > found[1, 1]
 
 

@@ -233,15 +233,15 @@ def _not_servable(stage: BenchStage, server: RankingServer) -> int:
 def _add_figures(figures: Figures, seen: list[Seen], steady: tuple[float, float], building: list[tuple[float, float]]) -> None:
     in_steady = [s.visible_s for s in seen if steady[0] <= s.published_at < steady[1]]
     in_builds = [s.visible_s for s in seen if any(a <= s.published_at < b for a, b in building)]
-    figures.add("visible_p50_ms", _percentile_ms(in_steady, 50))
-    figures.add("visible_p99_ms", _percentile_ms(in_steady, 99))
-    figures.add("visible_during_build_p50_ms", _percentile_ms(in_builds, 50))
-    figures.add("visible_during_build_p99_ms", _percentile_ms(in_builds, 99))
+    figures.add("visible_p50_ms", percentile_ms(in_steady, 50))
+    figures.add("visible_p99_ms", percentile_ms(in_steady, 99))
+    figures.add("visible_during_build_p50_ms", percentile_ms(in_builds, 50))
+    figures.add("visible_during_build_p99_ms", percentile_ms(in_builds, 99))
     figures.add("probes", len(in_steady))
     figures.add("probes_during_build", len(in_builds))
     figures.add("build_s", float(np.mean([b - a for a, b in building])) if building else None)
 
 
-def _percentile_ms(seconds: list[float], percent: float) -> float | None:
+def percentile_ms(seconds: list[float], percent: float) -> float | None:
     """Of what was seen; what was lost is counted apart and is infinitely late here."""
     return 1e3 * float(np.percentile(seconds, percent, method="higher")) if seconds else None

@@ -9,6 +9,7 @@ behaviours that were published. Here: load, probes, the comparison. Not here: lo
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -22,11 +23,12 @@ from infra.data.interactions import Interactions
 from infra.data.open_catalogue import open_world
 from infra.data.shown_statistics import LogStatistic
 from infra.figures import Figures
+from infra.kafka.admin import end_offsets
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import read_topic
 from lab.demo.server import RankingServer
 from lab.figures.declared import read_bench
-from lab.system.freshness import Prober, Seen
+from lab.system.freshness import Prober, Seen, percentile_ms
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport, decode_record
 from schemas.features import Feature, FeatureSchema, Kind, Scope
@@ -38,7 +40,7 @@ STATISTICS = read_bench("bench statistics")
 _PROBES = 64
 _WARM_UP_S = 4.0
 _PACE_S = 0.01
-_SETTLE_S = 4.0
+_QUIET_S = 3.0
 _USERS, _HISTORY = 5_000, 5
 _FIRST_USER = 1_000_000
 _KINDS = ("click", "buy")
@@ -157,18 +159,26 @@ def measure_statistics(rate: float, seconds: float, items: int) -> Figures:
         with stage.publisher() as publisher:
             published.publish_history(publisher, [int(u.item_id) for u in listed])
         stage.wait_for(lambda: _as_of(stage) > 0, "the first report of the statistics")
-        time.sleep(_SETTLE_S)
+        _wait_quiet(stage)
         began = tell("behaviours", began)
         load = BehaviourLoad(stage, [int(u.item_id) for u in listed[_PROBES:]], rate, published)
         with StatisticsProber(stage, probed, worker, published) as prober, load:
             first_s = time.monotonic() + _WARM_UP_S
             prober.stopping.wait(_WARM_UP_S + seconds)
-        time.sleep(_SETTLE_S)
+        _wait_quiet(stage)
         tell("compare with an import", began)
         _compare(figures, stage, listed, published)
     _add_times(figures, [s for s in prober.seen if s.published_at >= first_s])
     figures.add("rate_per_s", load.per_s)
     return figures
+
+
+def _wait_quiet(stage: BenchStage) -> None:
+    """Until no update of an item was sent for a while."""
+    before: dict[int, int] = {}
+    while (ends := end_offsets(stage.connection, stage.topic_prefix + ITEM_FEATURES)) != before:
+        before = ends
+        time.sleep(_QUIET_S)
 
 
 def _as_of(stage: BenchStage) -> int:
@@ -202,7 +212,8 @@ def _number(value: Any, name: str) -> float:
 
 
 def _add_times(figures: Figures, seen: list[Seen]) -> None:
-    visible_s = [s.visible_s for s in seen]
+    visible_s = [s.visible_s for s in seen if math.isfinite(s.visible_s)]
     for percent in (50, 99):
-        figures.add(f"visible_p{percent}_ms", 1e3 * float(np.percentile(visible_s, percent, method="higher")))
-    figures.add("probes", len(seen))
+        figures.add(f"visible_p{percent}_ms", percentile_ms(visible_s, percent))
+    figures.add("probes", len(visible_s))
+    figures.add("lost", len(seen) - len(visible_s))

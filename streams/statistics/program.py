@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -103,6 +104,9 @@ class StatisticsProgram:
             return Tally(directory, wanted, init, self._clock, section.interval_s, section.updates_max)
 
         directory = self._folder / directory_name(wanted, self._control.state.index_id)
+        for other in self._folder.glob("*/CURRENT"):  # of other statistics
+            if other.parent != directory:
+                shutil.rmtree(other.parent)
         owner = TallyOwner(self._bootstrap, self._prefix, directory, open_tally, self._make_task)
         app = make_app(
             self._group,

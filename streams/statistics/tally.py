@@ -18,7 +18,6 @@ Arrays: I items, S statistics.
 """
 
 import hashlib
-import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,13 +30,12 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Database, open_database
-from infra.rocks_checks import END_KEY
 from schemas.event_reader import read_item_features
 from schemas.events import StatisticsReport, encode_record
 from schemas.ids import IdKind, decode_index_key, encode_wire_id, partition_of
 from schemas.index.control import Init
 from schemas.limits import UPDATES_PER_RECORD_MAX
-from schemas.statistics import Statistic, counters_of
+from schemas.statistics import Statistic
 from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
 from streams.core.batching import plan_batches, plan_fresh
 from streams.core.item_state import FeaturesUpdate
@@ -48,7 +46,7 @@ from streams.statistics.counts import Change, Counts
 from streams.statistics.events import Ways, choose_edge, decode_events, events_per_item
 
 COUNTS, ITEMS, SENT, META = "counts", "items", "sent", "meta"
-_STATE, _NAMES = b"state", b"names"
+_STATE = b"state"
 _KEY = struct.Struct(">HQ")  # counter, step; the item's index key follows
 _VALUE = struct.Struct("<q")
 _BATCH_RECORDS_MAX = 500
@@ -111,7 +109,6 @@ class Tally:
         self._heat_I = np.zeros(0, np.int64)
         self._newest_at_s, self._sent_at_s, self._made_at_s, self._changed = self._clock.monotonic(), float("-inf"), float("-inf"), True
         self._outbox_from = next(iter(entry.sequence for entry in self.pending_outbox(1)), self._state.next_outbox)
-        self._forget_other_names()
         for key, value in self.database.scan(ITEMS):
             self._place_item(key, msgspec.msgpack.decode(value, type=_Item))
         for key, value in self.database.scan(SENT):
@@ -120,15 +117,6 @@ class Tally:
             for raw_key, value in self.database.scan(COUNTS, _KEY.pack(number, max(0, first)), _KEY.pack(number + 1, 0)):
                 change = Change(number, _KEY.unpack_from(raw_key)[1], raw_key[_KEY.size :])
                 counts.add({change: _VALUE.unpack(value)[0]})
-
-    def _forget_other_names(self) -> None:
-        """Numbers that were sent under other names: all are sent again."""
-        names = json.dumps({name: repr(statistic) for name, statistic in self.counts.statistics.items()}).encode()
-        if self.database.get(META, _NAMES) != names:
-            batch = self.database.new_batch()
-            batch.delete_range(SENT, b"", END_KEY)
-            batch.put(META, _NAMES, names)
-            self.database.write(batch)
 
     def _grow(self) -> None:
         more = len(self.counts.keys) - len(self._heat_I)
@@ -145,8 +133,7 @@ class Tally:
         if not item.exists:
             self._patched_I[place] = False
         if not self._patched_I[place]:
-            told = item.told if len(item.told) == len(self.counts.statistics) else self.counts.told_by({})
-            self._sent_SI[:, place] = told
+            self._sent_SI[:, place] = item.told
 
     def _note_sent(self, place: int, number_S: np.ndarray) -> None:
         self._grow()
@@ -348,10 +335,8 @@ class Tally:
 
 
 def directory_name(statistics: Mapping[str, Statistic], index_id: str) -> str:
-    """The name of the directory for what these statistics count: other counters count the log from its beginning."""
-    counted = [tuple(counter) for counter in sorted(counters_of(statistics.values()), key=repr)]
-    groups = sorted({s.by for s in statistics.values() if s.by is not None})
-    return hashlib.sha256(repr((index_id, counted, groups)).encode()).hexdigest()[:16]
+    """The name of the directory for these statistics of an index: others count the log from its beginning."""
+    return hashlib.sha256(repr((index_id, sorted(statistics.items(), key=lambda named: named[0]))).encode()).hexdigest()[:16]
 
 
 def _key(change: Change) -> bytes:

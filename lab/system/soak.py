@@ -30,7 +30,7 @@ SOAK = read_bench("bench soak")
 
 BEHAVIOURS_PER_S, REQUESTS_PER_S = 50, 5
 CANDIDATES = 500
-_USERS = 1_000
+_USERS = 100  # the states that a server keeps of them level off within minutes
 _SAMPLES = 400  # of a run; at least a second apart
 _JUDGED_S_MIN = 600.0  # of a slope
 _GRACE_S = (

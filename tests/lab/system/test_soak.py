@@ -24,7 +24,7 @@ def test_every_series_with_a_goal_is_declared() -> None:
 @pytest.mark.campaign
 @pytest.mark.timeout(2_400)
 def test_no_process_gathers_files_in_20_minutes_of_mixed_load() -> None:
-    figures = measure_soak(seconds=1_200, settle_s=400, items=2_000, rate=200.0, version_every_s=90.0)
+    figures = measure_soak(seconds=1_200, settle_s=400, items=2_000, rate=200.0, version_every_s=45.0)
     assert figures.value("answers") > 1_000 and figures.value("versions") > 10  # type: ignore[operator]
     for series in ("worker_open_files", "server_open_files", "shards_table_files", "users_table_files"):
         assert figures.value(f"{series}_per_h") <= 30.0, series  # type: ignore[operator]

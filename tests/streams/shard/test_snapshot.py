@@ -12,6 +12,7 @@ import pytest
 from infra.index.store import FolderStore, IndexStore, open_index_store
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
+from schemas.index.manifest import describe_repair
 from schemas.index.snapshot import ShardSnapshot
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.shard_state import encode_identity
@@ -142,6 +143,27 @@ def test_half_of_a_snapshot_is_none(lost: str, store: IndexStore, snapshot: Shar
     from_0 = start(tmp_path / "second", store, WHOLE)
     assert from_0.next_offsets == {ITEM_FEATURES: 0, NEW_ITEMS: 0}
     from_0.close()
+
+
+@pytest.mark.parametrize("remedy", ["restore", "remove"])
+def test_the_remedies_that_messages_about_snapshots_name_work(
+    remedy: str, store: IndexStore, snapshot: ShardSnapshot, tmp_path: Path
+) -> None:
+    folder, away = Path(store.url) / snapshot.directory, tmp_path / "copy-of-the-snapshot"
+    if remedy == "restore":
+        folder.rename(away)
+        with pytest.raises(Incompatible, match="restore a snapshot into the index store"):
+            start(tmp_path / "second", store)
+        away.rename(folder)
+    else:
+        newer = folder.with_name("another-snapshot")
+        shutil.copytree(folder, newer)
+        (newer / "files" / snapshot.files[0].name).unlink()
+        assert "remove the snapshot's folder" in describe_repair(f"snapshots/{newer.name}/files/x")
+        shutil.rmtree(newer)
+    shard = start(tmp_path / "second", store)
+    assert shard.next_offsets == snapshot.next_offsets
+    shard.close()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import enum
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -188,7 +188,9 @@ class Gate:
 class ActionTable:
     """What a fit hands to servers. `queue_price`: the price at which the mean cost is a quarter of full work's; it is the unit of the queue price.
 
-    mean_row: the value of each action without any feature. mix: the tuned static mix at the fit's budget, (action's place, share).
+    mean_row: the value of each action without any feature. A blind decision takes it for a request whose full work costs `full_ms`, the mean, and in
+    proportion to the cost for others: so all get about the same point of the static curve. full_ms 0: the row as it is.
+    mix: the tuned static mix at the fit's budget, (action's place, share).
     """
 
     version: int
@@ -198,6 +200,7 @@ class ActionTable:
     values: Values
     mean_row: tuple[float, ...]
     queue_price: float
+    full_ms: float = 0.0
     mix: tuple[tuple[int, float], ...] = ()
     ages: tuple[CachedAge, ...] = ()
     drop: DropRule = DropRule()
@@ -235,7 +238,8 @@ class ActionTable:
     def values_of(self, facts: Facts, *, blind: bool = False) -> list[float]:
         """The value of each action for one request, `blind` of the mean request. That of `cached` is minus infinity without a usable answer."""
         if blind or not self.gate.serves:
-            row = list(self.mean_row)
+            scale = self.costs_ms(facts)[-1] / self.full_ms if self.full_ms else 1.0
+            row = [scale * value for value in self.mean_row]
         else:
             whole = self.values.whole(facts)
             row = [whole * share for share in self.values.shares[bisect.bisect_left(self.values.bins, math.log1p(facts.behaviours))]]
@@ -251,11 +255,58 @@ class ActionTable:
         return Curve(tuple(a.age_s for a in self.ages), tuple(a.kept for a in self.ages)).at(age_s)
 
 
-def stack_costs(table: ActionTable, behaviours_R: np.ndarray, needs_user_R: np.ndarray, candidates_R: np.ndarray) -> np.ndarray:
+@dataclass(frozen=True)
+class Requests:
+    """`Facts` of many requests, in columns; a number that is not known is nan."""
+
+    candidates_R: np.ndarray
+    behaviours_R: np.ndarray
+    needs_user_R: np.ndarray
+    user_value_R: np.ndarray
+    retrieval_top_R: np.ndarray
+    cached_s_R: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.candidates_R)
+
+    def rows(self, place_R: np.ndarray) -> "Requests":
+        """The requests at these places, or of this mask."""
+        return Requests(*(getattr(self, column.name)[place_R] for column in fields(self)))
+
+    def feature(self, name: str) -> np.ndarray:
+        """A column as `Values` reads it: [R], nan where it is not known."""
+        if name == "behaviours":
+            return np.log1p(self.behaviours_R)
+        return np.log(np.maximum(self.user_value_R, 1e-9)) if name == "user_value" else self.retrieval_top_R
+
+
+def stack_costs(table: ActionTable, requests: Requests) -> np.ndarray:
     """`ActionTable.costs_ms` of many requests: float64 [R, A]."""
     fixed, most, each, pair, once, behaviour = (np.array(column)[None] for column in zip(*table._terms, strict=True))
-    history, user = behaviours_R[:, None], needs_user_R[:, None].astype(float)
-    return fixed + np.minimum(candidates_R[:, None], most) * (each + pair * history) + user * (once + behaviour * history)
+    history, user = requests.behaviours_R[:, None], requests.needs_user_R[:, None].astype(float)
+    return fixed + np.minimum(requests.candidates_R[:, None], most) * (each + pair * history) + user * (once + behaviour * history)
+
+
+def stack_whole(values: Values, requests: Requests) -> np.ndarray:
+    """`Values.whole` of many requests: float64 [R]."""
+    log_R = np.full(len(requests), values.intercept)
+    for name, curve in values.curves.items():
+        log_R += np.nan_to_num(np.interp(requests.feature(name), curve.knots, curve.effects))
+    return np.asarray(np.exp(np.clip(log_R, -_LOG_MAX, _LOG_MAX)))
+
+
+def stack_values(table: ActionTable, requests: Requests, *, blind: bool = False) -> np.ndarray:
+    """`ActionTable.values_of` of many requests: float64 [R, A]."""
+    if blind or not table.gate.serves:
+        scale_R = stack_costs(table, requests)[:, -1] / table.full_ms if table.full_ms else np.ones(len(requests))
+        value_RA = scale_R[:, None] * np.array(table.mean_row)
+    else:
+        bin_R = np.searchsorted(table.values.bins, np.log1p(requests.behaviours_R))
+        value_RA = stack_whole(table.values, requests)[:, None] * np.array(table.values.shares)[bin_R]
+    if Action(Kind.CACHED) in table.actions:
+        kept_R = np.array([table.kept_share(age) if age == age and table.ages else -math.inf for age in requests.cached_s_R])
+        value_RA[:, table.actions.index(Action(Kind.CACHED))] = np.where(np.isfinite(kept_R), kept_R * value_RA[:, -1], -math.inf)
+    return value_RA
 
 
 def table_path(version: int, made_at_ms: int) -> str:
@@ -270,8 +321,8 @@ def table_prefix(version: int) -> str:
 
 def encode_table(table: ActionTable) -> bytes:
     """The bytes of a table's file."""
-    fields: dict[str, Any] = {"format": FORMAT, **asdict(table), "actions": [action.name for action in table.actions]}
-    return json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
+    read: dict[str, Any] = {"format": FORMAT, **asdict(table), "actions": [action.name for action in table.actions]}
+    return json.dumps(read, allow_nan=False, separators=(",", ":")).encode()
 
 
 def decode_table(data: bytes, version: int) -> ActionTable:
@@ -311,7 +362,13 @@ def _check(table: ActionTable) -> None:
     rows = [table.mean_row, *table.values.shares]
     knots = [table.values.bins, *(k for c in table.values.curves.values() for k in (c.knots,))]
     numbers = [x for row in rows for x in row] + [x for c in table.values.curves.values() for x in (*c.knots, *c.effects)]
-    numbers += [table.queue_price, table.values.intercept, table.gate.low, *(x for age in table.ages for x in asdict(age).values())]
+    numbers += [
+        table.queue_price,
+        table.full_ms,
+        table.values.intercept,
+        table.gate.low,
+        *(x for age in table.ages for x in asdict(age).values()),
+    ]
     terms = [x for term in table._terms for x in term]
     if not all(isinstance(x, int | float) and math.isfinite(x) for x in (*numbers, *terms, *table.values.bins)):
         raise ValueError("a number is not finite")
@@ -321,7 +378,7 @@ def _check(table: ActionTable) -> None:
         len(c.knots) != len(c.effects) for c in table.values.curves.values()
     ):
         raise ValueError("knots are not rising")
-    if min(terms) < 0 or any(term[0] <= 0 for term in table._terms) or table.queue_price <= 0:
+    if min(*terms, table.full_ms) < 0 or any(term[0] <= 0 for term in table._terms) or table.queue_price <= 0:
         raise ValueError("a cost or the queue price is not above 0")
     if actions < 2 or table.actions[-1].kind is not Kind.RANK or len(set(table.actions)) != actions:
         raise ValueError("the last action is not full work, or an action is there twice")

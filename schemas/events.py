@@ -237,6 +237,7 @@ class AllocationOutcome(Record):
     cost_ms, value     as predicted; `took_ms` is the measured processor time of the engine, null if no answer was ranked
     state              ranked | cached | passed | dropped | refused | failed: all but the first two mean "not ranked", and never "invalid"
     predicted          of a probe: the sum of the ten best predicted values that each action would have passed on, in the order of the table's actions
+    items, logits      of a cached answer: its first items, and what the model said of them; their clicks calibrate cached answers by age
     """
 
     request_id: Annotated[str, StringConstraints(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
@@ -260,6 +261,8 @@ class AllocationOutcome(Record):
     cached_s: Annotated[float, Field(ge=0)] | None = None
     took_ms: Milliseconds | None = None
     predicted: Annotated[list[float], Field(max_length=64)] | None = None
+    items: Annotated[list[WireId], Field(max_length=64)] = []
+    logits: Annotated[list[float], Field(max_length=64)] = []
 
 
 class StatisticsReport(Record):

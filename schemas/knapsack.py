@@ -74,13 +74,13 @@ def dual_bound(value_RA: np.ndarray, cost_RA: np.ndarray, budget_ms: float) -> f
 
 def best_mix(value_A: np.ndarray, cost_A: np.ndarray, budget_ms: float) -> list[tuple[int, float]]:
     """The static policy: the two actions, and their shares, whose mix has the highest mean value within the budget: a point of the upper hull."""
-    fits = np.flatnonzero(cost_A <= budget_ms)
+    fits = np.flatnonzero((cost_A <= budget_ms) & np.isfinite(value_A))
     if not len(fits):
         return [(int(cost_A.argmin()), 1.0)]
     alone = int(fits[value_A[fits].argmax()])
     best, mix = float(value_A[alone]), [(alone, 1.0)]
     for a in fits:
-        for b in np.flatnonzero(cost_A > budget_ms):
+        for b in np.flatnonzero((cost_A > budget_ms) & np.isfinite(value_A)):
             share = float((budget_ms - cost_A[a]) / (cost_A[b] - cost_A[a]))
             value = float(value_A[a] + share * (value_A[b] - value_A[a]))
             if value > best:

@@ -1,5 +1,4 @@
-"""`aif eval tables`, `aif eval data`, `aif eval history`, `aif eval relay` and
-`aif eval online`. Only typer and the standard library at module level."""
+"""`aif eval tables`, `data`, `history`, `relay`, `online` and `allocation`. Only typer and the standard library at module level."""
 
 import os
 from pathlib import Path
@@ -19,6 +18,7 @@ def register(app: typer.Typer) -> None:
     group.command("history", short_help="What a longer history is worth, and what it costs.")(history)
     group.command("relay", short_help="What the ranker adds to AIF's order.")(relay)
     group.command("online", short_help="A world that moves: frozen model against a follower.")(online)
+    group.command("allocation", short_help="Computation allocation: value for cost, by true values.")(allocation)
 
 
 def tables(
@@ -126,6 +126,24 @@ def online(
 
     figures = run_online(out, quick)
     say(f"wrote {out / 'online.png'}")
+    print_figures(figures.as_dict(), as_json)
+
+
+def allocation(
+    out: Annotated[Path, typer.Option(help="Folder of the picture allocation.svg.")] = Path("results"),
+    quick: Annotated[bool, typer.Option("--quick", help="Half of the requests: two minutes on one core.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, max=8, help="Seeds of requests, users, days and outcomes.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """What computation allocation is worth on simulated requests whose true values are known, with costs of docs/BENCHMARKS.md.
+
+    Value at equal cost and cost at equal value against the best static mix and today's path; the controls over a day; cached answers; dropped requests.
+    """
+    _use_one_thread()
+    from lab.evaluation.allocation.program import run_allocation
+
+    figures = run_allocation(out, quick, seeds)
+    say(f"wrote {out / 'allocation.svg'}")
     print_figures(figures.as_dict(), as_json)
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from schemas.allocation import (
     Facts,
     Gate,
     LevelCost,
+    Requests,
     Values,
     decode_table,
     encode_table,
     list_actions,
     stack_costs,
+    stack_values,
 )
 from schemas.errors import Corrupted, Incompatible
 from schemas.knapsack import choose_one
@@ -36,7 +39,7 @@ def small_table(version: int = 7, low: float = 0.01) -> ActionTable:
     values = Values(0.5, curves, (5.0,), (shares, (0.0, 0.3, 0.0, 0.6, 0.7, 0.9, 1.0)))
     mean_row = tuple(2.0 * share for share in shares)
     ages = (CachedAge(0, 1.0), CachedAge(600, 0.8, 0.9, -0.2))
-    return ActionTable(version, 123, actions, costs, values, mean_row, 0.5, ((3, 0.4), (5, 0.6)), ages, gate=Gate(0.03, low, 0.05))
+    return ActionTable(version, 123, actions, costs, values, mean_row, 0.5, 4.0, ((3, 0.4), (5, 0.6)), ages, gate=Gate(0.03, low, 0.05))
 
 
 def test_names_of_actions() -> None:
@@ -83,22 +86,37 @@ def test_a_wrong_table_is_refused(damage: Callable[[dict[str, Any]], object]) ->
         decode_table(json.dumps(read).encode(), 7)
 
 
-def test_costs_of_one_request_and_of_many_are_the_same() -> None:
-    table, facts = small_table(), [Facts(3000, 700), Facts(9000, 0, needs_user=True), Facts(10, 50_000, needs_user=True)]
-    many = stack_costs(
-        table, np.array([f.behaviours for f in facts]), np.array([f.needs_user for f in facts]), np.array([f.candidates for f in facts])
+def columns_of(facts: Sequence[Facts]) -> Requests:
+    """The same requests in columns."""
+    rows = [[np.nan if x is None else float(x) for x in dataclasses.astuple(one)] for one in facts]
+    return Requests(*np.array(rows).T)
+
+
+def test_one_request_and_many_have_the_same_costs_and_values() -> None:
+    table = small_table()
+    facts = [
+        Facts(3000, 700, user_value=0.3),
+        Facts(9000, 0, needs_user=True, cached_s=60.0),
+        Facts(10, 50_000, needs_user=True, cached_s=900),
+    ]
+    costs, values, blind = (
+        f(columns_of(facts)) for f in (partial(stack_costs, table), partial(stack_values, table), partial(stack_values, table, blind=True))
     )
-    for row, one in zip(many, facts, strict=True):
-        np.testing.assert_allclose(row, table.costs_ms(one), rtol=1e-12)
-    assert many[0][-1] == pytest.approx(1.0 + 3000 * (0.415e-3 + 0.14e-6 * 700)), "no more candidates than there are"
+    for row, one in enumerate(facts):
+        np.testing.assert_allclose(costs[row], table.costs_ms(one), rtol=1e-12)
+        np.testing.assert_allclose(values[row], table.values_of(one), rtol=1e-12)
+        np.testing.assert_allclose(blind[row], table.values_of(one, blind=True), rtol=1e-12)
+    assert costs[0][-1] == pytest.approx(1.0 + 3000 * (0.415e-3 + 0.14e-6 * 700)), "no more candidates than there are"
 
 
 def test_values_by_features_and_without() -> None:
     table = small_table()
     low, high, unknown = (table.values_of(Facts(9000, 700, user_value=v)) for v in (0.2, 5.0, None))
     assert low[-1] < unknown[-1] < high[-1]
-    assert table.values_of(Facts(9000, 700, user_value=5.0), blind=True)[:2] == list(table.mean_row[:2])
-    assert dataclasses.replace(table, gate=Gate(0.01, -0.001, 0.02)).values_of(Facts(9000, 700, user_value=5.0))[-1] == table.mean_row[-1]
+    facts = Facts(9000, 700, user_value=5.0)
+    blind = table.values_of(facts, blind=True)
+    assert blind[-1] == pytest.approx(table.mean_row[-1] * table.costs_ms(facts)[-1] / 4.0), "in proportion to the cost of full work"
+    assert dataclasses.replace(table, gate=Gate(0.01, -0.001, 0.02)).values_of(facts) == blind, "a closed gate"
 
 
 def test_a_cached_answer_is_an_action_only_where_there_is_one() -> None:

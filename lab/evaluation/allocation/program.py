@@ -4,7 +4,7 @@ A figure is the mean over seeds; its interval is Student's of 95%. Each seed has
 decides has learnt from noisy outcomes of other users, and a gate that sees third users' outcomes says at which budgets it may.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -52,11 +52,52 @@ def run_allocation(out: Path, quick: bool, seeds: int) -> Figures:
         tell("requests")
         library = make_library(requests, requests // 4, seed)
         found.append(_measure(library, seed, answers, tell, curves))
-    for name in found[0]:
-        figures.add_interval(name, _interval([of[name] for of in found]))
+    add_allocation_figures(figures, found)
     out.mkdir(parents=True, exist_ok=True)
     draw_curves(out / "allocation.svg", curves)
     return figures
+
+
+def add_allocation_figures(figures: Figures, found: Sequence[Mapping[str, float]]) -> None:
+    """The figures of all seeds, each with its interval."""
+
+    def over_seeds(name: str) -> Interval:
+        return _interval([of[name] for of in found])
+
+    figures.add_interval("regret_known", over_seeds("regret_known"))
+    for budget in (f"{share * 100:.0f}" for share in SHARES):
+        figures.add_interval(f"value_over_tuned_{budget}", over_seeds(f"value_over_tuned_{budget}"))
+        figures.add_interval(f"value_over_today_{budget}", over_seeds(f"value_over_today_{budget}"))
+        figures.add_interval(f"cost_saved_tuned_{budget}", over_seeds(f"cost_saved_tuned_{budget}"))
+        figures.add_interval(f"cost_saved_today_{budget}", over_seeds(f"cost_saved_today_{budget}"))
+        figures.add_interval(f"gate_open_{budget}", over_seeds(f"gate_open_{budget}"))
+        figures.add_interval(f"gate_lift_{budget}", over_seeds(f"gate_lift_{budget}"))
+        figures.add_interval(f"ungated_over_tuned_{budget}", over_seeds(f"ungated_over_tuned_{budget}"))
+        figures.add_interval(f"blind_over_tuned_{budget}", over_seeds(f"blind_over_tuned_{budget}"))
+        figures.add_interval(f"believed_over_true_{budget}", over_seeds(f"believed_over_true_{budget}"))
+    figures.add_interval("judged_by_itself_15", over_seeds("judged_by_itself_15"))
+    figures.add_interval("judged_by_truth_15", over_seeds("judged_by_truth_15"))
+    for policy in POLICIES[1:]:
+        figures.add_interval(f"day_over_tuned_{policy}", over_seeds(f"day_over_tuned_{policy}"))
+    for policy in ("feedback", "mpc"):
+        figures.add_interval(f"utilisation_{policy}", over_seeds(f"utilisation_{policy}"))
+        figures.add_interval(f"over_utilisation_{policy}", over_seeds(f"over_utilisation_{policy}"))
+        figures.add_interval(f"spike_over_utilisation_{policy}", over_seeds(f"spike_over_utilisation_{policy}"))
+        figures.add_interval(f"refused_{policy}", over_seeds(f"refused_{policy}"))
+    for minutes in (0, 10, 30):
+        figures.add_interval(f"calibration_{minutes}", over_seeds(f"calibration_{minutes}"))
+        figures.add_interval(f"ece_{minutes}", over_seeds(f"ece_{minutes}"))
+        figures.add_interval(f"uncalibrated_{minutes}", over_seeds(f"uncalibrated_{minutes}"))
+        figures.add_interval(f"calibrated_on_random_{minutes}", over_seeds(f"calibrated_on_random_{minutes}"))
+        figures.add_interval(f"cached_value_{minutes}", over_seeds(f"cached_value_{minutes}"))
+        figures.add_interval(f"cached_hr_at_100_{minutes}", over_seeds(f"cached_hr_at_100_{minutes}"))
+    figures.add_interval("cached_over_tuned_15", over_seeds("cached_over_tuned_15"))
+    figures.add_interval("rule_dropped_5", over_seeds("rule_dropped_5"))
+    figures.add_interval("rule_lost_5", over_seeds("rule_lost_5"))
+    figures.add_interval("model_dropped_30", over_seeds("model_dropped_30"))
+    figures.add_interval("model_lost_30", over_seeds("model_lost_30"))
+    figures.add_interval("truth_lost_30", over_seeds("truth_lost_30"))
+    figures.add_interval("drops_as_invalid_lost_30", over_seeds("drops_as_invalid_lost_30"))
 
 
 def _tell(seed: str, step: str) -> None:
@@ -84,11 +125,11 @@ def _measure(library: Library, seed: int, answers: int, tell: Callable[[str], No
         "values known": Frontier.of(true_RA, true_RA, cost_RA),
     }
     learnt, blind, mixed = (measure_budgets(judge, frontiers[name]) for name in list(frontiers)[:3])
-    figures = {"regret_known": max(of.regret_known for of in learnt.values())}
+    of_seed = {"regret_known": max(of.regret_known for of in learnt.values())}
     for share in SHARES:
         gate = judge_gate(table, learn, others, share, rng)
         served, name = (learnt if gate.serves else mixed)[share], f"{share:.0%}".rstrip("%")
-        figures |= {
+        of_seed |= {
             f"value_over_tuned_{name}": served.over_tuned,
             f"value_over_today_{name}": served.over_today,
             f"cost_saved_tuned_{name}": served.saved_tuned,
@@ -99,42 +140,42 @@ def _measure(library: Library, seed: int, answers: int, tell: Callable[[str], No
             f"blind_over_tuned_{name}": blind[share].over_tuned,
             f"believed_over_true_{name}": learnt[share].believed_over_true,
         }
-    figures |= _judged_by_itself(judge, cost_RA)
+    of_seed |= _judged_by_itself(judge, cost_RA)
     tell("a day")
     priced, traffic = Priced.of(judge, believed_RA, cost_RA), draw_traffic(seed)
     days = {policy: run_day(priced, traffic, policy, seed, table.queue_price) for policy in POLICIES}
-    figures |= {f"day_over_tuned_{policy}": days[policy].value / days["static"].value - 1 for policy in POLICIES[1:]}
+    of_seed |= {f"day_over_tuned_{policy}": days[policy].value / days["static"].value - 1 for policy in POLICIES[1:]}
     for policy in ("feedback", "mpc"):
         day = days[policy]
-        figures |= {
+        of_seed |= {
             f"utilisation_{policy}": day.utilisation,
             f"over_utilisation_{policy}": day.over,
             f"spike_over_utilisation_{policy}": day.spike_over,
         }
-        figures[f"refused_{policy}"] = day.refused_share
+        of_seed[f"refused_{policy}"] = day.refused_share
     tell("cached answers")
     ages = measure_ages(seed, answers)
     for age_s, minutes in ((0, 0), (600, 10), (1800, 30)):
         at = ages[age_s]
-        figures |= {f"calibration_{minutes}": at.platt, f"calibration_error_{minutes}": at.platt_ece, f"uncalibrated_{minutes}": at.raw}
-        figures |= {
+        of_seed |= {f"calibration_{minutes}": at.platt, f"ece_{minutes}": at.platt_ece, f"uncalibrated_{minutes}": at.raw}
+        of_seed |= {
             f"calibrated_on_random_{minutes}": at.of_random,
             f"cached_value_{minutes}": at.value,
             f"cached_hr_at_100_{minutes}": at.hit_rate_100,
         }
     keeps = tuple(CachedAge(age_s, at.value) for age_s, at in ages.items())
-    figures["cached_over_tuned_15"] = measure_cached(judge, believed_RA, keeps, 60.0, rng)
+    of_seed["cached_over_tuned_15"] = measure_cached(judge, believed_RA, keeps, 60.0, rng)
     tell("drops")
     rules = {row: drop_by_rule(seed, row) for row in ROWS}
     models = {share: drop_by_model(seed, share) for share in DROP_SHARES}
-    figures |= {
+    of_seed |= {
         "rule_dropped_5": rules[5][0],
         "rule_lost_5": rules[5][1],
         "model_dropped_30": models[0.3][0],
         "model_lost_30": models[0.3][1],
     }
-    figures["truth_lost_30"] = drop_by_truth(seed, models[0.3][0])
-    figures["drops_as_invalid_lost_30"] = drop_by_model(seed, 0.3, "invalid")[1]
+    of_seed["truth_lost_30"] = drop_by_truth(seed, models[0.3][0])
+    of_seed["drops_as_invalid_lost_30"] = drop_by_model(seed, 0.3, "invalid")[1]
     if not curves:
         full, whole = float(cost_RA[:, -1].mean()), float(true_RA[:, -1].mean())
         for name, frontier in frontiers.items():
@@ -148,7 +189,7 @@ def _measure(library: Library, seed: int, answers: int, tell: Callable[[str], No
         curves["drop: truth known"] = (list(DROP_SHARES), [drop_by_truth(seed, share) for share in DROP_SHARES])
         curves["drop: at random"] = ([0.0, 0.5], [0.0, 0.5])
         curves |= _by_ttl(ages)
-    return figures
+    return of_seed
 
 
 def _judged_by_itself(judge: Library, cost_RA: np.ndarray) -> dict[str, float]:

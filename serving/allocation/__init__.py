@@ -3,5 +3,5 @@
 allocator.py   the mode, the price of this moment, the decisions, those of the last requests to explain them
 decisions.py   one decision: its inputs, made again, as a receipt
 tables.py      the tables of values and costs, followed from the index store; what decides without one
-outcomes.py    decisions and their costs, to the topic allocation-outcomes
+outcomes.py    decisions and their costs, to the topic allocation-outcomes; settings.py: how a server allocates
 """

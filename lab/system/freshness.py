@@ -198,7 +198,7 @@ def measure_freshness(rate: float, seconds: float, items: int, builds: int) -> F
             prober.stopping.wait(_WARM_UP_S + seconds)
             tell("full builds", began)
             building = [_build(stage, catalogue, worker) for _ in range(builds)]
-        left = _not_servable(stage, server)
+        left = not_servable(stage, server)
     _add_figures(figures, prober.seen, steady, building)
     figures.add("rate_per_s", load.per_s)
     figures.add("lost", sum(math.isinf(s.visible_s) for s in prober.seen) + left)
@@ -212,7 +212,7 @@ def _build(stage: BenchStage, catalogue: Catalogue, worker: Child) -> tuple[floa
     return began, time.monotonic()
 
 
-def _not_servable(stage: BenchStage, server: RankingServer) -> int:
+def not_servable(stage: BenchStage, server: RankingServer) -> int:
     """Updates that the server's answers do not contain a while after the last: by the watermark of an answer against the ends of the topic."""
     ends, behind = stage.source_ends(), [0]
 

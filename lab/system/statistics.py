@@ -28,7 +28,7 @@ from infra.kafka.publisher import Publisher
 from infra.kafka.reader import read_topic
 from lab.demo.server import RankingServer
 from lab.figures.declared import read_bench
-from lab.system.freshness import Prober, Seen, percentile_ms
+from lab.system.freshness import Prober, Seen, not_servable, percentile_ms
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport, decode_record
 from schemas.features import Feature, FeatureSchema, Kind, Scope
@@ -160,6 +160,7 @@ def measure_statistics(rate: float, seconds: float, items: int) -> Figures:
             published.publish_history(publisher, [int(u.item_id) for u in listed])
         stage.wait_for(lambda: _as_of(stage) > 0, "the first report of the statistics")
         _wait_quiet(stage)
+        not_servable(stage, server)  # waits until the answers have all of them
         began = tell("behaviours", began)
         load = BehaviourLoad(stage, [int(u.item_id) for u in listed[_PROBES:]], rate, published)
         with StatisticsProber(stage, probed, worker, published) as prober, load:
@@ -168,7 +169,7 @@ def measure_statistics(rate: float, seconds: float, items: int) -> Figures:
         _wait_quiet(stage)
         tell("compare with an import", began)
         _compare(figures, stage, listed, published)
-    _add_times(figures, [s for s in prober.seen if s.published_at >= first_s])
+    _add_times(figures, [s for s in prober.seen if s.published_at >= first_s], sum(math.isinf(s.visible_s) for s in prober.seen))
     figures.add("rate_per_s", load.per_s)
     return figures
 
@@ -211,9 +212,9 @@ def _number(value: Any, name: str) -> float:
     return (NEVER if _KEPT[name].measure is Measure.LAST else 0.0) if value is None else float(value)
 
 
-def _add_times(figures: Figures, seen: list[Seen]) -> None:
+def _add_times(figures: Figures, seen: list[Seen], lost: int) -> None:
     visible_s = [s.visible_s for s in seen if math.isfinite(s.visible_s)]
     for percent in (50, 99):
         figures.add(f"visible_p{percent}_ms", percentile_ms(visible_s, percent))
     figures.add("probes", len(visible_s))
-    figures.add("lost", len(seen) - len(visible_s))
+    figures.add("lost", lost)

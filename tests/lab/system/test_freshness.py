@@ -15,7 +15,7 @@ from infra.figures import Figures
 from infra.processes import free_ports, start_child, wait_until
 from lab.demo.server import RankingServer
 from lab.system import freshness
-from lab.system.freshness import _LOST_AFTER_S, FRESHNESS, Prober, Seen, _add_figures, _not_servable
+from lab.system.freshness import _LOST_AFTER_S, FRESHNESS, Prober, Seen, _add_figures, not_servable
 from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate
 from tests.serving.fake_engine import FakeEngine
@@ -85,7 +85,7 @@ def test_a_server_that_is_away_at_the_end_ends_the_bench_instead_of_having_lost_
     stage: Any = SimpleNamespace(source_ends=lambda: {0: (5, 0)})
     (port,) = free_ports(1)
     with closing(RankingServer(f"http://127.0.0.1:{port}")) as server, pytest.raises(Unavailable, match="gave no answer"):
-        _not_servable(stage, server)
+        not_servable(stage, server)
 
 
 @pytest.mark.parametrize(("ends", "behind"), [(5, 0), (8, 3)], ids=["all in the answer", "three are not"])
@@ -93,7 +93,7 @@ def test_what_the_watermark_of_an_answer_does_not_reach_is_lost(ends: int, behin
     monkeypatch.setattr(freshness, "_LOST_AFTER_S", 0.2)
     stage: Any = SimpleNamespace(source_ends=lambda: {0: (ends, 3)})
     with open_front(FakeEngine()) as front, closing(RankingServer(front.url)) as server:
-        assert _not_servable(stage, server) == behind
+        assert not_servable(stage, server) == behind
 
 
 def test_changes_count_in_the_window_in_which_they_were_published(tmp_path: Path) -> None:

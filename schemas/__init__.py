@@ -1,6 +1,7 @@
 """What two processes must agree on. No I/O.
 
-events.py                 records of the topics, checked; event_reader.py: valid ones, read fast; headers.py: their headers; topics.py: the topics
+events.py                 shapes of the topics' records; decoding.py: read and checked; event_reader.py: valid ones, read fast
+topics.py                 the topics and the headers of their records
 requests.py, token.py     what travels between caller and server
 features.py               features as data: raw values to the numbers a network reads
 ids.py                    ids, their keys, partitions and hash buckets

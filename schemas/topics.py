@@ -5,7 +5,7 @@ Only user-features is compacted: with offsets that have no gaps, a gap is a hole
 Retention is in hours; -1 keeps permanently.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas.limits import RECORD_BYTES_MAX
@@ -88,3 +88,17 @@ TOPICS: tuple[Topic, ...] = (
 SHARD_TOPICS = (ITEM_FEATURES, NEW_ITEMS)  # what one shard reads, in the order of its offset vectors
 
 assert all(t.retention_hours == FOR_EVER or t.retention_hours >= 2 * SNAPSHOT_INTERVAL_HOURS for t in TOPICS if t.name in SHARD_TOPICS)
+
+
+def encode_headers(event_type: str, event_id: str, source: str, time_rfc3339: str) -> Sequence[tuple[str, bytes]]:
+    """CloudEvents 1.0, Kafka binding, binary mode, plus the schema number of the payload. Publishers send them; readers need none."""
+    pairs = {
+        "ce_specversion": "1.0",
+        "ce_type": event_type,
+        "ce_id": event_id,
+        "ce_source": source,
+        "ce_time": time_rfc3339,
+        "content-type": "application/json",
+        "schema": "1",
+    }
+    return [(name, value.encode()) for name, value in pairs.items()]

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from schemas.decoding import describe_errors
 from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, RejectedInput, Unavailable
-from schemas.events import describe_errors
 from schemas.requests import BEARER_TOKEN, ErrorAnswer
 
 A = TypeVar("A", bound=BaseModel)

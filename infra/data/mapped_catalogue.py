@@ -34,8 +34,9 @@ from infra.data.sampled_impressions import (
 from infra.data.shown_impressions import read_shown_requests
 from infra.data.spool import SpoolBounds
 from infra.data.tables import Tell
+from schemas.decoding import describe_errors
 from schemas.errors import Misconfigured
-from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord, describe_errors
+from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
 from schemas.features import FeatureSchema, Scope
 from schemas.ids import Id
 from schemas.limits import TASKS_MAX

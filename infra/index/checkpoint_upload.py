@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from infra.index.control_folds import control_path
 from infra.index.store import IndexStore, read_if_there
+from schemas.decoding import describe_errors
 from schemas.errors import Corrupted, Incompatible, RejectedInput
-from schemas.events import CheckpointRecord, describe_errors
+from schemas.events import CheckpointRecord
 from schemas.ids import IdKind
 from schemas.index.control_entry import decode_entry
 from schemas.index.manifest import checkpoint_path, checkpoint_uri

@@ -6,7 +6,6 @@ Source: AsyncAPI 3.0.0; Kafka bindings 0.5.0.
 from typing import Any
 
 from schemas.events import RECORDS, json_schema
-from schemas.headers import encode_headers
 from schemas.topics import (
     ALLOCATION_OUTCOMES,
     DEAD_LETTER_PREFIX,
@@ -18,6 +17,7 @@ from schemas.topics import (
     STATISTICS_REPORTS,
     TOPICS,
     Topic,
+    encode_headers,
 )
 
 _KAFKA_BINDING = "0.5.0"

@@ -19,7 +19,7 @@ from schemas.topics import DEAD_LETTER_PREFIX
 
 if TYPE_CHECKING:
     from infra.kafka.reader import SourceRecord
-    from schemas.events import Rejection  # it would load pydantic
+    from schemas.decoding import Rejection  # it would load pydantic
 
 Headers = list[tuple[str, bytes | None]]
 

@@ -17,8 +17,9 @@ from typing import BinaryIO, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from schemas.decoding import describe_errors
 from schemas.errors import RejectedInput
-from schemas.events import Behaviour, ItemFeaturesUpdate, NewItem, UserFeaturesRecord, describe_errors
+from schemas.events import Behaviour, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
 from schemas.ids import IdKind, decode_id
 from schemas.limits import RECORD_BYTES_MAX
 

@@ -39,10 +39,17 @@ from schemas.events import (
     UserFeaturesRecord,
     encode_record,
 )
-from schemas.headers import encode_headers
 from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
 from schemas.limits import RECORD_BYTES_MAX, UPDATES_PER_RECORD_MAX
-from schemas.topics import IMPRESSIONS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES
+from schemas.topics import (
+    IMPRESSIONS,
+    ITEM_FEATURES,
+    MODEL_CHECKPOINTS,
+    NEW_ITEMS,
+    USER_BEHAVIOURS,
+    USER_FEATURES,
+    encode_headers,
+)
 
 if TYPE_CHECKING:
     from infra.index.store import IndexStore

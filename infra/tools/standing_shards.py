@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.kafka.security import Bootstrap
+from schemas.decoding import decode_record
 from schemas.errors import AifError
-from schemas.events import DISK_FAULT, DISK_FAULT_OVER, SHARD_OPENED, IndexEvent, decode_record
+from schemas.events import DISK_FAULT, DISK_FAULT_OVER, SHARD_OPENED, IndexEvent
 from schemas.topics import INDEX_EVENTS
 
 REMEDY = "free space on that worker's disk, or repair it; the shard continues by itself"

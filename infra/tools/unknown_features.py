@@ -13,7 +13,8 @@ from infra.index.store import IndexStore
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import read_topic
 from infra.kafka.security import Bootstrap
-from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord, Record, decode_updates
+from schemas.decoding import decode_updates
+from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord, Record
 from schemas.features import FeatureSchema, Kind, Scope
 from schemas.ids import Id, IdKind
 from schemas.model.checkpoint_file import read_checkpoint_file

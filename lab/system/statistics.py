@@ -30,7 +30,8 @@ from lab.demo.server import RankingServer
 from lab.figures.declared import read_bench
 from lab.system.freshness import Prober, Seen, not_servable, percentile_ms
 from lab.system.stage import BenchStage, open_bench_stage, tell
-from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport, decode_record
+from schemas.decoding import decode_record
+from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport
 from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.statistics import DAY_MS, HOUR_MS, NEVER, Log, Measure, Statistic
 from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS

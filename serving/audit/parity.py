@@ -27,8 +27,8 @@ from infra.figures import Figures, Measured
 from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore, open_index_store
 from infra.kafka.security import Bootstrap
+from schemas.decoding import describe_errors
 from schemas.errors import Corrupted, RejectedInput
-from schemas.events import describe_errors
 from schemas.ids import Id, IdKind, decode_id, encode_index_key
 from schemas.index.manifest import Manifest, decode_manifest, manifest_path
 from schemas.model.checkpoint import read_checkpoint

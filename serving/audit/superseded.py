@@ -14,7 +14,8 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import read_topic
 from infra.settings import ProcessSettings
-from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, decode_updates
+from schemas.decoding import decode_updates
+from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate
 from schemas.ids import Id, decode_id, encode_index_key, partition_of
 from schemas.topics import ITEM_FEATURES
 

@@ -8,8 +8,9 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import start_offsets
 from infra.kafka.reader import read_topic
 from infra.settings import ProcessSettings
+from schemas.decoding import decode_updates, decode_user_features
 from schemas.errors import Incompatible, RejectedInput, Unavailable
-from schemas.events import Behaviour, BehavioursRecord, decode_updates, decode_user_features
+from schemas.events import Behaviour, BehavioursRecord
 from schemas.ids import decode_id, encode_wire_id, partition_of
 from schemas.index.control import Init
 from schemas.limits import BEHAVIOURS_PER_REQUEST_MAX

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from granian.rsgi import ProtocolClosed, ProtocolError
 from pydantic import BaseModel, ValidationError
 
+from schemas.decoding import ERRORS_NAMED_MAX, describe_errors
 from schemas.errors import RejectedInput
-from schemas.events import ERRORS_NAMED_MAX, describe_errors
 from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, KIB
 from serving.calls.request_ids import too_many_candidates
 from serving.core.json_bounds import check_json, check_keys

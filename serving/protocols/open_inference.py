@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from schemas.decoding import describe_errors
 from schemas.errors import RejectedInput, Unavailable
-from schemas.events import describe_errors
 from schemas.ids import Id, IdKind, encode_wire_id
 from schemas.limits import DEADLINE_MS_MAX
 from schemas.requests import RankRequest

@@ -14,8 +14,8 @@ from dataclasses import astuple, dataclass
 
 from infra.kafka.dead_letters import truncate_oversized
 from infra.kafka.reader import SourceRecord
+from schemas.decoding import Rejection
 from schemas.errors import Corrupted
-from schemas.events import Rejection
 
 _LENGTH = struct.Struct(">I")
 

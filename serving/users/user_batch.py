@@ -11,8 +11,9 @@ from typing import Any
 
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database
+from schemas.decoding import Rejection, decode_updates, decode_user_features
 from schemas.errors import RejectedInput
-from schemas.events import Behaviour, BehavioursRecord, Rejection, decode_updates, decode_user_features
+from schemas.events import Behaviour, BehavioursRecord
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.topics import USER_FEATURES
 from schemas.users import BehaviourEvent

@@ -28,8 +28,8 @@ from infra.kafka.reader import SourceRecord
 from infra.kafka.security import Bootstrap
 from infra.kafka.sent_letters import SentLetters
 from infra.metrics import Metrics
+from schemas.decoding import Rejection
 from schemas.errors import AifError, Unavailable
-from schemas.events import Rejection
 from schemas.limits import MIB
 from serving.core.user_view import VIEW_TOPICS
 from serving.users.refused_records import decode_refused

@@ -22,8 +22,9 @@ from infra.index.checkpoint_upload import keep_checkpoint
 from infra.index.control_log import ControlLog, append_entry
 from infra.index.store import IndexStore, read_if_there
 from infra.kafka.reader import SourceRecord
+from schemas.decoding import Rejection, decode_record
 from schemas.errors import RejectedInput, Unavailable
-from schemas.events import CheckpointRecord, IndexEvent, Rejection, decode_record
+from schemas.events import CheckpointRecord, IndexEvent
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path, checkpoint_uri

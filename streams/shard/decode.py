@@ -14,9 +14,10 @@ import numpy as np
 
 from infra.kafka.reader import SourceRecord
 from schemas import event_reader
+from schemas.decoding import Rejection, check_partition, decode_updates
 from schemas.errors import RejectedInput
 from schemas.event_reader import read_item_features, read_new_items
-from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord, Rejection, check_partition, decode_updates
+from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord
 from schemas.ids import Id, IdKind, decode_id, encode_index_key
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, pack_features

@@ -8,8 +8,9 @@ counts nowhere either: it would move the windows of every item to its own time.
 from collections.abc import Iterable, Mapping, Sequence
 
 from infra.kafka.reader import SourceRecord
+from schemas.decoding import decode_record, decode_updates
 from schemas.errors import RejectedInput
-from schemas.events import Behaviour, BehavioursRecord, ImpressionRecord, decode_record, decode_updates
+from schemas.events import Behaviour, BehavioursRecord, ImpressionRecord
 from schemas.ids import IdKind, decode_id, encode_index_key
 from schemas.index.control import Init
 from schemas.statistics import CLICK, HOUR_MS, Counter, Log, bucket_of

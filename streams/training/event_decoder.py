@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from infra.kafka.reader import SourceRecord
+from schemas.decoding import decode_record, decode_updates, decode_user_features
 from schemas.errors import Misconfigured, RejectedInput
 from schemas.events import (
     Behaviour,
@@ -20,9 +21,6 @@ from schemas.events import (
     NewItem,
     NewItemsRecord,
     UserFeaturesRecord,
-    decode_record,
-    decode_updates,
-    decode_user_features,
 )
 from schemas.ids import Id, IdKind, decode_id
 from schemas.topics import IMPRESSIONS, ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES

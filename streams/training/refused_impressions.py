@@ -18,8 +18,8 @@ from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
 from infra.kafka.redrive import read_dead_letters
 from infra.kafka.security import Bootstrap
+from schemas.decoding import Rejection
 from schemas.errors import AifError, RejectedInput
-from schemas.events import Rejection
 from schemas.limits import MIB
 from schemas.topics import IMPRESSIONS
 

@@ -13,8 +13,9 @@ from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
 from infra.kafka.security import Bootstrap
+from schemas.decoding import Rejection
 from schemas.errors import Unavailable
-from schemas.events import IndexEvent, Rejection, encode_record
+from schemas.events import IndexEvent, encode_record
 from schemas.topics import INDEX_EVENTS
 
 _ACKNOWLEDGED_S_MAX = 10.0

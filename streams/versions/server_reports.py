@@ -14,8 +14,9 @@ from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import end_offsets, newest_time_ms, offsets_at
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.kafka.security import Bootstrap
+from schemas.decoding import decode_record
 from schemas.errors import AifError, RejectedInput
-from schemas.events import ServerReport, decode_record
+from schemas.events import ServerReport
 from schemas.topics import SERVER_REPORTS
 from streams.core.misbehaviour import Report, ReportHistory, fold_report
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from infra.kafka.dead_letters import decode_dead_letter, encode_dead_letter
 from infra.kafka.reader import SourceRecord
+from schemas.decoding import Rejection, decode_record
 from schemas.errors import AifError
-from schemas.events import RECORDS, Rejection, decode_record
+from schemas.events import RECORDS
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, fold_entry
 from schemas.index.control_entry import encode_entry

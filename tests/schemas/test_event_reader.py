@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from schemas.decoding import decode_record
 from schemas.errors import RejectedInput
 from schemas.event_reader import read_item_features, read_new_items
-from schemas.events import ItemFeaturesRecord, NewItemsRecord, decode_record
+from schemas.events import ItemFeaturesRecord, NewItemsRecord
 from schemas.limits import FEATURE_TEXT_BYTES_MAX, FEATURES_PER_SCHEMA_MAX, RECORD_BYTES_MAX, TEXT_ID_BYTES_MAX, UPDATES_PER_RECORD_MAX
 
 # Values as text, so that what JSON's own writers never write is among them.

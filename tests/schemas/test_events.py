@@ -7,18 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from schemas.decoding import Decoded, decode_record, decode_updates
 from schemas.errors import RejectedInput
 from schemas.events import (
     RECORDS,
     Behaviour,
     BehavioursRecord,
     CheckpointRecord,
-    Decoded,
     ItemFeaturesRecord,
     ItemFeaturesUpdate,
     ServerReport,
-    decode_record,
-    decode_updates,
     encode_record,
 )
 from schemas.ids import IdKind, partition_of

@@ -27,8 +27,6 @@ from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
-import numpy as np
-
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_MAX
 from schemas.model.parameters import Parameters
@@ -36,9 +34,8 @@ from schemas.token import VersionToken
 from serving.engine.call_one.call_one import find_base
 from serving.engine.devices.scorers import compile_kernels
 from serving.engine.devices.workers import WORKERS, Beside
-from serving.engine.loop.resident import Portion, Resident, apply_portion, report_of
+from serving.engine.loop.resident import Portion, Resident, apply_portion, rank, report_of
 from serving.engine.loop.turns import Turns, answer
-from serving.engine.tables.candidates import count_unsigned, find_candidates, rank_top
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserState, UserWork
 
 BATCH_MAX = 8  # pieces of work between two looks at messages and changes
@@ -376,28 +373,9 @@ class Engine:
         resident.state_made_s = time.monotonic()
         return state
 
-    def _state_for(self, work: RankWork) -> tuple[Resident, UserState]:
-        """The version that answers, and the user state on it: the one that the work brought, or one made here."""
-        resident = self._resident(work.version)
-        return resident, self._make_state(resident, work.user or UserWork()) if work.state is None else work.state
-
     def _rank(self, work: RankWork) -> RankResult:
+        """By the state that the work brought, or one made here."""
         if not 1 <= work.top_k <= TOP_K_MAX:
             raise RejectedInput("bad_top_k", f"top_k = {work.top_k}, expected 1 to {TOP_K_MAX}")
-        resident, state = self._state_for(work)
-        found = find_candidates(resident.tables, work.item_ids)
-        scores_C, probabilities_CT = resident.scorer.score(state, found.slots_K, work.context)
-        best_A = rank_top(scores_C, found.ids_K, work.top_k)
-        ids = found.ids_K[best_A].tolist() if isinstance(found.ids_K, np.ndarray) else [found.ids_K[i] for i in best_A.tolist()]
-        return RankResult(
-            token=resident.token,
-            ids=ids,
-            scores_A=scores_C[best_A],
-            probabilities_AT=probabilities_CT[best_A],
-            unknown=found.unknown,
-            unknown_count=found.unknown_count,
-            candidates=found.different,
-            watermark=resident.watermark,
-            state=state,
-            unsigned_count=count_unsigned(resident.tables, found.slots_K),
-        )
+        resident = self._resident(work.version)
+        return rank(resident, self._make_state(resident, work.user or UserWork()) if work.state is None else work.state, work)

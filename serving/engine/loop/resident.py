@@ -1,4 +1,4 @@
-"""A version in the engine: its tables, its scorer, its watermark, how fresh its answers are; and the portions of changes that update it.
+"""A version in the engine, which ranks: its tables, its scorer, its watermark, how fresh its answers are; and the portions of changes that update it.
 
 A delta record has the time of its shard's newest source record and the shard's offsets. The age counts for each topic whose offset moved. Only a record
 with a newer time than all before it gives an age; the first one of a partition after a load gives none, because its rows may be old.
@@ -17,9 +17,10 @@ import numpy as np
 from schemas.token import VersionToken
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
 from serving.engine.devices.scorer import Scorer
+from serving.engine.tables.candidates import count_unsigned, find_candidates, rank_top
 from serving.engine.tables.changes import Changes, IdArray, covered_order, take_ids
 from serving.engine.tables.tables import Tables
-from serving.engine.work import VersionReport
+from serving.engine.work import RankResult, RankWork, UserState, VersionReport
 
 KEPT = 10_000  # ages that were not taken yet; the oldest are dropped
 
@@ -140,6 +141,26 @@ def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mappin
     moved = {**old, **offsets} if is_ahead else dict(old)
     moved[INDEX_DELTAS] = max(offsets.get(INDEX_DELTAS, 0), old.get(INDEX_DELTAS, 0))
     return tuple(moved if i == shard else other for i, other in enumerate(watermark))
+
+
+def rank(resident: Resident, state: UserState, work: RankWork) -> RankResult:
+    """The best `top_k` of the candidates for this user state."""
+    found = find_candidates(resident.tables, work.item_ids)
+    scores_C, probabilities_CT = resident.scorer.score(state, found.slots_K, work.context)
+    best_A = rank_top(scores_C, found.ids_K, work.top_k)
+    ids = found.ids_K[best_A].tolist() if isinstance(found.ids_K, np.ndarray) else [found.ids_K[i] for i in best_A.tolist()]
+    return RankResult(
+        token=resident.token,
+        ids=ids,
+        scores_A=scores_C[best_A],
+        probabilities_AT=probabilities_CT[best_A],
+        unknown=found.unknown,
+        unknown_count=found.unknown_count,
+        candidates=found.different,
+        watermark=resident.watermark,
+        state=state,
+        unsigned_count=count_unsigned(resident.tables, found.slots_K),
+    )
 
 
 def report_of(resident: Resident) -> VersionReport:

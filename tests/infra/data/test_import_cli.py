@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from infra.cli import build_app
 from infra.kafka.reader import read_topic
+from schemas.decoding import decode_record
 from schemas.errors import AifError
-from schemas.events import RECORDS, decode_record
+from schemas.events import RECORDS
 from schemas.features import decode_feature_schema
 from schemas.train_choices import FOR_SHOWN
 from streams.training.model_file import read_train_choices

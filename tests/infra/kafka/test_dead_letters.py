@@ -15,8 +15,8 @@ from infra.kafka.dead_letters import (
 )
 from infra.kafka.reader import SourceRecord
 from infra.kafka.redrive import DeadLetter, Filter, plan_redrive
+from schemas.decoding import Rejection
 from schemas.errors import Corrupted
-from schemas.events import Rejection
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import TOPICS
 

@@ -14,8 +14,9 @@ from infra.kafka.admin import fetch_topics
 from infra.kafka.json_lines import JsonLines
 from infra.kafka.reader import read_topic
 from infra.processes import wait_until
+from schemas.decoding import decode_record
 from schemas.errors import AifError
-from schemas.events import CheckpointRecord, ItemFeaturesRecord, ItemFeaturesUpdate, decode_record
+from schemas.events import CheckpointRecord, ItemFeaturesRecord, ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, TOPICS

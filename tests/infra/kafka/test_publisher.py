@@ -12,6 +12,7 @@ from infra.kafka.admin import GROW, apply_topics, end_offsets
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.processes import free_ports, wait_until
+from schemas.decoding import decode_record, decode_updates
 from schemas.errors import AifError, Incompatible, RejectedInput, Unavailable
 from schemas.events import (
     Behaviour,
@@ -24,8 +25,6 @@ from schemas.events import (
     NewItemsRecord,
     ShownItem,
     UserFeaturesRecord,
-    decode_record,
-    decode_updates,
 )
 from schemas.ids import IdKind, partition_of
 from schemas.limits import RECORD_BYTES_MAX, UPDATES_PER_RECORD_MAX

@@ -21,8 +21,8 @@ from infra.kafka.admin import GROW, apply_topics, end_offsets
 from infra.kafka.dead_letters import DeadLetterSource, attempt_of, encode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.kafka.redrive import AUDIT, DeadLetter, Filter, encode_redriven, plan_redrive, read_dead_letters, read_sent, run_redrive
+from schemas.decoding import Rejection
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
-from schemas.events import Rejection
 from schemas.ids import IdKind, partition_of
 from schemas.index.control import Init
 from schemas.limits import RECORD_BYTES_MAX

@@ -12,8 +12,9 @@ from infra.kafka.admin import apply_topics
 from infra.kafka.dead_letters import decode_dead_letter, source_headers, truncate_oversized
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.metrics import Metrics
+from schemas.decoding import Rejection
 from schemas.errors import Unavailable
-from schemas.events import Behaviour, BehavioursRecord, Rejection, encode_record
+from schemas.events import Behaviour, BehavioursRecord, encode_record
 from schemas.ids import IdKind, partition_of
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES

@@ -15,8 +15,9 @@ import pytest
 from infra.index.checkpoint_upload import upload_checkpoint
 from infra.index.control_log import ControlLog
 from infra.kafka.reader import SourceRecord
+from schemas.decoding import Rejection
 from schemas.errors import RejectedInput, Unavailable
-from schemas.events import IndexEvent, Rejection, encode_record
+from schemas.events import IndexEvent, encode_record
 from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import checkpoint_path, checkpoint_uri
 from schemas.model.checkpoint import read_checkpoint

@@ -16,8 +16,9 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.kafka.reader import read_topic
 from infra.settings import InfraSettings, load_settings
+from schemas.decoding import decode_record
 from schemas.errors import Incompatible, Misconfigured
-from schemas.events import CheckpointRecord, decode_record
+from schemas.events import CheckpointRecord
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.manifest import checkpoint_path, checkpoint_uri

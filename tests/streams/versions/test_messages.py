@@ -4,7 +4,7 @@ import uuid
 
 from infra.kafka.admin import apply_topics
 from infra.kafka.reader import SourceRecord, read_topic
-from schemas.events import Rejection
+from schemas.decoding import Rejection
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, MODEL_CHECKPOINTS
 from streams.versions.messages import VersionMessages

@@ -24,8 +24,9 @@ from infra.kafka.reader import read_topic
 from infra.kafka.redrive import read_dead_letters
 from infra.metrics import Metrics
 from infra.settings import load_settings
+from schemas.decoding import decode_record
 from schemas.errors import Incompatible, Unavailable
-from schemas.events import CheckpointRecord, ImpressionRecord, ShownItem, decode_record
+from schemas.events import CheckpointRecord, ImpressionRecord, ShownItem
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.manifest import checkpoint_path

@@ -14,8 +14,9 @@ from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import end_offsets
 from infra.kafka.reader import TopicFollower
 from infra.kafka.security import KafkaTopics
+from schemas.decoding import decode_record
 from schemas.errors import AifError, RejectedInput
-from schemas.events import StatisticsReport, decode_record
+from schemas.events import StatisticsReport
 from schemas.topics import STATISTICS_REPORTS
 
 _RETRY_S, _POLL_S = 2.0, 0.5

@@ -11,7 +11,8 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import describe_index
 from infra.kafka.reader import read_topic
 from infra.processes import Child, wait_until
-from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport, decode_record
+from schemas.decoding import decode_record
+from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport
 from schemas.features import Feature, Kind, Scope
 from schemas.index.control_entry import Entry
 from schemas.index.lifecycle import EntryKind

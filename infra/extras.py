@@ -7,6 +7,7 @@ from schemas.errors import Misconfigured
 
 # Commands that are not named need everything: `aif[all]`.
 EXTRA_OF_COMMAND = {
+    "allocate": "train",
     "broker": "broker",
     "config": "train",
     "dlq": "serve",

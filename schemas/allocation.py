@@ -348,7 +348,7 @@ def decode_table(data: bytes, version: int) -> ActionTable:
         )
         _check(table)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
-        raise Corrupted("bad_table", f"the allocation table cannot be read ({error!r}); fit a new one") from error
+        raise Corrupted("bad_table", f"the allocation table cannot be read ({error!r}); fit a new one: `aif allocate fit`") from error
     if table.version != version:
         raise Incompatible(
             "table_version", f"the allocation table belongs to version {table.version}, the server runs {version}; fit one for {version}"

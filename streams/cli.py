@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from infra.command import AsJson, print_data, register_settings
+from streams.allocation.cli import register as register_allocate
 from streams.replay.cli import register as register_replay
 from streams.shard.cli import register as register_shards
 from streams.training.cli import register as register_train
@@ -20,6 +21,7 @@ def commands(app: typer.Typer) -> None:
     register_shards(app)
     register_replay(app)
     register_train(app)
+    register_allocate(app)
 
 
 def worker(

@@ -1,0 +1,76 @@
+"""Joins outcomes of decisions with impressions by request id.
+
+A decision is in allocation-outcomes, what became of it in impressions, up to `JOIN_MS` later. A value is the sum of the bids of clicked items. A request that
+was ranked and has no impression in time has no outcome: neither "shown" nor "invalid". One that was not ranked (dropped, refused, failed) never has one.
+
+Outcomes may be lost or come twice: servers drop them under load and count the loss, and a repeated request id counts once. So this needs no exactly-once
+reading: `aif allocate fit` reads the retained records anew at each fit, and no agent keeps a state.
+
+Here: records to columns. Not here: the fits (value_fit.py, cost_fit.py), reading the topics (program.py). Arrays: R requests, A actions.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.allocation import Action, Requests
+from schemas.events import AllocationOutcome, ImpressionRecord
+from streams.allocation.value_fit import Samples
+
+JOIN_MS = 30 * 60_000
+_NOT_RANKED = ("dropped", "refused", "failed")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Samples of requests, with the processor time of those that were ranked (nan elsewhere), and the impressions by request id."""
+
+    samples: Samples
+    took_R: np.ndarray
+    clicked_by_request: dict[str, list[bool]]
+
+
+def join_outcomes(outcomes: Iterable[AllocationOutcome], impressions: Iterable[ImpressionRecord], actions: Sequence[Action]) -> Joined:
+    """Decisions for one of `actions` with their values; the first decision of a request id counts."""
+    shown: dict[str, list[tuple[int, float, list[bool]]]] = {}
+    for one in impressions:
+        value = sum(item.bid for item in one.items if item.clicked)
+        shown.setdefault(one.request_id, []).append((one.time_ms, value, [item.clicked for item in one.items]))
+    places = {action.name: place for place, action in enumerate(actions)}
+    seen: set[str] = set()
+    rows: list[tuple[AllocationOutcome, float]] = []
+    clicked: dict[str, list[bool]] = {}
+    for outcome in outcomes:
+        if outcome.action not in places or outcome.request_id in seen:
+            continue
+        seen.add(outcome.request_id)
+        within = [] if outcome.state in _NOT_RANKED else shown.get(outcome.request_id, [])
+        within = [one for one in within if 0 <= one[0] - outcome.time_ms <= JOIN_MS]
+        rows.append((outcome, sum(value for _, value, _ in within) if within else np.nan))
+        clicked[outcome.request_id] = [click for *_, clicks in within for click in clicks]
+    return Joined(_samples(rows, places), np.array([np.nan if o.took_ms is None else o.took_ms for o, _ in rows]), clicked)
+
+
+def _samples(rows: Sequence[tuple[AllocationOutcome, float]], places: dict[str, int]) -> Samples:
+    predicted_RA = np.full((len(rows), len(places)), np.nan)
+    for row, (outcome, _) in enumerate(rows):
+        if outcome.predicted is not None and len(outcome.predicted) == len(places):
+            predicted_RA[row] = outcome.predicted
+    columns = ("candidates", "behaviours", "needs_user", "user_value", "retrieval_top", "cached_s")
+    known = [[np.nan if (x := getattr(o, name)) is None else float(x) for o, _ in rows] for name in columns]
+    return Samples(
+        np.array([user_number(o.user_id) for o, _ in rows], np.uint64),
+        Requests(*(np.array(column) for column in known)),
+        np.array([places[o.action] for o, _ in rows], int),
+        np.array([o.arm for o, _ in rows], dtype="U9"),
+        np.array([o.propensity for o, _ in rows]),
+        np.array([value for _, value in rows]),
+        predicted_RA,
+    )
+
+
+def user_number(user_id: int | str) -> int:
+    """A number that stands for a user in splits: equal ids, equal numbers."""
+    return int.from_bytes(hashlib.blake2b(str(user_id).encode(), digest_size=8).digest())

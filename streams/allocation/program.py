@@ -1,0 +1,131 @@
+"""One fit of an allocation table: topics to outcomes, outcomes to costs and values, the gate, and the table's file.
+
+Users are split by hash: the values learn from one part, the gate judges by the other. A table whose gate is closed is published too: its costs and its mean
+row still serve (schemas/allocation.py `values_of`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from infra.index.store import IndexStore
+from infra.kafka.reader import read_topic
+from infra.settings import InfraSettings
+from schemas.allocation import (
+    Action,
+    ActionTable,
+    Costs,
+    Gate,
+    Kind,
+    LevelCost,
+    Requests,
+    decode_table,
+    encode_table,
+    list_actions,
+    stack_costs,
+    stack_values,
+    table_path,
+    table_prefix,
+)
+from schemas.errors import RejectedInput, Unavailable
+from schemas.events import AllocationOutcome, ImpressionRecord, decode_record
+from schemas.knapsack import best_mix, choose, find_price, take
+from schemas.topics import ALLOCATION_OUTCOMES, IMPRESSIONS
+from streams.allocation.cost_fit import fit_costs
+from streams.allocation.gate import judge_table
+from streams.allocation.join import Joined
+from streams.allocation.value_fit import fit_values
+
+R = TypeVar("R", AllocationOutcome, ImpressionRecord)
+_GATE_SHARE, _GATE_PARTS = 4, 10  # users of so many parts of ten judge
+_SAMPLE = 4_000
+_LEVEL = LevelCost(1.0, 0.415, 0.14, 0.1, 0.79)  # before anything is measured: docs/BENCHMARKS.md
+
+
+def read_outcomes(settings: InfraSettings, version: int) -> list[AllocationOutcome]:
+    """The retained outcomes of a version; records that cannot be read are left out."""
+    return [one for one in _records(settings, ALLOCATION_OUTCOMES, AllocationOutcome) if one.version == version]
+
+
+def read_impressions(settings: InfraSettings) -> Iterator[ImpressionRecord]:
+    """The retained impressions."""
+    return _records(settings, IMPRESSIONS, ImpressionRecord)
+
+
+def _records(settings: InfraSettings, topic: str, kind: type[R]) -> Iterator[R]:
+    for record in read_topic(settings.connection(), topic, prefix=settings.kafka.topic_prefix):
+        if record.value is not None:
+            try:
+                yield decode_record(kind, record.value)
+            except RejectedInput:
+                continue
+
+
+def actions_of(outcomes: list[AllocationOutcome]) -> tuple[Action, ...]:
+    """Drop, pass, cached, and the levels and lengths that were served. Raises Unavailable (`no_outcomes`)."""
+    ranked = {action for one in outcomes if (action := Action.parse(one.action)).kind is Kind.RANK}
+    if not ranked:
+        raise Unavailable(
+            "no_outcomes", "allocation-outcomes has no ranked request of this version; serve it with AIF_ALLOCATION__MODE=value", 600.0
+        )
+    plain = [action for action in list_actions() if action.kind is not Kind.RANK]
+    order = [action.level for action in list_actions()]
+    return (*plain, *sorted(ranked, key=lambda action: (order.index(action.level), action.candidates)))
+
+
+def fit_table(joined: Joined, actions: tuple[Action, ...], version: int, made_at_ms: int, budget: float) -> ActionTable:
+    """The table that these outcomes give, with its gate at a budget, a share of full work's cost. Raises Unavailable (`too_few_probes`)."""
+    samples = joined.samples
+    judging_R = samples.user_R % _GATE_PARTS < _GATE_SHARE
+    learn, judged = samples.rows(~judging_R), samples.rows(judging_R)
+    before = Costs({action.level: _LEVEL for action in actions if action.kind is Kind.RANK})
+    costs = fit_costs(actions, samples.requests, samples.action_R, joined.took_R, before)
+    values, mean_A = fit_values(learn, actions)
+    arms = {arm: int((samples.arm_R == arm).sum()) for arm in sorted(set(samples.arm_R.tolist()))}
+    open_table = ActionTable(
+        version, made_at_ms, actions, costs, values, tuple(map(float, mean_A)), 1.0, gate=Gate(0.0, 0.0, 0.0), requests=arms
+    )
+    value_RA, cost_RA = (of(open_table, learn.requests)[:_SAMPLE] for of in (stack_values, stack_costs))
+    full_ms = float(cost_RA[:, -1].mean())
+    usable_A = np.array([action.kind is not Kind.CACHED for action in actions])
+    mix = tuple(best_mix(np.where(usable_A, mean_A, -np.inf), cost_RA.mean(0), budget * full_ms))
+    price = find_price(value_RA, cost_RA, budget * full_ms)
+    gate = judge_table(stack_values(open_table, judged.requests), stack_costs(open_table, judged.requests), price, mix, judged)
+    unit = find_price(value_RA, cost_RA, full_ms / 4)
+    return replace(open_table, queue_price=max(unit, 1e-12), full_ms=full_ms, mix=mix, gate=gate)
+
+
+def publish_table(store: IndexStore, table: ActionTable) -> str:
+    """The path of the published table; servers of its version find it within seconds."""
+    path = table_path(table.version, table.made_at_ms)
+    store.put_bytes(path, encode_table(table))
+    return path
+
+
+def newest_table(store: IndexStore, version: int) -> ActionTable:
+    """The newest table of a version. Raises Unavailable (`no_table`), Corrupted (`bad_table`)."""
+    paths = store.list(table_prefix(version))
+    if not paths:
+        raise Unavailable("no_table", f"version {version} has no allocation table; make one: `aif allocate fit`", 60.0)
+    return decode_table(store.get(paths[-1]), version)
+
+
+def mean_shares(table: ActionTable) -> list[float]:
+    """Share of full work's value by action, mean over bins."""
+    return [float(x) for x in np.mean(table.values.shares, axis=0)]
+
+
+def replay_table(table: ActionTable, requests: Requests) -> list[dict[str, float]]:
+    """Price, mean cost over full work's, and believed value over full work's, by budget."""
+    if not len(requests):
+        return []
+    value_RA, cost_RA = stack_values(table, requests), stack_costs(table, requests)
+    full_ms, whole, rows = float(cost_RA[:, -1].mean()), float(value_RA[:, -1].mean()), []
+    for budget in (0.15, 0.3, 0.5, 1.0):
+        price = find_price(value_RA, cost_RA, budget * full_ms)
+        action_R = choose(value_RA, cost_RA, price)
+        cost, value = (float(take(of_RA, action_R).mean()) for of_RA in (cost_RA, value_RA))
+        rows.append({"budget": budget, "price": price, "cost_share": cost / full_ms, "believed_share": value / whole})
+    return rows

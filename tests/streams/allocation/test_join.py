@@ -1,0 +1,77 @@
+"""From records of two topics to a table: the join, the costs, and the whole fit."""
+
+import numpy as np
+import pytest
+
+from infra.index.store import open_index_store
+from schemas.allocation import Costs, LevelCost, Requests
+from schemas.errors import Unavailable
+from schemas.events import AllocationOutcome, ImpressionRecord
+from streams.allocation.cost_fit import fit_costs
+from streams.allocation.join import JOIN_MS, Joined, join_outcomes
+from streams.allocation.program import actions_of, fit_table, newest_table, publish_table, replay_table
+from tests.streams.allocation.test_fits import ACTIONS, draw_samples
+
+
+def _outcome(request_id: str, *, action: str = "full/4000", state: str = "ranked", arm: str = "policy", user: int = 1) -> AllocationOutcome:
+    fields = {"user_id": user, "time_ms": 1_000, "version": 7, "table": "v7-1", "propensity": 0.9, "price": 0.1, "source": "queue"}
+    work = {"cost_ms": 2.0, "value": 1.0, "candidates": 4000, "behaviours": 100, "took_ms": 2.5 if state == "ranked" else None}
+    return AllocationOutcome.model_validate({"request_id": request_id, "action": action, "state": state, "arm": arm, **fields, **work})
+
+
+def _impression(request_id: str, *clicks: bool, at_ms: int = 2_000) -> ImpressionRecord:
+    items = [{"item_id": place, "position": place, "bid": 2.0, "clicked": click} for place, click in enumerate(clicks)]
+    return ImpressionRecord.model_validate({"request_id": request_id, "user_id": 1, "time_ms": at_ms, "items": items})
+
+
+def test_what_was_not_ranked_or_not_shown_has_no_outcome() -> None:
+    """Not ranked is a third state. Taken as invalid it would teach that dropped users are worth nothing."""
+    states = {"a": "ranked", "b": "ranked", "c": "dropped", "d": "refused", "e": "ranked", "f": "ranked"}
+    outcomes = [_outcome(name, state=state, action="drop" if state == "dropped" else "full/4000") for name, state in states.items()]
+    shown = [_impression("a", True, False, True), _impression("b", False), _impression("c", True), _impression("d", True)]
+    late = [_impression("e", True, at_ms=1_001 + JOIN_MS)]
+    joined = join_outcomes([*outcomes, _outcome("a", state="failed"), _outcome("x", action="full/9")], [*shown, *late], ACTIONS)
+    value = dict(zip(states, joined.samples.outcome_R.tolist(), strict=True))
+    assert value["a"] == 4.0 and value["b"] == 0.0 and all(np.isnan(value[name]) for name in "cdef")
+    assert np.isnan(joined.took_R).tolist() == [False, False, True, True, False, False]
+    assert joined.clicked_by_request["a"] == [True, False, True]
+
+
+def test_costs_are_found_again_in_measured_times() -> None:
+    rng = np.random.default_rng(0)
+    count = 4_000
+    nan = np.full(count, np.nan)
+    requests = Requests(np.full(count, 4000), rng.integers(0, 5_000, count), rng.random(count) < 0.5, nan, nan, nan)
+    action = rng.choice([5, 6], count)
+    n = np.where(action == 5, 1000, 4000)
+    true = 1.0 + n * (0.6e-3 + 0.2e-6 * requests.behaviours_R) + requests.needs_user_R * (0.1 + 0.5e-3 * requests.behaviours_R)
+    took = np.where(rng.random(count) < 0.003, 100.0, true * rng.normal(1, 0.02, count))
+    costs = fit_costs(ACTIONS, requests, action, took, Costs({"vectors": LevelCost(9.0, 9.0), "full": LevelCost(9.0, 9.0)}))
+    full = costs.levels["full"]
+    assert costs.levels["vectors"].fixed_ms == 9.0, "not measured: as before"
+    assert (full.candidate_us, full.pair_ns, full.user_behaviour_us) == pytest.approx((0.6, 0.2, 0.5), rel=0.1)
+
+
+def test_a_table_is_fitted_published_and_found(tmp_path: object) -> None:
+    samples, _ = draw_samples(12_000, 0, "probe")
+    table = fit_table(Joined(samples, np.full(12_000, np.nan), {}), ACTIONS, 7, 123, 0.5)
+    assert table.full_ms > 0 and table.queue_price > 0 and table.requests["probe"] > 5_000
+    store = open_index_store(str(tmp_path))
+    with pytest.raises(Unavailable, match="no_table"):
+        newest_table(store, 7)
+    publish_table(store, table)
+    assert newest_table(store, 7) == table
+    rows = replay_table(table, samples.requests.rows(np.arange(500)))
+    assert [row["cost_share"] <= row["budget"] + 1e-6 for row in rows] == [True] * 4 and rows[-1]["price"] == 0
+
+
+def test_actions_are_those_that_were_served() -> None:
+    served = [
+        _outcome("a", action="full/500"),
+        _outcome("b", action="vectors/2000"),
+        _outcome("c", action="full/9000"),
+        _outcome("d", action="drop"),
+    ]
+    assert [action.name for action in actions_of(served)] == ["drop", "pass", "cached", "vectors/2000", "full/500", "full/9000"]
+    with pytest.raises(Unavailable, match="no_outcomes"):
+        actions_of([_outcome("d", action="drop", state="dropped")])

@@ -29,8 +29,9 @@ from schemas.allocation import (
     table_path,
     table_prefix,
 )
+from schemas.decoding import decode_record
 from schemas.errors import RejectedInput, Unavailable
-from schemas.events import AllocationOutcome, ImpressionRecord, decode_record
+from schemas.events import AllocationOutcome, ImpressionRecord
 from schemas.knapsack import best_mix, choose, find_price, take
 from schemas.topics import ALLOCATION_OUTCOMES, IMPRESSIONS
 from streams.allocation.cost_fit import fit_costs

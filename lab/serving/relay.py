@@ -204,7 +204,7 @@ def _measure_model(figures: Figures) -> None:
         past = Kv(store(past.keys), store(past.values))
         began_s = time.process_time()
         past = _extend(layers, suffix, past)
-        scored = torch.cat([layers(part, torch.full((part.shape[1],), 2_080), past, alone)[0] for part in candidates.split(256, 1)], 1)
+        scored = torch.cat([layers(part, torch.full((part.shape[1],), 2_080), past, alone) for part in candidates.split(256, 1)], 1)
         return _logits(scored, head), prefix_s, time.process_time() - began_s
 
     runs = [compute(lambda kept: kept) for _ in range(5)]
@@ -223,7 +223,7 @@ def _measure_model(figures: Figures) -> None:
 def _extend(layers: Layers, tokens: torch.Tensor, past: Kv | None) -> Kv:
     for piece in tokens.split(PIECE, 1):
         first = 0 if past is None else past.tokens
-        newer = layers(piece, torch.arange(first, first + piece.shape[1]), past, causal)[1]
+        newer = layers.keys_values(piece, torch.arange(first, first + piece.shape[1]), past, causal)
         past = newer if past is None else past.join(newer)
     assert past is not None
     return past
@@ -254,15 +254,23 @@ def _search_length(figures: Figures, plan: RelayPlan, inline: Load, relay: Load)
         while low <= high:
             middle = (low + high) // 2
             length = plan.grid[middle]
-            window = load.run(load.users(length), plan.rate_per_s, plan.seconds)
-            say(f"{name}: {length} behaviours, p99 {window.p99_ms():.1f} ms, failed {window.failed}")
-            if window.good(plan.budget_ms):
+            if _is_good(load, name, length, plan.rate_per_s):
                 good, low = length, middle + 1
             else:
                 high = middle - 1
         longest[name] = good
         figures.add(f"{name}_length", good)
     figures.add_ratio("length_ratio", longest["relay"], longest["inline"])
+
+
+def _is_good(load: Load, name: str, length: int, rate_per_s: float) -> bool:
+    """Whether 99% of the answers came within the budget. A window that is not good is run once more, because other processes may have used the machine."""
+    for _ in range(2):
+        window = load.run(load.users(length), rate_per_s, load.plan.seconds)
+        say(f"{name}: {length} behaviours, {rate_per_s:.1f} requests/s, p99 {window.p99_ms():.1f} ms, failed {window.failed}")
+        if window.good(load.plan.budget_ms):
+            return True
+    return False
 
 
 def _search_throughput(figures: Figures, plan: RelayPlan, inline: Load, relay: Load) -> tuple[int, float]:
@@ -276,12 +284,8 @@ def _search_throughput(figures: Figures, plan: RelayPlan, inline: Load, relay: L
     figures.add("throughput_length", length)
     most = {}
     for name, load in (("inline", inline), ("relay", relay)):
-        rate = most[name] = 2.0
-        while True:
-            window = load.run(load.users(length), rate, plan.seconds)
-            say(f"{name}: {rate:.1f} requests/s of {length} behaviours, p99 {window.p99_ms():.1f} ms, failed {window.failed}")
-            if not window.good(plan.budget_ms):
-                break
+        rate = most[name] = plan.rate_per_s / _RATE_STEP**3
+        while _is_good(load, name, length, rate):
             most[name], rate = rate, rate * _RATE_STEP
         figures.add(f"{name}_rate_per_s", most[name])
     figures.add_ratio("slo_throughput_ratio", most["relay"], most["inline"])

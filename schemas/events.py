@@ -224,15 +224,18 @@ class ServerReport(Record):
     probability_p95: Probability | None = None
 
 
+ActionName = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,16}(/[0-9]{1,6})?$")]
+
+
 class AllocationOutcome(Record):
     """Record of allocation-outcomes, keyed by user: the decision on one request, and its cost (schemas/allocation.py). Servers lose some under load.
 
     arm, propensity    who chose the action, and the chance with which this request got it
     price, source      the price of a millisecond, and which control set it; `price` is null where it was infinite
-    cost_ms, value     as predicted; `took_ms` is the measured processor time of the engine, null if no answer was ranked
+    cost_ms, value     as predicted; `took_ms` is the measured processor time of the engine, null if no answer was ranked and for probes with `predicted`
     state              ranked | cached | passed | dropped | refused | failed: all but the first two mean "not ranked", and never "invalid"
-    predicted          of a probe: the sum of the ten best predicted values that each action would have passed on, in the order of the table's actions
-    items, logits      of a cached answer: its first items, and what the model said of them; their clicks calibrate cached answers by age
+    actions, predicted of a probe that was ranked in full: the actions that rank, and of each the sum of the ten best scores that it would pass on
+    items, logits      accepted, not used: no server answers from a cache of scores
     """
 
     request_id: Annotated[str, StringConstraints(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]
@@ -240,7 +243,7 @@ class AllocationOutcome(Record):
     time_ms: TimeMs
     version: Annotated[int, Field(ge=0, le=INT64_MAX)]
     table: Annotated[str, StringConstraints(max_length=NAME_CHARS_MAX)]
-    action: Annotated[str, StringConstraints(pattern=r"^[a-z]{1,16}(/[0-9]{1,6})?$")]
+    action: ActionName
     arm: Literal["policy", "probe", "random", "undropped"]
     state: Literal["ranked", "cached", "passed", "dropped", "refused", "failed"]
     propensity: Probability
@@ -255,6 +258,7 @@ class AllocationOutcome(Record):
     retrieval_top: float | None = None
     cached_s: Annotated[float, Field(ge=0)] | None = None
     took_ms: Milliseconds | None = None
+    actions: Annotated[list[ActionName], Field(max_length=64)] = []
     predicted: Annotated[list[float], Field(max_length=64)] | None = None
     items: Annotated[list[WireId], Field(max_length=64)] = []
     logits: Annotated[list[float], Field(max_length=64)] = []

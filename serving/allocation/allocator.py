@@ -28,7 +28,7 @@ from schemas.errors import RejectedInput
 from schemas.ids import Id
 from schemas.knapsack import find_price
 from serving.allocation.decisions import Ask, Choice, Inputs, Menu, Mode, candidate_ms, cost_ms, finite, make_menu, make_receipt, name_table
-from serving.allocation.outcomes import Outcomes
+from serving.allocation.outcomes import Outcomes, Probe
 from serving.allocation.settings import AllocationSection
 from serving.allocation.tables import Tables
 from serving.core.choice import Arm, Slices, arm_of
@@ -122,12 +122,16 @@ class Allocator:
         place = self._find(inputs, menu)
         return None if place >= len(menu.allowed) - 2 else menu.lengths[max(0, place) + 1]
 
-    def end(self, choice: Choice, user: Id = 0, state: str = "ranked", took_ms: float | None = None) -> None:
+    def is_probe(self, choice: Choice) -> bool:
+        """Whether a fit needs all scores of this request: it was drawn to get full work, and outcomes are sent."""
+        return self.outcomes is not None and choice.candidates is None and choice.inputs is not None and choice.inputs.arm[0] is Arm.PROBE
+
+    def end(self, choice: Choice, user: Id = 0, state: str = "ranked", took_ms: float | None = None, probe: Probe | None = None) -> None:
         """The work of a choice is done, or was refused. `state`: ranked, dropped, refused, late (its deadline passed) or failed; `took_ms`: measured."""
         self._waiting[choice.group] -= choice.expected_ms
         self._late += state == "late"
         if self.outcomes is not None and choice.inputs is not None:
-            self.outcomes.note(user, choice, "failed" if state == "late" else state, took_ms)
+            self.outcomes.note(user, choice, "failed" if state == "late" else state, took_ms, probe)
 
     def _look(self, ask: Ask) -> tuple[Inputs, Menu]:
         table, blind = self.tables.find(ask.version)
@@ -148,9 +152,9 @@ class Allocator:
         floor, arm, slices = self._floor_price, _POLICY, _NO_SLICES
         if self.mode is not Mode.VALUE:
             blind = True
-        elif not blind:
-            arm, slices = arm_of(ask.request_id, self._slices), self._slices
-            if group.sheddable and table.actions[0].kind is Kind.DROP and queue < math.inf:
+        else:  # without a table too: the first one is learnt from the slices
+            arm, slices = (arm_of(ask.request_id, self._slices) if ask.request_id else _POLICY), self._slices
+            if not blind and group.sheddable and table.actions[0].kind is Kind.DROP and queue < math.inf:
                 allowed, in_time = (0, *allowed), in_time + 1
         inputs = Inputs(
             ask,
@@ -176,7 +180,7 @@ class Allocator:
         """The decision as a place in the menu, -1 for a drop: at once where only the mean row counts, else by the rule in full."""
         if not inputs.sheddable:
             return len(menu.allowed) - 1
-        if inputs.blind and inputs.in_time == len(menu.allowed):
+        if inputs.blind and inputs.in_time == len(menu.allowed) and inputs.arm[0] is Arm.POLICY:
             price = max(inputs.plan, inputs.queue, inputs.floor)
             return menu.best(price * candidate_ms(inputs.table, inputs.ask.facts))
         action = inputs.replay().action

@@ -9,9 +9,10 @@ Invariant: a request never waits for this. An outcome that finds the queue full,
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -19,17 +20,41 @@ from infra.guarded_thread import GuardedThread
 from infra.kafka.producer import open_producer
 from infra.kafka.security import Bootstrap
 from infra.metrics import Metrics
+from schemas.allocation import Action, Kind
 from schemas.events import AllocationOutcome, encode_record
 from schemas.ids import Id, encode_kafka_key, encode_wire_id
 from schemas.topics import ALLOCATION_OUTCOMES
 from serving.allocation.decisions import Choice, Inputs
+from serving.core.ladder import take_first
 
 _WAITING_MAX = 10_000
+_PROBES_MAX = 64  # that wait with all their scores; further ones are sent without sums
+_SUMMED = 10  # best scores
 _EVERY_S = 0.2
 _DELIVERY_S_MAX = 10.0
 _CLOSE_S_MAX = 1.0
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.allocation")
+
+
+class Probe(NamedTuple):
+    """All scores of a request that was ranked in full. `ids` and `scores_A`: known candidates, best first."""
+
+    item_ids: Sequence[Id] | np.ndarray
+    retrieval_scores: Sequence[float] | None
+    ids: Sequence[Id]
+    scores_A: np.ndarray
+
+    def sum_best(self, actions: Sequence[Action]) -> Mapping[str, float]:
+        """For each action that ranks: the sum of the ten best scores among the candidates that it takes."""
+        rank = {item: number for number, item in enumerate(self.ids)}
+        rank_C = np.array([rank.get(item, -1) for item in np.asarray(self.item_ids, object).tolist()])
+        sums = {}
+        for action in actions:
+            if action.kind is Kind.RANK:
+                taken = np.unique(np.asarray(take_first(rank_C, action.candidates, self.retrieval_scores)))
+                sums[action.name] = float(self.scores_A[taken[taken >= 0][:_SUMMED]].sum())
+        return sums
 
 
 class Outcome(NamedTuple):
@@ -40,6 +65,7 @@ class Outcome(NamedTuple):
     state: str
     took_ms: float | None
     at_ms: int
+    probe: Probe | None = None
 
 
 class Outcomes:
@@ -49,6 +75,7 @@ class Outcomes:
         self._bootstrap, self._topic = bootstrap, prefix + ALLOCATION_OUTCOMES
         self._lost = metrics.counter("allocation_outcomes_lost")
         self._waiting: deque[Outcome] = deque()
+        self._probes = threading.BoundedSemaphore(_PROBES_MAX)
         self._said = ""
         self._stopped = threading.Event()
         self._thread = GuardedThread(self._run, "allocation-outcomes", self._stopped)
@@ -63,12 +90,13 @@ class Outcomes:
         if self._thread.is_alive():
             self._thread.join()
 
-    def note(self, user: Id, choice: Choice, state: str, took_ms: float | None) -> None:
+    def note(self, user: Id, choice: Choice, state: str, took_ms: float | None, probe: Probe | None = None) -> None:
         """Queues an outcome, or counts it as lost."""
         if len(self._waiting) >= _WAITING_MAX:
             self._lost.inc()
         else:
-            self._waiting.append(Outcome(user, choice, state, took_ms, time.time_ns() // 1_000_000))
+            kept = probe if probe is not None and self._probes.acquire(blocking=False) else None
+            self._waiting.append(Outcome(user, choice, state, took_ms, time.time_ns() // 1_000_000, kept))
 
     def _run(self) -> None:
         producer = open_producer(self._bootstrap, _DELIVERY_S_MAX)
@@ -81,6 +109,8 @@ class Outcomes:
         """Hands all queued outcomes to a producer."""
         while self._waiting:
             one = self._waiting.popleft()
+            if one.probe is not None:
+                self._probes.release()
             try:
                 producer.produce(self._topic, encode_outcome(one), encode_kafka_key(one.user), on_delivery=self._delivered)
             except (KafkaException, BufferError) as error:
@@ -107,6 +137,7 @@ def encode_outcome(outcome: Outcome) -> bytes:
 
 def _fields(outcome: Outcome, receipt: Mapping[str, Any], inputs: Inputs) -> Mapping[str, Any]:
     facts = inputs.ask.facts
+    sums = {} if outcome.probe is None else outcome.probe.sum_best(inputs.table.actions)
     return {
         "request_id": inputs.ask.request_id,
         "user_id": encode_wire_id(outcome.user),
@@ -128,4 +159,6 @@ def _fields(outcome: Outcome, receipt: Mapping[str, Any], inputs: Inputs) -> Map
         "retrieval_top": facts.retrieval_top,
         "cached_s": facts.cached_s,
         "took_ms": outcome.took_ms,
+        "actions": list(sums),
+        "predicted": list(sums.values()) or None,
     }

@@ -46,7 +46,7 @@ class FinalCall:
         """AIF's answer in the ranker's order, and what it was computed from. `history`: what AIF's user half was made of, None: the server's view now."""
         spec = self._relay.spec(result.token.version)
         if spec is None or not result.ids:
-            return _cut(result, top_k), _report(FinalRung.AIF_ORDER)
+            return cut(result, top_k), _report(FinalRung.AIF_ORDER)
         known = history or (await self._users.find(asked)).history
         due_s = deadline.received_s + deadline.budget_ms / 1000
         logits_CT = logits_of(result.probabilities_AT)
@@ -54,7 +54,7 @@ class FinalCall:
         work = FinalWork(*of_request, result.ids, logits_CT, context, due_s)
         final = await deadline.wait_for(self._relay.submit_rank(work))
         if final.rung is FinalRung.AIF_ORDER:
-            return _cut(result, top_k), _report(final.rung)
+            return cut(result, top_k), _report(final.rung)
         places, scores, probabilities = final_order(spec.rank_terms, spec.tasks, result.ids, result.scores_A, logits_CT, final.logits_CT)
         kept = places[:top_k]
         ordered = dataclasses.replace(
@@ -70,6 +70,7 @@ def _report(rung: FinalRung, start: int = 0, read: int = 0, kept: int = 0, offse
     return FinalReport(rung=rung.value, history_start=start, history_read=read, history_kept=kept, behaviours_offset=offset)
 
 
-def _cut(result: RankResult, top_k: int) -> RankResult:
+def cut(result: RankResult, top_k: int) -> RankResult:
+    """The first `top_k` of a result."""
     scores, probabilities = result.scores_A[:top_k], result.probabilities_AT[:top_k]
     return dataclasses.replace(result, ids=result.ids[:top_k], scores_A=scores, probabilities_AT=probabilities)

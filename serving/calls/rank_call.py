@@ -16,12 +16,14 @@ from infra.metrics import Metrics
 from schemas.allocation import Facts
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.ids import Id
+from schemas.limits import TOP_K_MAX
 from schemas.requests import AtLeast, FinalReport, PrerankRequest, RankRequest
 from schemas.token import VersionToken, decode_token
 from serving.allocation.allocator import Allocator
 from serving.allocation.decisions import DEFAULT_CLASS, Ask, Choice
+from serving.allocation.outcomes import Probe
 from serving.calls.deadline import Deadline
-from serving.calls.final_call import FinalCall
+from serving.calls.final_call import FinalCall, cut
 from serving.calls.paced_engine import PacedEngine, Timed
 from serving.calls.request_ids import decode_candidates
 from serving.calls.state_pool import prior_key
@@ -155,7 +157,7 @@ class RankCall:
 
     async def _score(self, plan: _Plan, half: Half, version: int, deadline: Deadline) -> tuple[RankResult, RankWork, Choice]:
         """The engine's answer on one user half, its work, and how much of the request that was; the half is given back in any case."""
-        request, choice, timed, state = plan.request, None, Timed(), "failed"
+        request, choice, timed, state, probe = plan.request, None, Timed(), "failed", None
         try:
             ask = Ask(
                 plan.asked.request_id,
@@ -170,8 +172,13 @@ class RankCall:
                 raise _worthless(choice.receipt())
             work = plan.work(half, choice.candidates)
             timed.expected_ms = choice.expected_ms
-            result = await deadline.wait_for(self._engine.submit_rank(work, deadline.received_s, timed))
+            probed = self._allocator.is_probe(choice) and len(work.item_ids) <= TOP_K_MAX
+            asked = replace(work, top_k=len(work.item_ids)) if probed else work
+            result = await deadline.wait_for(self._engine.submit_rank(asked, deadline.received_s, timed))
             state = "ranked"
+            if probed:  # its time is not logged: it has sorted all candidates
+                probe, timed.took_ms = Probe(work.item_ids, request.retrieval_scores, result.ids, result.scores_A), None
+                result = cut(result, request.top_k)
             return result, work, choice
         except Unavailable as error:
             state = "dropped" if choice is not None and choice.shed else "late" if error.code == "deadline_passed" else "refused"
@@ -179,7 +186,7 @@ class RankCall:
         finally:
             half.end()
             if choice is not None:
-                self._allocator.end(choice, plan.asked.user, state, timed.took_ms)
+                self._allocator.end(choice, plan.asked.user, state, timed.took_ms, probe)
 
     def _keep(self, plan: _Plan, half: Half, result: RankResult) -> None:
         """Keeps a state that this ranking made: for the user's next request, or for everybody if it is the empty user's."""

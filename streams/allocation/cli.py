@@ -30,7 +30,7 @@ def fit(
     publish: Annotated[bool, typer.Option("--publish", help="Put it into the index store: servers of the version follow it.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Join allocation-outcomes with impressions and fit costs, values and the gate. A table serves its values only if the gate is open."""
+    """Join allocation-outcomes with impressions and fit costs, values, the drop rule and the gate. A table serves its values only if the gate is open."""
     import time
 
     from schemas.allocation import encode_table
@@ -43,11 +43,11 @@ def fit(
     actions = actions_of(outcomes)
     joined = join_outcomes(outcomes, read_impressions(settings), actions)
     say(f"fitting {len(joined.took_R)} requests")
-    table = fit_table(joined, actions, version, time.time_ns() // 1_000_000, budget)
+    table, why = fit_table(joined, actions, version, time.time_ns() // 1_000_000, budget)
     if out is not None:
         out.write_bytes(encode_table(table))
     path = publish_table(_store(), table) if publish else ""
-    print_data(_head(table) | {"published": path}, as_json)
+    print_data(_head(table) | {"drop_rule": why, "published": path}, as_json)
 
 
 def show(version: _Version, as_json: AsJson = False) -> None:
@@ -88,6 +88,7 @@ def _head(table: "ActionTable") -> dict[str, object]:
         "lift_high": gate.high,
         "full_ms": table.full_ms,
         "queue_price": table.queue_price,
+        "drop_after": table.drop.row,
         "mix": [[table.actions[place].name, round(share, 4)] for place, share in table.mix],
         "requests": dict(table.requests),
     }

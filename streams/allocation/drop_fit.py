@@ -1,9 +1,8 @@
-"""Fits of dropping: the length of the rule's row from answered requests, and a model of a request's chance to be valid.
+"""The drop rule: after how many invalid requests in a row a user's next one may be dropped, from requests that were answered.
 
-The model learns from answered requests alone, each weighted by one over its chance to be answered, which every outcome logs. A dropped request has no label:
-taken as invalid it would confirm the model that dropped it. A random slice that is never dropped keeps every chance above 0, and measures both.
+A request is valid if its outcome is above 0. A row is chosen on some users and must be safe on others, or there is no rule.
 
-Here: pure functions of columns. Arrays: R requests, F features.
+Here: pure functions of columns. Not here: the rule (serving/core/drop_rule.py). Arrays: R requests.
 """
 
 from collections.abc import Sequence
@@ -11,15 +10,40 @@ from collections.abc import Sequence
 import numpy as np
 
 from schemas.allocation import DropRule
+from streams.allocation.value_fit import Samples
 
-WEIGHT_MAX = 50.0
+SHARE_MAX = 0.1  # of the requests that may be dropped
+LOST_MAX = 0.01  # of the valid requests that may be lost
+VALID_MIN = 1_000  # of each part of the users, so that a share of 1% can be seen
 ROWS = range(2, 16)
+
+
+def fit_drops(learn: Samples, judged: Samples) -> tuple[DropRule, str]:
+    """The rule, and why it is so: row 0 unless a row is safe on both parts. The samples of a user are in the order of time."""
+    parts = [valid_by_user(samples) for samples in (learn, judged)]
+    fewest = min(sum(int(of.sum()) for of in part) for part in parts)
+    if fewest < VALID_MIN:
+        return DropRule(0, SHARE_MAX), f"no rule: {fewest} valid requests, expected {VALID_MIN} in each part of the users"
+    rule = fit_rule(parts[0], SHARE_MAX, LOST_MAX)
+    if not rule.row:
+        return rule, f"no rule: each row drops over {SHARE_MAX:.0%} of the requests or loses over {LOST_MAX:.0%} of the valid ones"
+    dropped, lost = _try_rule(parts[1], rule.row)
+    seen = f"row {rule.row} drops {dropped:.1%} of other users' requests and loses {lost:.1%} of their valid ones"
+    return (rule, seen) if dropped <= SHARE_MAX and lost <= LOST_MAX else (DropRule(0, SHARE_MAX), f"no rule: {seen}")
+
+
+def valid_by_user(samples: Samples) -> list[np.ndarray]:
+    """Bool [R] of each user: whether each answered and shown request was valid. Others say nothing of the user and are left out."""
+    known = samples.rows(np.isfinite(samples.outcome_R))
+    order_R = np.argsort(known.user_R, kind="stable")
+    starts = np.flatnonzero(np.diff(known.user_R[order_R])) + 1
+    return np.split((known.outcome_R > 0)[order_R], starts)
 
 
 def fit_rule(valid: Sequence[np.ndarray], share_max: float, lost_max: float) -> DropRule:
     """The shortest row whose drops stay within a share of the requests and of the valid ones. `valid`: bool [R] of each user, in the order of time.
 
-    Answered sequences of users whom no rule dropped are needed: those of the slice `undropped`. Row 0, no rule, if no row fits.
+    Row 0, no rule, if no row fits.
     """
     for row in ROWS:
         dropped, lost = _try_rule(valid, row)
@@ -39,14 +63,3 @@ def _try_rule(valid: Sequence[np.ndarray], row: int) -> tuple[float, float]:
             else:
                 count = 0 if is_valid else count + 1
     return dropped / max(1, sum(map(len, valid))), lost / max(1, sum(int(of.sum()) for of in valid))
-
-
-def fit_valid(x_RF: np.ndarray, valid_R: np.ndarray, answered_R: np.ndarray) -> np.ndarray:
-    """Weights [F] of a logistic regression of `valid` on answered requests. `answered_R`: the chance of each to be answered."""
-    weight_R = np.minimum(1 / np.maximum(answered_R, 1e-9), WEIGHT_MAX)
-    w_F = np.zeros(x_RF.shape[1])
-    for _ in range(15):
-        p_R = 1 / (1 + np.exp(-np.clip(x_RF @ w_F, -15, 15)))
-        curvature = (x_RF * (weight_R * p_R * (1 - p_R))[:, None]).T @ x_RF + np.eye(len(w_F))
-        w_F += np.linalg.solve(curvature, x_RF.T @ (weight_R * (valid_R - p_R)) - w_F)
-    return w_F

@@ -27,15 +27,20 @@ def judge_table(believed_RA: np.ndarray, cost_RA: np.ndarray, price: float, mix:
     if known_R.sum() < REQUESTS_MIN:
         return Gate()
     believed_RA = np.where(np.isfinite(believed_RA), believed_RA, 0.0)
+    whole_RA = cost_RA >= cost_RA[:, -1:]  # actions that take all candidates of the request are one: full work
+    believed_RA = np.where(whole_RA, believed_RA[:, -1:], believed_RA)
     rows, logged_R = np.arange(len(known_R)), judged.action_R
     chosen_R = choose(believed_RA, cost_RA, price)
+    chosen_R = np.where(whole_RA[rows, chosen_R], cost_RA.shape[1] - 1, chosen_R)
     mix_A = np.zeros(believed_RA.shape[1])
     for place, share in mix:
         mix_A[place] = share
+    mix_RA = np.where(whole_RA, 0.0, mix_A)
+    mix_RA[:, -1] = (whole_RA * mix_A).sum(1)
     weight_R = np.where(known_R, 1.0 / np.maximum(judged.propensity_R, _PROPENSITY_MIN), 0.0)
     missed_R = np.where(known_R, judged.outcome_R - believed_RA[rows, logged_R], 0.0)
     policy_R = take(believed_RA, chosen_R) + (chosen_R == logged_R) * weight_R * missed_R
-    static_R = believed_RA @ mix_A + mix_A[logged_R] * weight_R * missed_R
+    static_R = believed_RA @ mix_A + mix_RA[rows, logged_R] * weight_R * missed_R
     dearer_R = take(cost_RA, chosen_R) - cost_RA @ mix_A
     return _ratio(policy_R - static_R - price * dearer_R, static_R, judged.user_R)
 

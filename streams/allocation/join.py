@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.allocation import Action, Requests
+from schemas.allocation import Action, Kind, Requests
 from schemas.events import AllocationOutcome, ImpressionRecord
 from streams.allocation.value_fit import Samples
 
@@ -25,45 +25,50 @@ _NOT_RANKED = ("dropped", "refused", "failed")
 
 @dataclass(frozen=True)
 class Joined:
-    """Samples of requests, with the processor time of those that were ranked (nan elsewhere), and the impressions by request id."""
+    """Samples of requests, those of a user in the order of time, with the processor time of those that were ranked (nan elsewhere)."""
 
     samples: Samples
     took_R: np.ndarray
-    clicked_by_request: dict[str, list[bool]]
 
 
 def join_outcomes(outcomes: Iterable[AllocationOutcome], impressions: Iterable[ImpressionRecord], actions: Sequence[Action]) -> Joined:
     """Decisions for one of `actions` with their values; the first decision of a request id counts."""
-    shown: dict[str, list[tuple[int, float, list[bool]]]] = {}
+    shown: dict[str, list[tuple[int, float]]] = {}
     for one in impressions:
-        value = sum(item.bid for item in one.items if item.clicked)
-        shown.setdefault(one.request_id, []).append((one.time_ms, value, [item.clicked for item in one.items]))
-    places = {action.name: place for place, action in enumerate(actions)}
+        shown.setdefault(one.request_id, []).append((one.time_ms, sum(item.bid for item in one.items if item.clicked)))
+    names = {action.name for action in actions}
     seen: set[str] = set()
     rows: list[tuple[AllocationOutcome, float]] = []
-    clicked: dict[str, list[bool]] = {}
     for outcome in outcomes:
-        if outcome.action not in places or outcome.request_id in seen:
+        if outcome.action not in names or outcome.request_id in seen:
             continue
         seen.add(outcome.request_id)
         within = [] if outcome.state in _NOT_RANKED else shown.get(outcome.request_id, [])
         within = [one for one in within if 0 <= one[0] - outcome.time_ms <= JOIN_MS]
-        rows.append((outcome, sum(value for _, value, _ in within) if within else np.nan))
-        clicked[outcome.request_id] = [click for *_, clicks in within for click in clicks]
-    return Joined(_samples(rows, places), np.array([np.nan if o.took_ms is None else o.took_ms for o, _ in rows]), clicked)
+        rows.append((outcome, sum(value for _, value in within) if within else np.nan))
+    rows.sort(key=lambda row: row[0].time_ms)
+    return Joined(_samples(rows, actions), np.array([np.nan if o.took_ms is None else o.took_ms for o, _ in rows]))
 
 
-def _samples(rows: Sequence[tuple[AllocationOutcome, float]], places: dict[str, int]) -> Samples:
-    predicted_RA = np.full((len(rows), len(places)), np.nan)
+def _place(action: Action, candidates: int, actions: Sequence[Action]) -> int:
+    """The place of an action. One that takes all candidates of its request is full work, whatever its length."""
+    is_whole = action.kind is Kind.RANK and action.candidates >= candidates and action.level == actions[-1].level
+    return len(actions) - 1 if is_whole else actions.index(action)
+
+
+def _samples(rows: Sequence[tuple[AllocationOutcome, float]], actions: Sequence[Action]) -> Samples:
+    predicted_RA = np.full((len(rows), len(actions)), np.nan)
+    ranks = [(place, action.name) for place, action in enumerate(actions) if action.kind is Kind.RANK]
     for row, (outcome, _) in enumerate(rows):
-        if outcome.predicted is not None and len(outcome.predicted) == len(places):
-            predicted_RA[row] = outcome.predicted
+        sums = dict(zip(outcome.actions, outcome.predicted or (), strict=False))
+        if all(name in sums for _, name in ranks):
+            predicted_RA[row, [place for place, _ in ranks]] = [sums[name] for _, name in ranks]
     columns = ("candidates", "behaviours", "needs_user", "user_value", "retrieval_top", "cached_s")
     known = [[np.nan if (x := getattr(o, name)) is None else float(x) for o, _ in rows] for name in columns]
     return Samples(
         np.array([user_number(o.user_id) for o, _ in rows], np.uint64),
         Requests(*(np.array(column) for column in known)),
-        np.array([places[o.action] for o, _ in rows], int),
+        np.array([_place(Action.parse(o.action), o.candidates, actions) for o, _ in rows], int),
         np.array([o.arm for o, _ in rows], dtype="U9"),
         np.array([o.propensity for o, _ in rows]),
         np.array([value for _, value in rows]),

@@ -14,6 +14,7 @@ from infra.index.store import IndexStore
 from infra.kafka.reader import read_topic
 from infra.settings import InfraSettings
 from schemas.allocation import (
+    LEVELS,
     Action,
     ActionTable,
     Costs,
@@ -23,7 +24,6 @@ from schemas.allocation import (
     Requests,
     decode_table,
     encode_table,
-    list_actions,
     stack_costs,
     stack_values,
     table_path,
@@ -35,6 +35,7 @@ from schemas.events import AllocationOutcome, ImpressionRecord
 from schemas.knapsack import best_mix, choose, find_price, take
 from schemas.topics import ALLOCATION_OUTCOMES, IMPRESSIONS
 from streams.allocation.cost_fit import fit_costs
+from streams.allocation.drop_fit import fit_drops
 from streams.allocation.gate import judge_table
 from streams.allocation.join import Joined
 from streams.allocation.value_fit import fit_values
@@ -65,22 +66,25 @@ def _records(settings: InfraSettings, topic: str, kind: type[R]) -> Iterator[R]:
 
 
 def actions_of(outcomes: list[AllocationOutcome]) -> tuple[Action, ...]:
-    """Drop, pass, cached, and the levels and lengths that were served. Raises Unavailable (`no_outcomes`)."""
+    """Drop, and the levels and lengths that were served, full work last. Raises Unavailable (`no_outcomes`)."""
     ranked = {action for one in outcomes if (action := Action.parse(one.action)).kind is Kind.RANK}
     if not ranked:
         raise Unavailable(
             "no_outcomes", "allocation-outcomes has no ranked request of this version; serve it with AIF_ALLOCATION__MODE=value", 600.0
         )
-    plain = [action for action in list_actions() if action.kind is not Kind.RANK]
-    order = [action.level for action in list_actions()]
-    return (*plain, *sorted(ranked, key=lambda action: (order.index(action.level), action.candidates)))
+    return (Action(Kind.DROP), *sorted(ranked, key=lambda action: (LEVELS.index(action.level), action.candidates)))
 
 
-def fit_table(joined: Joined, actions: tuple[Action, ...], version: int, made_at_ms: int, budget: float) -> ActionTable:
-    """The table that these outcomes give, with its gate at a budget, a share of full work's cost. Raises Unavailable (`too_few_probes`)."""
+def fit_table(joined: Joined, actions: tuple[Action, ...], version: int, made_at_ms: int, budget: float) -> tuple[ActionTable, str]:
+    """(the table that these outcomes give, why its drop rule is so). The gate is at a budget, a share of full work's cost.
+
+    Raises Unavailable (`too_few_probes`).
+    """
     samples = joined.samples
     judging_R = samples.user_R % _GATE_PARTS < _GATE_SHARE
-    learn, judged = samples.rows(~judging_R), samples.rows(judging_R)
+    # A drop is worth nothing for certain; another request without an outcome says nothing, so it does not judge.
+    judges_R = np.isfinite(samples.outcome_R) | np.array([action.kind is Kind.DROP for action in actions])[samples.action_R]
+    learn, judged = samples.rows(~judging_R), samples.rows(judging_R & judges_R)
     before = Costs({action.level: _LEVEL for action in actions if action.kind is Kind.RANK})
     costs = fit_costs(actions, samples.requests, samples.action_R, joined.took_R, before)
     values, mean_A = fit_values(learn, actions)
@@ -90,12 +94,12 @@ def fit_table(joined: Joined, actions: tuple[Action, ...], version: int, made_at
     )
     value_RA, cost_RA = (of(open_table, learn.requests)[:_SAMPLE] for of in (stack_values, stack_costs))
     full_ms = float(cost_RA[:, -1].mean())
-    usable_A = np.array([action.kind is not Kind.CACHED for action in actions])
-    mix = tuple(best_mix(np.where(usable_A, mean_A, -np.inf), cost_RA.mean(0), budget * full_ms))
+    mix = tuple(best_mix(mean_A, cost_RA.mean(0), budget * full_ms))
     price = find_price(value_RA, cost_RA, budget * full_ms)
     gate = judge_table(stack_values(open_table, judged.requests), stack_costs(open_table, judged.requests), price, mix, judged)
     unit = find_price(value_RA, cost_RA, full_ms / 4)
-    return replace(open_table, queue_price=max(unit, 1e-12), full_ms=full_ms, mix=mix, gate=gate)
+    drop, why = fit_drops(learn, judged)
+    return replace(open_table, queue_price=max(unit, 1e-12), full_ms=full_ms, mix=mix, drop=drop, gate=gate), why
 
 
 def publish_table(store: IndexStore, table: ActionTable) -> str:

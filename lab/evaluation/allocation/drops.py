@@ -3,19 +3,21 @@
 A user's chance of a valid request moves slowly. A model is fitted anew each round and drops a share of the next one. Its value is the chance times the worth
 of a valid request. Three ways to learn: `ips` from answered requests, weighted; `undropped` from the random slice alone; `invalid` takes drops as invalid.
 
-Arrays: U users, S steps.
+The weight is one over the chance to be answered. A dropped request has no label: taken as invalid it would confirm the model that dropped it.
+
+Arrays: U users, S steps, R requests, F features.
 """
 
 import numpy as np
 
 from schemas.allocation import DropRule
 from serving.core.drop_rule import Shown, fold_row, is_due
-from streams.allocation.drop_fit import fit_valid
 
 USERS, ROUNDS, STEPS = 1_500, 7, 24
 UNDROPPED = 0.02
 ROWS = (2, 3, 4, 5, 6, 8, 10, 15)
 SHARES = (0.1, 0.2, 0.3, 0.5)
+_WEIGHT_MAX = 50.0
 
 
 def draw_users(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -89,6 +91,17 @@ def drop_by_model(seed: int, share: float, way: str = "ips", undropped: float = 
         value_U = worth_U / (1 + np.exp(-_features(row_U, rate_U, since_U, worth_U, 0) @ w_F))
         least = float(np.quantile(value_U, min(1.0, share / (1 - undropped))))
     return dropped / asked, lost / total
+
+
+def fit_valid(x_RF: np.ndarray, valid_R: np.ndarray, answered_R: np.ndarray) -> np.ndarray:
+    """Weights [F] of a logistic regression of `valid` on answered requests. `answered_R`: the chance of each to be answered."""
+    weight_R = np.minimum(1 / np.maximum(answered_R, 1e-9), _WEIGHT_MAX)
+    w_F = np.zeros(x_RF.shape[1])
+    for _ in range(15):
+        p_R = 1 / (1 + np.exp(-np.clip(x_RF @ w_F, -15, 15)))
+        curvature = (x_RF * (weight_R * p_R * (1 - p_R))[:, None]).T @ x_RF + np.eye(len(w_F))
+        w_F += np.linalg.solve(curvature, x_RF.T @ (weight_R * (valid_R - p_R)) - w_F)
+    return w_F
 
 
 def _features(row_U: np.ndarray, rate_U: np.ndarray, since_U: np.ndarray, worth_U: np.ndarray, step: int) -> np.ndarray:

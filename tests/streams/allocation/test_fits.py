@@ -1,7 +1,4 @@
-"""Fits of values, drops and calibration, and the gate, on requests whose true values are known."""
-
-import itertools
-from dataclasses import replace
+"""Fits of values and drops, and the gate, on requests whose true values are known."""
 
 import numpy as np
 import pytest
@@ -9,8 +6,7 @@ import pytest
 from schemas.allocation import ActionTable, Costs, Gate, LevelCost, Requests, Values, list_actions, stack_costs, stack_values
 from schemas.errors import Unavailable
 from schemas.knapsack import best_mix, choose, find_price, take
-from streams.allocation.calibration_fit import AGES_S, fit_ages, fit_isotonic, fit_kept, fit_platt
-from streams.allocation.drop_fit import fit_rule, fit_valid
+from streams.allocation.drop_fit import fit_drops, fit_rule, valid_by_user
 from streams.allocation.gate import judge_table
 from streams.allocation.value_fit import Samples, fit_values
 
@@ -114,39 +110,26 @@ def test_the_row_of_the_rule_is_the_shortest_within_both_limits() -> None:
     assert 2 <= loose.row < tight.row and fit_rule(valid, 0.0, 0.0).row == 0
 
 
-def test_answers_that_were_rarely_given_weigh_more() -> None:
-    """A model that drops half of the requests whose x is 0 still learns their chance; taking drops as invalid it would not."""
+def test_a_rule_must_be_safe_on_other_users_too() -> None:
+    """Regulars always buy and the others never do, so long rows lose nothing. Where all users are alike, each row loses as much as it drops."""
+    users = np.repeat(np.arange(600), 40)
+    requests, *_ = draw_requests(len(users), 0)
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 2, 40_000)
-    valid, answered = rng.random(40_000) < np.where(x, 0.6, 0.3), np.where(x, 1.0, 0.1)
-    seen = rng.random(40_000) < answered
-    design = np.stack([np.ones(40_000), x], 1)
-    by_weight = fit_valid(design[seen], valid[seen], answered[seen])
-    as_invalid = fit_valid(design, valid & seen, np.ones(40_000))
-    chance = [1 / (1 + np.exp(-(w[0]))) for w in (by_weight, as_invalid)]
-    assert chance[0] == pytest.approx(0.3, abs=0.03) and chance[1] < 0.05
+    ones = np.ones(len(users))
 
+    def of(chance: np.ndarray) -> Samples:
+        outcome = (rng.random(len(users)) < chance).astype(float)
+        outcome[::7] = np.nan  # dropped, or never shown
+        return Samples(users, requests, np.full(len(users), 6), np.full(len(users), "policy"), ones, outcome, np.zeros((len(users), 0)))
 
-def test_calibration_is_of_its_own_age_and_kept_value_never_rises() -> None:
-    rng = np.random.default_rng(0)
-    age = rng.choice([0.0, 600.0], 30_000)
-    logit = rng.normal(-1, 1, 30_000)
-    chance = 1 / (1 + np.exp(-np.where(age > 0, 0.5 * logit - 1.0, logit)))
-    clicked = rng.random(30_000) < chance
-    ages = fit_ages(age, logit, clicked, [1.0, 0.9, 0.95, 0.8, 0.7, 0.9])
-    by_age = {a.age_s: a for a in ages}
-    assert tuple(by_age) == AGES_S and all(later.kept <= earlier.kept for earlier, later in itertools.pairwise(ages))
-    assert (by_age[600.0].slope, by_age[600.0].intercept) == (pytest.approx(0.5, abs=0.1), pytest.approx(-1.0, abs=0.15))
-    assert by_age[300.0].slope == by_age[0.0].slope == pytest.approx(1.0, abs=0.1), "an age without clicks keeps the one before"
-    knots, probability = fit_isotonic(logit[age == 0], clicked[age == 0])
-    assert np.interp(logit[age == 0], knots, probability).mean() == pytest.approx(clicked[age == 0].mean(), rel=1e-6)
-    assert fit_kept(np.zeros(200), np.full(200, 0.8), np.ones(200))[0] == pytest.approx(0.8)
-
-
-def test_a_domain_feature_takes_the_difference_of_two_models() -> None:
-    rng = np.random.default_rng(1)
-    logit, other = rng.normal(-1, 1, 20_000), rng.integers(0, 2, 20_000)
-    clicked = rng.random(20_000) < 1 / (1 + np.exp(-(logit - 0.8 * other)))
-    weights = fit_platt(logit, clicked, other[:, None].astype(float))
-    assert weights[2] == pytest.approx(-0.8, abs=0.12)
-    assert replace(Gate(), low=0.0).serves
+    regular, alike = of(np.where(users % 40 < 36, 0.99, 0.0)), of(np.full(len(users), 0.1))
+    rule, why = fit_drops(regular, regular)
+    assert rule.row > 0 and why.startswith(f"row {rule.row} drops")
+    for learn, judged, said in (
+        (regular, alike, "of other users"),
+        (alike, alike, "each row"),
+        (regular, of(np.zeros(len(users))), "0 valid"),
+    ):
+        rule, why = fit_drops(learn, judged)
+        assert rule.row == 0 and why.startswith("no rule") and said in why
+    assert [len(one) for one in valid_by_user(regular)] == [40 - sum((40 * user + n) % 7 == 0 for n in range(40)) for user in range(600)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from infra.index.store import open_index_store
-from schemas.allocation import Costs, LevelCost, Requests
+from schemas.allocation import Costs, Kind, LevelCost, Requests
 from schemas.errors import Unavailable
 from schemas.events import AllocationOutcome, ImpressionRecord
 from streams.allocation.cost_fit import fit_costs
@@ -34,7 +34,19 @@ def test_what_was_not_ranked_or_not_shown_has_no_outcome() -> None:
     value = dict(zip(states, joined.samples.outcome_R.tolist(), strict=True))
     assert value["a"] == 4.0 and value["b"] == 0.0 and all(np.isnan(value[name]) for name in "cdef")
     assert np.isnan(joined.took_R).tolist() == [False, False, True, True, False, False]
-    assert joined.clicked_by_request["a"] == [True, False, True]
+
+
+def test_sums_are_found_by_name_and_a_list_that_ends_early_is_full_work() -> None:
+    """The server's actions are others than the fit's. Sums that lack one of the fit's are no probe."""
+    names = [action.name for action in ACTIONS if action.kind is Kind.RANK]
+    extra = _outcome("a", arm="probe").model_copy(
+        update={"actions": ["full/7", *names], "predicted": [9.0, *map(float, range(len(names)))]}
+    )
+    lacking = _outcome("b", arm="probe").model_copy(update={"actions": names[1:], "predicted": [1.0] * (len(names) - 1)})
+    short = [_outcome(f"c{n}", action="full/1000").model_copy(update={"candidates": n}) for n in (1_000, 1_001)]
+    samples = join_outcomes([extra, lacking, *short], [], ACTIONS).samples
+    assert samples.predicted_RA[0, -len(names) :].tolist() == list(range(len(names))) and np.isnan(samples.predicted_RA[1:]).all()
+    assert samples.action_R.tolist()[2:] == [len(ACTIONS) - 1, len(ACTIONS) - 2]
 
 
 def test_costs_are_found_again_in_measured_times() -> None:
@@ -54,8 +66,8 @@ def test_costs_are_found_again_in_measured_times() -> None:
 
 def test_a_table_is_fitted_published_and_found(tmp_path: object) -> None:
     samples, _ = draw_samples(12_000, 0, "probe")
-    table = fit_table(Joined(samples, np.full(12_000, np.nan), {}), ACTIONS, 7, 123, 0.5)
-    assert table.full_ms > 0 and table.queue_price > 0 and table.requests["probe"] > 5_000
+    table, why = fit_table(Joined(samples, np.full(12_000, np.nan)), ACTIONS, 7, 123, 0.5)
+    assert table.full_ms > 0 and table.queue_price > 0 and table.requests["probe"] > 5_000 and why
     store = open_index_store(str(tmp_path))
     with pytest.raises(Unavailable, match="no_table"):
         newest_table(store, 7)
@@ -72,6 +84,6 @@ def test_actions_are_those_that_were_served() -> None:
         _outcome("c", action="full/9000"),
         _outcome("d", action="drop"),
     ]
-    assert [action.name for action in actions_of(served)] == ["drop", "pass", "cached", "vectors/2000", "full/500", "full/9000"]
+    assert [action.name for action in actions_of(served)] == ["drop", "vectors/2000", "full/500", "full/9000"]
     with pytest.raises(Unavailable, match="no_outcomes"):
         actions_of([_outcome("d", action="drop", state="dropped")])

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from lab.evaluation.allocation.budgets import Frontier, allowed_values, learn_table, measure_budgets, true_values
-from lab.evaluation.allocation.cached import measure_ages
+from lab.evaluation.allocation.cached import fit_platt, measure_ages
 from lab.evaluation.allocation.day import Priced, draw_traffic, run_day
-from lab.evaluation.allocation.drops import drop_by_model, drop_by_rule, drop_by_truth
+from lab.evaluation.allocation.drops import drop_by_model, drop_by_rule, drop_by_truth, fit_valid
 from lab.evaluation.allocation.library import ACTIONS, COST_TABLE, Library, make_library, split_users
 from schemas.allocation import stack_costs
 from serving.core.drop_rule import Shown
@@ -60,3 +60,24 @@ def test_selection_overestimates_and_calibration_by_age_mends_it() -> None:
     ages = measure_ages(0, 150)
     assert 1.1 < ages[0].raw < ages[600].raw < ages[1800].raw
     assert 0.85 < ages[600].platt < 1.15 and ages[600].of_random > 1.3
+
+
+def test_answers_that_were_rarely_given_weigh_more() -> None:
+    """A model that drops half of the requests whose x is 0 still learns their chance; taking drops as invalid it would not."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2, 40_000)
+    valid, answered = rng.random(40_000) < np.where(x, 0.6, 0.3), np.where(x, 1.0, 0.1)
+    seen = rng.random(40_000) < answered
+    design = np.stack([np.ones(40_000), x], 1)
+    by_weight = fit_valid(design[seen], valid[seen], answered[seen])
+    as_invalid = fit_valid(design, valid & seen, np.ones(40_000))
+    chance = [1 / (1 + np.exp(-(w[0]))) for w in (by_weight, as_invalid)]
+    assert chance[0] == pytest.approx(0.3, abs=0.03) and chance[1] < 0.05
+
+
+def test_a_domain_feature_takes_the_difference_of_two_models() -> None:
+    rng = np.random.default_rng(1)
+    logit, other = rng.normal(-1, 1, 20_000), rng.integers(0, 2, 20_000)
+    clicked = rng.random(20_000) < 1 / (1 + np.exp(-(logit - 0.8 * other)))
+    weights = fit_platt(logit, clicked, other[:, None].astype(float))
+    assert weights[2] == pytest.approx(-0.8, abs=0.12)

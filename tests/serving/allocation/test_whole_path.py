@@ -1,0 +1,152 @@
+"""From decisions of a live server to a table that it decides by: allocator, outcomes, join with impressions, fit, gate, table, mode `value`."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infra.index.store import open_index_store
+from infra.metrics import Metrics
+from schemas.allocation import ActionTable
+from schemas.errors import Unavailable
+from schemas.events import AllocationOutcome, ImpressionRecord
+from schemas.ids import IdKind
+from schemas.requests import RankRequest
+from serving.allocation.allocator import Allocator
+from serving.allocation.outcomes import Outcomes
+from serving.allocation.settings import AllocationSection
+from serving.allocation.tables import Tables
+from serving.calls.deadline import Deadline
+from serving.calls.paced_engine import PacedEngine
+from serving.calls.rank_call import RankCall, Ranked
+from serving.calls.state_pool import StatePool
+from serving.calls.user_halves import Users
+from serving.engine.work import RankResult, RankWork, UserWork
+from streams.allocation.join import join_outcomes
+from streams.allocation.program import actions_of, fit_table, publish_table
+from tests.serving.allocation.test_outcomes import FakeProducer
+from tests.serving.fake_engine import FakeEngine
+from tests.serving.front import open_view
+
+ITEMS = list(range(2_000))
+VERSION = 7
+REQUESTS = 7_000
+WORTH = (0.02, 1.0)  # of what a shown item of users of two kinds brings
+
+
+class QuickEngine(FakeEngine):
+    """Few items have high scores, so longer lists are worth more. Time is what the engine takes: 0.1 ms, and 1 us a candidate."""
+
+    now_s = 100.0
+
+    def submit_rank(self, work: RankWork) -> "Future[RankResult]":
+        item_ids, future = np.asarray(work.item_ids), Future[RankResult]()
+        scores = ((item_ids * 397 % len(ITEMS) + 1) / len(ITEMS)).astype(np.float32) ** -0.7
+        best, state = np.argsort(-scores)[: work.top_k], work.state or self._state(work.user or UserWork())
+        result = RankResult(
+            self._token(VERSION), item_ids[best].tolist(), scores[best], scores[best, None], [], 0, len(item_ids), [{}], state
+        )
+
+        def end() -> None:
+            self.now_s += 1e-4 + 1e-6 * len(item_ids)
+            future.set_result(result)
+
+        asyncio.get_running_loop().call_soon(end)
+        return future
+
+
+@dataclass
+class Site:
+    """A server whose topics are lists. What a shown item brings follows its score and the user's worth, which the request says."""
+
+    allocator: Allocator
+    call: RankCall
+    producer: FakeProducer = field(default_factory=FakeProducer)
+    impressions: list[ImpressionRecord] = field(default_factory=list)
+
+    async def serve(self, count: int) -> None:
+        """The load changes from request to request: the plan's price is drawn."""
+        rng = np.random.default_rng(0)
+        for number in range(count):
+            self.allocator._plan = float(rng.choice([0.0, 0.5, 2.0]))
+            worth = WORTH[number % 2]
+            ranked = await self.ask(f"r{number}", user=number % 900, worth=worth)
+            items = [
+                {"item_id": item, "position": place, "bid": max(1e-6, worth * float(score)), "clicked": True}
+                for place, (item, score) in enumerate(zip(ranked.result.ids, ranked.result.scores_A, strict=True))
+            ]
+            time_ms = time.time_ns() // 1_000_000 + 1_000
+            fields = {"request_id": f"r{number}", "user_id": number % 900, "time_ms": time_ms, "items": items}
+            self.impressions.append(ImpressionRecord.model_validate(fields))
+            if number % 500 == 0 and self.allocator.outcomes is not None:
+                self.allocator.outcomes.send(self.producer)
+
+    async def ask(self, request_id: str, user: int, worth: float) -> Ranked:
+        request = RankRequest(user_id=user, item_ids=ITEMS, top_k=10, request_id=request_id, user_value=worth)
+        return await self.call.rank(request, Deadline(time.monotonic(), 60_000))
+
+    async def compare(self, price: float) -> list[list[Mapping[str, Any]]]:
+        """Receipts of users of both kinds at the same price, of requests in no random slice."""
+        self.allocator._plan = price
+        receipts = [[await self.receipt(f"{worth} {number}", worth) for number in range(20)] for worth in WORTH]
+        return [[one for one in of if one["arm"] == "policy"] for of in receipts]
+
+    async def receipt(self, request_id: str, worth: float) -> Mapping[str, Any]:
+        """The receipt of an answer or a drop."""
+        try:
+            return (await self.ask(request_id, 1, worth)).receipt
+        except Unavailable as error:
+            return error.receipt or {}
+
+    def publish(self, table: ActionTable) -> None:
+        """Into the index store, from where the server reads it."""
+        tables = self.allocator.tables
+        assert tables._store is not None
+        publish_table(tables._store, table)
+        tables.look()
+
+    def outcomes(self) -> list[AllocationOutcome]:
+        assert self.allocator.outcomes is not None
+        self.allocator.outcomes.send(self.producer)
+        return [AllocationOutcome.model_validate_json(value) for _, value, _ in self.producer.sent]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    store, metrics = open_view(tmp_path / "users", IdKind.INT64, 4), Metrics()
+    section = AllocationSection(mode="value", probe_share=0.1, random_share=0.1, outcomes=True)
+    engine = QuickEngine()
+    paced = PacedEngine(engine, metrics, clock=lambda: engine.now_s)  # type: ignore[arg-type]
+    tables = Tables(open_index_store(str(tmp_path / "index")), lambda: VERSION)
+    allocator = Allocator(section, tables, metrics, paced)
+    allocator.outcomes = Outcomes("localhost:1", "", metrics)
+    users = Users(store, StatePool(1_000, 1 << 20), IdKind.INT64, metrics)
+    yield Site(allocator, RankCall(paced, users, 10_000, metrics, allocator))
+    store.close()
+
+
+def test_a_servers_own_outcomes_make_the_table_that_it_decides_by(site: Site) -> None:
+    asyncio.run(site.serve(REQUESTS))
+    outcomes = site.outcomes()
+    actions = actions_of(outcomes)
+    assert len(outcomes) == REQUESTS and {one.table for one in outcomes} == {"built-in"}
+    joined = join_outcomes(outcomes, site.impressions, actions)
+    table, why = fit_table(joined, actions, VERSION, 1, budget=0.3)
+    assert table.gate.serves, table.gate
+    assert why.startswith("row 2 drops 0.0%"), "all requests were valid"
+
+    site.publish(table)
+    assert site.allocator.tables.find() == (table, False)
+    poor, rich = asyncio.run(site.compare(table.queue_price))
+    assert {one["table"] for one in (*poor, *rich)} == {table.name}
+    assert {one["action"] for one in poor} == {"drop"} and {one["action"] for one in rich} == {"full/700"}
+
+    without = [one.model_copy(update={"predicted": None}) for one in outcomes]
+    with pytest.raises(Unavailable, match="too_few_probes"):
+        fit_table(join_outcomes(without, site.impressions, actions), actions, VERSION, 1, budget=0.3)

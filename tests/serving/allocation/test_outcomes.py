@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 from confluent_kafka import KafkaError
 
 from infra.metrics import Metrics
@@ -10,9 +11,9 @@ from schemas.allocation import Facts
 from schemas.events import AllocationOutcome
 from serving.allocation.allocator import Allocator
 from serving.allocation.decisions import Ask, Choice
-from serving.allocation.outcomes import Outcomes
+from serving.allocation.outcomes import Outcomes, Probe
 from serving.allocation.settings import AllocationSection
-from serving.allocation.tables import Tables
+from serving.allocation.tables import Tables, built_in_table
 from tests.serving.allocation.test_allocator import FakeQueue
 
 
@@ -89,3 +90,21 @@ def test_in_mode_off_there_is_nothing_to_learn_from() -> None:
     producer = FakeProducer()
     outcomes.send(producer)
     assert producer.sent == []
+
+
+def test_a_probe_has_the_ten_best_of_each_length_and_few_of_them_wait() -> None:
+    """Item i scores i / 8; item 0 is unknown, item 999 is there twice. Sums of more probes than may wait are left out, not their outcomes."""
+    ids = list(range(999, 0, -1))
+    probe = Probe([*range(1_000), 999], None, ids, np.array(ids, np.float32) / 8)
+    by_retrieval = probe._replace(retrieval_scores=[*(float(-n) for n in range(1_000)), -2_000.0])
+    sums = probe.sum_best(built_in_table().actions)
+    assert sums["full/500"] == sum(range(490, 500)) / 8 and sums["full/10000"] == sum(range(990, 1_000)) / 8
+    assert by_retrieval.sum_best(built_in_table().actions)["full/700"] == sum(range(690, 700)) / 8 and len(sums) == 10
+    outcomes, choice, allocator = decide(Metrics())
+    for _ in range(2):  # what was sent makes room
+        for _ in range(70):
+            allocator.end(choice, 5, "ranked", None, probe)
+        producer = FakeProducer()
+        outcomes.send(producer)
+        said = [AllocationOutcome.model_validate_json(value).predicted is not None for _, value, _ in producer.sent]
+        assert said == [True] * 64 + [False] * 6

@@ -208,7 +208,7 @@ def test_bad_checkpoints_are_rejected_with_a_reason_and_a_later_good_one_goes_li
     assert {found for found, _ in decided.values()} == {State.REJECTED}
     letters = {d.offset: d.code for d, _ in running.dead_letters(MODEL_CHECKPOINTS)}
     assert letters == {version: code for version, (_, code) in decided.items()}
-    listed = running.command("index", "list")
+    listed = running.command("index", "list", "--all")
     assert all(code in listed for code in letters.values()), listed
     assert all_scores(running) == before and running.status()["version_token"] == token
     running.go_live("good", seed=7)

@@ -104,11 +104,11 @@ def test_a_worker_without_a_right_ends_and_names_it(system: SecureSystem, monkey
     system.secure.allow("newcomer", "TOPIC", f"{prefix}*", "DESCRIBE", "DESCRIBE_CONFIGS", "READ")
     monkeypatch.setitem(ROLES, "worker", "newcomer")
     folder = str(system.directory / "newcomer")
-    log = system.command("worker", "--data-dir", folder, exit_code=1)
+    log = system.command("worker", "--data-dir", folder, exit_code=78)
     assert f"User:newcomer, it may not write topic {prefix}dlq.item-features" in log and f"read group {prefix}shards" in log
     system.secure.allow("newcomer", "TOPIC", f"{prefix}*", "WRITE")
     system.secure.allow("newcomer", "GROUP", f"{prefix}shards", "DESCRIBE")
-    log = system.command("worker", "--data-dir", folder, exit_code=1)
+    log = system.command("worker", "--data-dir", folder, exit_code=78)
     assert f"it may not read group {prefix}shards; grant it the right" in log
 
 

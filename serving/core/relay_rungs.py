@@ -36,7 +36,7 @@ DEGRADED_RUNGS = frozenset({FinalRung.TRUNCATED, FinalRung.AIF_ORDER})
 
 @dataclass(frozen=True, slots=True)
 class FinalSituation:
-    """What a final ranking finds. Times in ms: predicted, from now to the end of the ranking; None = there is no such prefix."""
+    """What a final ranking finds. Times in ms: predicted, from now to the end of the ranking on that rung; None = there is no such prefix."""
 
     left_ms: float
     resident_ms: float | None = None
@@ -44,7 +44,7 @@ class FinalSituation:
     extended_ms: float | None = None
     reloaded_ms: float | None = None
     inline_ms: float | None = None
-    older_ms: float | None = None
+    older_prefix_ms: float | None = None
     truncated_ms: float | None = None
 
 
@@ -58,7 +58,7 @@ _TABLE: Sequence[tuple[FinalRung, Callable[[FinalSituation], float | None]]] = (
     (FinalRung.EXTENDED, lambda s: s.extended_ms),
     (FinalRung.RELOADED, lambda s: s.reloaded_ms),
     (FinalRung.INLINE, lambda s: s.inline_ms),
-    (FinalRung.OLDER_PREFIX, lambda s: s.older_ms),
+    (FinalRung.OLDER_PREFIX, lambda s: s.older_prefix_ms),
     (FinalRung.TRUNCATED, lambda s: s.truncated_ms),
 )
 

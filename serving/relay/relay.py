@@ -259,7 +259,7 @@ class Relay:
         took_ms = 1000 * (time.monotonic() - began_s)
         with self._lock:
             self.costs = self.costs.fold_rank(computed, took_ms)
-        return replace(result, predicted_ms=getattr(situation, _PREDICTED[rung]) or 0.0)
+        return replace(result, predicted_ms=getattr(situation, f"{rung.value}_ms") or 0.0)
 
     def _find(self, backend: "RankerBackend", pool: KvPool, work: FinalWork, left_ms: float) -> _Found:
         window = open_window(backend.spec, work.user)
@@ -290,7 +290,7 @@ class Relay:
             if not found.same and pool.find_saved(PrefixKey(work.user_id, work.version), window)
             else None,
             inline_ms=self._whole_ms(spec, window.tokens, candidates),
-            older_ms=None if older is None or prefix is None else self._after_ms(spec, older.tokens, prefix.done, candidates),
+            older_prefix_ms=None if older is None or prefix is None else self._after_ms(spec, older.tokens, prefix.done, candidates),
             truncated_ms=self._whole_ms(spec, found.truncated.tokens, candidates) if len(found.truncated) else None,
         )
         return situation, choose_final_rung(situation)
@@ -388,17 +388,6 @@ class Relay:
                 entry = self._rankings.get_nowait()
                 if entry is not None:
                     entry[1].set_exception(Unavailable("stopping", "the server is stopping", 0.0))
-
-
-_PREDICTED = {
-    FinalRung.RESIDENT: "resident_ms",
-    FinalRung.WAITED: "waited_ms",
-    FinalRung.EXTENDED: "extended_ms",
-    FinalRung.RELOADED: "reloaded_ms",
-    FinalRung.INLINE: "inline_ms",
-    FinalRung.OLDER_PREFIX: "older_ms",
-    FinalRung.TRUNCATED: "truncated_ms",
-}
 
 
 def _aif_order(work: FinalWork) -> FinalResult:

@@ -70,7 +70,6 @@ class FinalResult:
     read: int = 0
     kept: int = 0
     offset: int = -1
-    predicted_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +198,7 @@ class Relay:
             if prefix is None:
                 return Decision.NO_ROOM
             pool.expect(prefix, request_id)
-            prefix.leases -= 1  # of `reserve`: the signal's hold is there instead
+            pool.release(prefix)  # the hold of `reserve`: the signal's is there instead
         admitted = prefix
         self._prefixes.put(lambda: self._compute(backend, pool, admitted))
         return decision
@@ -242,7 +241,7 @@ class Relay:
         began_s = time.monotonic()
         left_ms = 1000 * (work.due_s - began_s)
         found = self._find(backend, pool, work, left_ms)
-        situation, rung = self._choose(backend.ranker, pool, work, found, left_ms)
+        rung = self._choose(backend.ranker, pool, work, found, left_ms)
         if rung is FinalRung.AIF_ORDER:
             return _aif_order(work)
         if rung is FinalRung.RELOADED:
@@ -250,7 +249,7 @@ class Relay:
             if reloaded is None:
                 rung = FinalRung.INLINE
             else:
-                found = replace(found, prefix=reloaded, same=True)
+                found = replace(found, prefix=reloaded)
         try:
             result, computed = self._take(backend, pool, work, found, rung)
         finally:
@@ -259,7 +258,7 @@ class Relay:
         took_ms = 1000 * (time.monotonic() - began_s)
         with self._lock:
             self.costs = self.costs.fold_rank(computed, took_ms)
-        return replace(result, predicted_ms=getattr(situation, f"{rung.value}_ms") or 0.0)
+        return result
 
     def _find(self, backend: "RankerBackend", pool: KvPool, work: FinalWork, left_ms: float) -> _Found:
         window = open_window(backend.spec, work.user)
@@ -274,7 +273,7 @@ class Relay:
             count //= 2
         return _Found(window, prefix, expected, same, older, window.cut(len(window) - count, len(window)))
 
-    def _choose(self, spec: RankerSpec, pool: KvPool, work: FinalWork, found: _Found, left_ms: float) -> tuple[FinalSituation, FinalRung]:
+    def _choose(self, spec: RankerSpec, pool: KvPool, work: FinalWork, found: _Found, left_ms: float) -> FinalRung:
         candidates, window, prefix = len(work.item_ids), found.window, found.prefix
         after_ms = None
         if prefix is not None and found.same:
@@ -293,7 +292,7 @@ class Relay:
             older_prefix_ms=None if older is None or prefix is None else self._after_ms(spec, older.tokens, prefix.done, candidates),
             truncated_ms=self._whole_ms(spec, found.truncated.tokens, candidates) if len(found.truncated) else None,
         )
-        return situation, choose_final_rung(situation)
+        return choose_final_rung(situation)
 
     def _whole_ms(self, spec: RankerSpec, tokens: int, candidates: int) -> float:
         return self._after_ms(spec, tokens, 0, candidates)

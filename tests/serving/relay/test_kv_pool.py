@@ -62,7 +62,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         self.signals += 1
         self.pool.expect(prefix, f"r{self.signals}")
-        prefix.leases -= 1
+        self.pool.release(prefix)
         if finish:
             with self.pool.held(prefix):
                 fill(self.pool, prefix)
@@ -139,7 +139,7 @@ def test_a_signal_without_a_ranking_is_wasted_and_its_pages_come_back() -> None:
     prefix = pool.reserve(PrefixKey(1, 1), SPEC, window_of(9))
     assert prefix is not None
     pool.expect(prefix, "r")
-    prefix.leases -= 1
+    pool.release(prefix)
     assert pool.reserve(PrefixKey(2, 1), SPEC, window_of(4 * PAGES - 1)) is None  # it would need the pages that the ranking will need
     now_s[0] = 5.1
     pool.expire()

@@ -61,6 +61,12 @@ class GuardedThread(threading.Thread):
                 note_fault(self.name, error, f"it begins again in {pause_s:g} s")
                 self._is_done = self._stopping.wait(pause_s)
 
+    def stop(self, join_s: float | None = None) -> None:
+        """Sets `stopping` and waits for the end, at most `join_s` (None: as long as it takes). Before its start there is nothing to wait for."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join(join_s)
+
     def report(self) -> ThreadReport | None:
         """None before its start and after its regular end."""
         if self.ident is None or self._is_done or self._stopping.is_set():

@@ -84,9 +84,7 @@ class Reporter:
 
     def close(self) -> None:
         """Stops and joins."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.stop()
 
     def note(self, result: RankResult) -> None:
         """Counts a ranking that was answered."""

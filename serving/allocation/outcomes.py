@@ -86,9 +86,7 @@ class Outcomes:
 
     def close(self) -> None:
         """Sends what the broker takes within a second, and joins."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.stop()
 
     def note(self, user: Id, choice: Choice, state: str, took_ms: float | None, probe: Probe | None = None) -> None:
         """Queues an outcome, or counts it as lost."""

@@ -94,9 +94,7 @@ class Tables:
 
     def close(self) -> None:
         """Stops and joins."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.stop()
 
     def find(self, version: int | None = None) -> tuple[ActionTable, bool]:
         """(the table for a version, None: the one that is served; whether only its mean row may decide)."""

@@ -70,9 +70,7 @@ class UserDeadLetters:
 
     def close(self) -> None:
         """Stops the thread. Records whose letters were not sent stay in the view."""
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(CLOSE_S_MAX)
+        self._thread.stop(CLOSE_S_MAX)
 
     @cached_property
     def _producer(self) -> Producer:

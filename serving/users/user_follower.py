@@ -74,9 +74,7 @@ class UserFollower:
 
     def close(self) -> None:
         """Stops both threads and waits for them, then closes the view. A broker that is away is not waited for: that takes half a minute."""
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(CLOSE_S_MAX)
+        self._thread.stop(CLOSE_S_MAX)
         self._letters.close()
         if not self._thread.is_alive():
             self._gaps.close()

@@ -84,9 +84,7 @@ class DeltaFollower:
 
     def close(self) -> None:
         """Stops and joins."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.stop()
 
     def _run(self) -> None:
         try:

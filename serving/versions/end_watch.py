@@ -32,9 +32,7 @@ class EndWatch:
 
     def close(self) -> None:
         """Stops and joins."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.stop()
 
     def ages(self, watermark: Watermark) -> RowAges:
         """How old the rows of an answer or a version with this watermark are now."""

@@ -39,9 +39,7 @@ class StatisticsWatch:
 
     def close(self) -> None:
         """Stops and joins."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.stop()
 
     def ages_s(self, names: Iterable[str]) -> dict[str, float | None]:
         """Seconds since each statistic was last reported current; None: not since this server began."""

@@ -115,9 +115,7 @@ class VersionFollower:
     def close(self) -> None:
         """Stops the thread, the delta followers and the loader process. The slots' memory is freed when the engine uses it no longer. A load that does not end
         within seconds is given up: it may take minutes, and a server that ends would wait with its ports closed."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(CLOSE_S_MAX)
+        self._thread.stop(CLOSE_S_MAX)
         for held in list(self._held.values()):
             held.deltas.close()
         self._loader.close()

@@ -42,14 +42,6 @@ class ItemStatistic:
         return count_takers(self._positives, self._items, time_ms, self._source.count_days)
 
 
-def count_positives(positives: Interactions, items: int, time_ms: int, days: float) -> np.ndarray:
-    """Interactions of each item in the days before a time, [I] int64."""
-    counts_I = np.zeros(items, np.int64)
-    for item_X, _ in _pairs_in(positives, items, time_ms, days):
-        counts_I += np.bincount(item_X, minlength=items)
-    return counts_I
-
-
 def count_takers(positives: Interactions, items: int, time_ms: int, days: float) -> np.ndarray:
     """How many different users had an interaction in the days before a time, [I] int64.
 

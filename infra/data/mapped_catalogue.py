@@ -1,9 +1,8 @@
 """A catalogue from CSV, JSON-lines or Parquet files that a mapping file describes, as the events that any other publisher would send.
 
-Here: events of schemas/events.py in publish order, and the held-out users. Not here: reading the files (mapped_sources.py), which items a sampled request
-shows (sampled_impressions.py), requests from a file (shown_impressions.py), events after the evaluation time (item_changes.py).
-Invariants: nothing from the evaluation time on is in items, behaviours or impressions. The same files and mapping give the same events. Held-out users have a
-history before that time and a right answer after it; training may use their earlier impressions.
+Here: events of schemas/events.py in publish order. Not here: reading the files (mapped_sources.py), which items a sampled request shows
+(sampled_impressions.py), requests from a file (shown_impressions.py), the users who are held out (lab/catalogues).
+Invariants: nothing from the evaluation time on is in items, behaviours or impressions. The same files and mapping give the same events.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,22 +14,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from infra.clock import DAY_MS
-from infra.data.catalogue import Evaluation, HeldOutUser, Log, title_of
 from infra.data.interactions import Interactions
-from infra.data.item_changes import copy_items, drift_items
-from infra.data.item_statistics import count_positives
 from infra.data.mapped_sources import MappedSources, spell_time
 from infra.data.mapping import DataMapping
 from infra.data.rejections import Rejections
-from infra.data.sampled_impressions import (
-    KnownUsers,
-    SampledRequest,
-    draw_candidates,
-    plan_cuts,
-    recent_items,
-    sample_requests,
-    taken_items,
-)
+from infra.data.sampled_impressions import SampledRequest, plan_cuts, sample_requests
 from infra.data.shown_impressions import read_shown_requests
 from infra.data.spool import SpoolBounds
 from infra.data.tables import Tell
@@ -38,19 +26,17 @@ from schemas.decoding import describe_errors
 from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
 from schemas.features import FeatureSchema, Scope
-from schemas.ids import Id
 from schemas.limits import TASKS_MAX
 from schemas.model.score import BID, SHOWN, bid_exponent
 from schemas.train_choices import FOR_MAPPED_DATA, FOR_SHOWN, TrainChoices
 
 _CHUNK = 4_096
-_EVALUATION_SEED = 1
 _SHOWN_ROWS = 200  # of a batch, with four negatives for each
 _HASH_BITS = 256  # what is lost to the exact form is 57 / bits points of GAUC (docs/RESULTS.md)
 
 
 class MappedCatalogue:
-    """A `Catalogue` of the files under `directory`, of at most `limit` rows of each section. `tell` hears how many rows are read.
+    """The events of the files under `directory`, of at most `limit` rows of each section. `tell` hears how many rows are read.
 
     `rejections` fills while events are read.
     """
@@ -98,21 +84,14 @@ class MappedCatalogue:
 
     @property
     def item_count(self) -> int:
-        return len(self._alive)
-
-    @property
-    def impression_count(self) -> None:
-        """Not known before they are sampled."""
+        return len(self.alive)
 
     @cached_property
-    def _alive(self) -> np.ndarray:
+    def alive(self) -> np.ndarray:
         """Places of the items that exist when the held-out users are measured, ascending."""
         return np.flatnonzero(self.sources.item_rows.created_I <= self.sources.now_ms)
 
     # --- items ---
-
-    def title(self, features: Mapping[str, Any]) -> str:
-        return title_of(self.schema, features)
 
     def items(self) -> Iterator[ItemFeaturesUpdate]:
         if self.sources.states.changes_with_time:
@@ -120,7 +99,7 @@ class MappedCatalogue:
         elif "time" in self.mapping.items.roles:
             yield from self._items_of_rows()
         else:
-            for places in _chunks(self._alive):
+            for places in _chunks(self.alive):
                 created = np.maximum(self.sources.item_rows.created_I[places], 0)
                 features = self.sources.states.features_of(places, {})
                 yield from self._updates(places, created.tolist(), features, self.sources.states.latest_rows(places))
@@ -163,7 +142,7 @@ class MappedCatalogue:
     def new_items(self) -> Iterator[NewItem]:
         embeddings = self.sources.embeddings
         ids = self.sources.item_rows.ids
-        alive, known = {ids[place] for place in self._alive.tolist()}, frozenset(ids)
+        alive, known = {ids[place] for place in self.alive.tolist()}, frozenset(ids)
         places = np.array([p for item, p in embeddings.place.items() if item in alive or item not in known], np.int64)
         for chunk in _chunks(places):
             for place, vector in zip(chunk.tolist(), embeddings.vectors(chunk), strict=True):
@@ -172,7 +151,7 @@ class MappedCatalogue:
 
     # --- users ---
 
-    def _profiles(self, places: np.ndarray) -> list[dict[str, Any]]:
+    def profiles_of(self, places: np.ndarray) -> list[dict[str, Any]]:
         """The features of some users."""
         assert self.mapping.users is not None
         table = self.sources.table(self.mapping.users)
@@ -183,13 +162,13 @@ class MappedCatalogue:
         timed = self.mapping.users is not None and self.mapping.users.time is not None
         ids, places = list(place_of), np.fromiter(place_of.values(), np.int64, len(place_of))
         for chunk in _chunks(np.arange(len(ids))):
-            for number, features in zip(chunk.tolist(), self._profiles(places[chunk]), strict=True):
+            for number, features in zip(chunk.tolist(), self.profiles_of(places[chunk]), strict=True):
                 yield UserFeaturesRecord(user_id=ids[number], features=features, time_ms=int(time_P[places[number]]) if timed else None)
 
     def behaviours(self) -> Iterator[Behaviour]:
-        yield from self._behaviours_where(None)
+        yield from self.behaviours_where(None)
 
-    def _behaviours_where(self, wanted_U: np.ndarray | None) -> Iterator[Behaviour]:
+    def behaviours_where(self, wanted_U: np.ndarray | None) -> Iterator[Behaviour]:
         """The history until the evaluation time as events, in order of time: of all users, or of some."""
         history = self.sources.history
         end, first = history.before(self.sources.now_ms), 0
@@ -213,9 +192,9 @@ class MappedCatalogue:
     # --- impressions ---
 
     def impressions(self) -> Iterator[ImpressionRecord]:
-        self._require_positives("learn from")
+        self.require_positives("learn from")
         if self.sources.shown is not None:
-            yield from self._shown_in(0, self.sources.now_ms)
+            yield from self.shown_in(0, self.sources.now_ms)
             return
         bids_at: dict[int, list[float]] = {}
         for number, request in enumerate(self._sampled_requests()):
@@ -223,12 +202,7 @@ class MappedCatalogue:
                 bids_at = {request.time_ms: self._bids_at(request.time_ms)}
             yield self._impression(number, request, bids_at[request.time_ms])
 
-    def shown_later(self) -> Iterator[ImpressionRecord]:
-        """The requests of the period that is measured, where the mapping has impressions: no training may see them."""
-        if self.sources.shown is not None and self.mapping.holdout.hold_out:
-            yield from self._shown_in(self.sources.now_ms, self.sources.end_ms)
-
-    def _shown_in(self, first_ms: int, last_ms: int) -> Iterator[ImpressionRecord]:
+    def shown_in(self, first_ms: int, last_ms: int) -> Iterator[ImpressionRecord]:
         """The requests of a period with the bids of the evaluation time."""
         sources = self.sources
         assert sources.shown is not None
@@ -269,7 +243,7 @@ class MappedCatalogue:
         usable = np.isfinite(numbers) & (numbers > 0)
         return np.where(usable, numbers, self.schema.item(bid).default).tolist()
 
-    def _require_positives(self, purpose: str) -> Interactions:
+    def require_positives(self, purpose: str) -> Interactions:
         if not len(self.sources.positives):
             raise Misconfigured(
                 "nothing_to_learn_from",
@@ -277,81 +251,6 @@ class MappedCatalogue:
                 "items, or a section [behaviours] (user, item, time) to sample impressions from; docs/IMPORT.md shows both",
             )
         return self.sources.positives
-
-    # --- what comes later ---
-
-    def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
-        yield from drift_items(self.sources, self.schema, bid_exponent(self.model["rank_by"]) > 0, self._alive, n, seed)
-
-    def arrivals(self, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:
-        yield from copy_items(self.sources, self._alive, n, seed)
-
-    # --- measure ---
-
-    @property
-    def log(self) -> Log:
-        sources = self.sources
-        shown = sources.shown_log if sources.shown is not None else None
-        return Log(sources.item_rows.ids, sources.now_ms, sources.positives, sources.history, shown)
-
-    def evaluation(self) -> Evaluation:
-        sources, holdout = self.sources, self.mapping.holdout
-        positives = self._require_positives("measure on")
-        if not holdout.hold_out:
-            raise sources.reject("[evaluation] hold_out", "= false keeps nothing to measure on")
-        recent = recent_items(positives, len(sources.item_rows.ids), sources.now_ms, holdout.pool_days)
-        pool = self._alive if holdout.candidates == "all" else np.intersect1d(recent, self._alive)
-        users = KnownUsers(positives, sources.history).takers(sources.now_ms, sources.end_ms, pool).tolist()
-        if not users:
-            raise sources.reject(
-                "[evaluation] from", "leaves no user to measure on: none has a history before it and a positive on a known item after it"
-            )
-        rng = np.random.default_rng(_EVALUATION_SEED)
-        if len(users) > holdout.users_max:
-            users = sorted(rng.choice(users, holdout.users_max, replace=False).tolist())
-        taken = taken_items(positives, users, sources.now_ms, sources.end_ms)
-        relevant = {user: np.intersect1d(items, pool) for user, items in taken.items()}
-        ids = [positives.user_ids[user] for user in users]
-        histories, profiles = self._histories_of(ids), self._profiles_of(ids)
-        held_out = tuple(
-            self._held_out(rng, user_id, relevant[user], pool, histories[user_id], profiles.get(user_id, {}))
-            for user, user_id in zip(users, ids, strict=True)
-        )
-        return Evaluation(held_out, self._popularity(), "recall", sources.now_ms, holdout.k)
-
-    def _held_out(
-        self,
-        rng: np.random.Generator,
-        user: Id,
-        relevant: np.ndarray,
-        pool: np.ndarray,
-        history: Sequence[Behaviour],
-        profile: Mapping[str, Any],
-    ) -> HeldOutUser:
-        ids = self.sources.item_rows.ids
-        drawn = draw_candidates(rng, pool, relevant, self.mapping.holdout.candidates_max).tolist()
-        candidates = sorted(ids[place] for place in drawn)
-        found = frozenset(ids[place] for place in relevant.tolist()) & frozenset(candidates)
-        as_array = np.array(candidates, object if isinstance(candidates[0], str) else np.int64)
-        return HeldOutUser(user, profile, history, as_array, found)
-
-    def _histories_of(self, users: Sequence[Id]) -> Mapping[Id, Sequence[Behaviour]]:
-        found: dict[Id, list[Behaviour]] = {user: [] for user in users}
-        wanted_U = np.fromiter((user in found for user in self.sources.history.user_ids), bool)
-        for behaviour in self._behaviours_where(wanted_U):
-            found[behaviour.user_id].append(behaviour)
-        return found
-
-    def _profiles_of(self, users: Sequence[Id]) -> Mapping[Id, dict[str, Any]]:
-        places = self.sources.profiles[1]
-        known = [user for user in users if user in places]
-        return dict(zip(known, self._profiles(np.array([places[user] for user in known], np.int64)), strict=True)) if known else {}
-
-    def _popularity(self) -> dict[Id, float]:
-        """Positives of each item in the last days before the evaluation."""
-        ids = self.sources.item_rows.ids
-        counts = count_positives(self.sources.positives, len(ids), self.sources.now_ms, self.mapping.holdout.pool_days)
-        return {ids[place]: float(counts[place]) for place in np.flatnonzero(counts).tolist()}
 
 
 def _chunks(places: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Impressions and held-out users sampled from positives alone, for data that has what was bought but not what was shown.
+"""Impressions sampled from positives alone, for data that has what was bought but not what was shown.
 
     cut t       every `every_days`, the last one `window_days` before the evaluation begins
     request     one per user with a history before t and a positive in [t, t + window), at time t
@@ -125,11 +125,3 @@ def _sample(
         return None
     order = rng.permutation(len(liked) + len(others))
     return SampledRequest(user, cut, np.concatenate([liked, others])[order], (np.arange(len(order)) < len(liked))[order])
-
-
-def draw_candidates(rng: np.random.Generator, pool: np.ndarray, relevant: np.ndarray, most: int) -> np.ndarray:
-    """At most `most` places of the pool, all of `relevant` (which are in it) among them, ascending."""
-    if len(pool) <= most:
-        return pool
-    others = rng.permutation(np.setdiff1d(pool, relevant, assume_unique=True))[: max(0, most - len(relevant))]
-    return np.sort(np.concatenate([relevant[:most], others]))

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from infra.background import Background
-from infra.data.catalogue import Catalogue, Evaluation, HeldOutUser
 from infra.kafka.publisher import Publisher
 from infra.processes import Child, wait_until
+from lab.catalogues.catalogue import Catalogue, Evaluation, HeldOutUser
 from lab.demo.one_ranking import publish_arrival
 from lab.demo.progress import Step
 from lab.demo.server import Ranked, RankingServer, wire_ids

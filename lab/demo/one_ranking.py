@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from infra.data.catalogue import Catalogue, HeldOutUser
 from infra.kafka.publisher import Publisher
+from lab.catalogues.catalogue import Catalogue, HeldOutUser
 from lab.demo.server import Ranked, RankingServer, wire_ids
 from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.features import Kind

@@ -10,12 +10,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.data.catalogue import Catalogue, Evaluation
-from infra.data.open_catalogue import open_mapping, open_world
 from infra.figures import Figures
 from infra.heartbeat import HEARTBEAT_NAME
 from infra.processes import Child, leave_in_order
 from infra.settings import InfraSettings, load_settings
+from lab.catalogues.catalogue import Catalogue, Evaluation
+from lab.catalogues.open_catalogue import open_mapping, open_world
 from lab.demo import acts
 from lab.demo.keeper import Keeper, environment_file
 from lab.demo.one_ranking import OneRanking, show_one_ranking

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from infra.data.catalogue import Evaluation
 from infra.figures import Figures
+from lab.catalogues.catalogue import Evaluation
 from lab.demo.one_ranking import Change, Line, OneRanking
 from schemas.ids import Id
 

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from infra.data.world import WorldSize
 from infra.files import write_file_durably
 from infra.processes import die_with_parent
 from infra.progress import open_progress
+from lab.catalogues.world import WorldSize
 from lab.evaluation.family.codes import with_codes
 from lab.evaluation.family.network import build_network, variant_spec
 from lab.evaluation.family.variant import Variant

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from rich.progress import Progress
 
-from infra.data.world import WorldSize
-from infra.data.world_catalogue import FIRST_ITEM_ID
-from infra.data.world_drift import DriftingCatalogue
 from infra.figures import Figures, Interval
 from infra.files import write_file_durably
 from infra.progress import open_progress
+from lab.catalogues.world import WorldSize
+from lab.catalogues.world_catalogue import FIRST_ITEM_ID
+from lab.catalogues.world_drift import DriftingCatalogue
 from lab.evaluation.pictures import draw_drift
 from lab.figures.declared import read_bench
 from schemas.ids import Id

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from infra.command import say
-from infra.data.world import KUAIRAND_1K, LIGHT, WorldSize
 from infra.figures import Figures
+from lab.catalogues.world import KUAIRAND_1K, LIGHT, WorldSize
 from lab.evaluation.cells import Cell, CellPlan, run_cells
 from lab.evaluation.family.variant import AIF
 from lab.evaluation.plan import SIGNALS, SPEC, TRAIN, WORLD_SEED

@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from infra.data.world import World, WorldSize
-from infra.data.world_catalogue import WorldCatalogue
 from infra.figures import Figures
 from infra.processes import Child, wait_until
+from lab.catalogues.world import World, WorldSize
+from lab.catalogues.world_catalogue import WorldCatalogue
 from lab.figures.declared import read_bench
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from schemas.errors import Unavailable

@@ -24,12 +24,12 @@ import torch
 from rich.progress import Progress
 
 from infra.command import say
-from infra.data.catalogue import Evaluation
 from infra.data.doubts import find_doubts
-from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import DataMapping, read_mapping
 from infra.figures import Figures
 from infra.progress import counted, open_progress, tell_parts
+from lab.catalogues.catalogue import Evaluation
+from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from lab.evaluation.plain_scores import Candidates, collect_candidates, log_scores, simple_scores
 from lab.evaluation.rungs import FRESH, RUNGS, on_rung
 from lab.evaluation.shown_scores import shown_labels, shown_places, shown_scores
@@ -106,7 +106,7 @@ def run_data(options: DataOptions) -> Figures:
     torch.set_num_threads(1)
     mapping = options.mapped()
     with open_progress() as progress:
-        catalogue = MappedCatalogue(mapping, options.directory, tell=tell_parts(progress, "rows of [{}]"))
+        catalogue = MeasuredCatalogue(mapping, options.directory, tell=tell_parts(progress, "rows of [{}]"))
         chosen = options.train(catalogue.train)
         torch.manual_seed(chosen.seed)
         for doubt in find_doubts(catalogue.sources):
@@ -144,7 +144,7 @@ def run_data(options: DataOptions) -> Figures:
 
 
 def _join(
-    catalogue: MappedCatalogue, options: DataOptions, chosen: TrainChoices, progress: Progress
+    catalogue: MeasuredCatalogue, options: DataOptions, chosen: TrainChoices, progress: Progress
 ) -> tuple[AifNetwork, TrainingSet, TrainingSet]:
     """An untrained network of the catalogue's spec, the training set, and the impressions of the period that is measured, over the same items and users."""
     named = {} if options.hash_bits is None else {"hash_bits": options.hash_bits}
@@ -162,7 +162,7 @@ def _join(
 
 
 def _measure_all(
-    network: AifNetwork, catalogue: MappedCatalogue, data: TrainingSet, evaluation: Evaluation, progress: Progress
+    network: AifNetwork, catalogue: MeasuredCatalogue, data: TrainingSet, evaluation: Evaluation, progress: Progress
 ) -> dict[str, dict[str, UserValues]]:
     """Every measure of every score, by the score's name; the bar shows the model's scores, which take nearly all of the time."""
     candidates = collect_candidates(evaluation)
@@ -207,7 +207,7 @@ def _measure_shown(network: AifNetwork, data: TrainingSet, later: TrainingSet, p
     return found
 
 
-def _period(catalogue: MappedCatalogue) -> dict[str, str]:
+def _period(catalogue: MeasuredCatalogue) -> dict[str, str]:
     """The period that is measured, as ISO text."""
     times = {"from": catalogue.sources.now_ms, "until": catalogue.sources.end_ms}
     return {key: dt.datetime.fromtimestamp(ms / 1_000, dt.UTC).isoformat(timespec="seconds") for key, ms in times.items()}

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_array, diags_array
 
-from infra.data.catalogue import Evaluation, Log
 from infra.data.interactions import Interactions
-from infra.data.item_statistics import count_positives
-from schemas.statistics import DAY_MS, fit_windows, smoothed_rates
+from lab.catalogues.catalogue import Evaluation, Log
+from schemas.statistics import fit_windows, smoothed_rates
 
 _LOG_ROWS_MAX = 5_000_000  # the latest of a longer log
 _EASE_ITEMS_MAX, _EASE_RIDGE = 3_000, 100.0
@@ -84,7 +83,7 @@ def log_scores(log: Log, evaluation: Evaluation, ids_UC: np.ndarray, share_UC: n
     windows = fit_windows(span_ms)
     found = dict[str, np.ndarray]()
     for name, window_ms in windows.items():
-        found[f"popularity_{name}"] = spread(count_positives(log.positives, items, now_ms, window_ms / DAY_MS).astype(float))
+        found[f"popularity_{name}"] = spread(log.positives.counts(items, now_ms - window_ms, now_ms).astype(float))
     found["popularity_decayed"] = spread(_decayed(log.positives, items, now_ms, min(windows.values(), default=max(1, span_ms // 10))))
     rows = [[place[b.item_id] for b in user.behaviours if b.item_id in place] for user in evaluation.users]
     found["item_knn"] = _take(_knn(log.history, items, now_ms, rows), place_UC)

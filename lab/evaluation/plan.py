@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra.data.world import WorldSize
-from infra.data.world_catalogue import BUY
+from lab.catalogues.world import WorldSize
+from lab.catalogues.world_catalogue import BUY
 from lab.evaluation.cells import CellPlan
 from lab.evaluation.family.variant import AIF, BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER, Variant
 from schemas.train_choices import TrainChoices
@@ -23,7 +23,7 @@ SPEC: tuple[tuple[str, Any], ...] = (
 # The label is the teacher's click probability, which gave the best GAUC and HR in this world (1,000 steps, width 32, default signals): GAUC .829
 # and HR .735; with COPR at 0.3 added .816 and .713; with COPR and drawn clicks .816 and .714.
 TRAIN = TrainChoices(learning_rate=6e-3, batch_requests=16, copr=0.0, soft_labels=True)
-# The world of the tables has stronger facets than the default one (infra/data/world.py), which only bridges can represent: a width of 16 is too
+# The world of the tables has stronger facets than the default one (lab/catalogues/world.py), which only bridges can represent: a width of 16 is too
 # narrow for a user's six facets, and there are twice as many bridges as facets. In other worlds Algorithm 1 has nothing to add.
 SIGNALS = (("facet", 1.8), ("quality", 0.7))
 # Everything above was chosen on the world of seed 0, so the users and items measured here are new.

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from infra.data.world import World
 from infra.figures import Figures
+from lab.catalogues.world import World
 from lab.evaluation.bits import sigma_ratio
 from lab.evaluation.cells import Cell, read_cells, run_cells
 from lab.evaluation.costs import (

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from infra.command import say
-from infra.data.world import HistoryShape, WorldSize
 from infra.figures import Figures
+from lab.catalogues.world import HistoryShape, WorldSize
 from lab.evaluation.plan import SPEC
 from lab.evaluation.world_columns import join_world
 from lab.evaluation.world_truth import RELEVANT, WorldTruth, open_truth

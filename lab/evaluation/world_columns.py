@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from infra.data.world_catalogue import FIRST_ITEM_ID, KINDS, WorldCatalogue
+from lab.catalogues.world_catalogue import FIRST_ITEM_ID, KINDS, WorldCatalogue
 from schemas.features import Scope, encode_features
 from schemas.model.behaviour_codes import encode_item_buckets, encode_kind
 from schemas.model.inputs import FeatureTensors, map_tensors

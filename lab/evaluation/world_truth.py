@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.data.world import QUALITY_ATTRIBUTES, SIGNALS, World, WorldSize
-from infra.data.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, WorldCatalogue
+from lab.catalogues.world import QUALITY_ATTRIBUTES, SIGNALS, World, WorldSize
+from lab.catalogues.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, WorldCatalogue
 from schemas.features import FeatureSchema
 from schemas.ids import Id
 from streams.training.impressions import Events, TrainingSet

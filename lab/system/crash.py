@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from infra.broker.server import start_broker
-from infra.data.catalogue import Catalogue
-from infra.data.open_catalogue import open_world
 from infra.failpoints import DISK_BROKEN, DISK_FULL, DISK_VARIABLE, VARIABLE, VERSIONING, WRITING
 from infra.figures import Figures
 from infra.kafka.dead_letters import dead_letter_topic, decode_dead_letter
 from infra.kafka.reader import read_topic
 from infra.processes import Child, wait_until
+from lab.catalogues.catalogue import Catalogue
+from lab.catalogues.open_catalogue import open_world
 from lab.demo.stage import SHARDS, json_figures
 from lab.figures.declared import read_bench
 from lab.system.crash_fold import DeadLetter, count_topic

@@ -11,9 +11,9 @@ from typing import Any
 from confluent_kafka import KafkaException, Producer
 
 from infra.background import Background
-from infra.data.catalogue import Catalogue
 from infra.kafka.producer import open_producer
 from infra.kafka.publisher import Delivered, Publisher
+from lab.catalogues.catalogue import Catalogue
 from lab.system.bad_records import BadRecords
 from lab.system.stage import BenchStage
 from schemas.errors import Unavailable

@@ -20,11 +20,11 @@ from typing import Any, Self
 import numpy as np
 
 from infra.background import Background
-from infra.data.catalogue import Catalogue
-from infra.data.open_catalogue import open_world
 from infra.figures import Figures
 from infra.kafka.publisher import Publisher
 from infra.processes import Child, wait_until
+from lab.catalogues.catalogue import Catalogue
+from lab.catalogues.open_catalogue import open_world
 from lab.demo.server import RankingServer
 from lab.figures.declared import read_bench
 from lab.system.stage import BenchStage, open_bench_stage, tell

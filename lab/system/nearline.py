@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from infra.clock import SystemClock
-from infra.data.catalogue import Catalogue
-from infra.data.open_catalogue import open_world
 from infra.figures import Figures
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Database, open_database
+from lab.catalogues.catalogue import Catalogue
+from lab.catalogues.open_catalogue import open_world
 from lab.demo.stage import SHARDS
 from lab.figures.declared import read_bench
 from lab.system.stage import (

@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from itertools import chain
 
-from infra.data.open_catalogue import open_world
 from infra.figures import Figures
 from infra.index.parts import read_manifest
+from lab.catalogues.open_catalogue import open_world
 from lab.figures.declared import read_bench
 from lab.system.stage import AppliedWatch, BenchStage, open_bench_stage, peak_rss_mb, tell
 from schemas.index.manifest import Manifest

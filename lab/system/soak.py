@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from infra.background import Background
-from infra.data.catalogue import Catalogue
-from infra.data.open_catalogue import open_world
 from infra.figures import Figures
+from lab.catalogues.catalogue import Catalogue
+from lab.catalogues.open_catalogue import open_world
 from lab.demo.server import RankingServer
 from lab.figures.declared import read_bench
 from lab.system.crash_traffic import Traffic

@@ -19,11 +19,11 @@ from typing import Any
 from infra.clock import SystemClock
 from infra.closeable import Closeable
 from infra.command import say
-from infra.data.catalogue import Catalogue
 from infra.index.control_log import ensure_init
 from infra.kafka.admin import describe_index, end_offsets
 from infra.kafka.reader import TopicFollower
 from infra.processes import Child, leave_in_order, start_child, wait_until
+from lab.catalogues.catalogue import Catalogue
 from lab.demo.stage import SHARDS, USER_PARTITIONS, Stage
 from schemas.ids import IdKind
 from schemas.index.layout import decode_delta

@@ -18,14 +18,14 @@ from typing import Any, cast
 import numpy as np
 
 from infra.background import Background
-from infra.data.catalogue import Catalogue
 from infra.data.interactions import Interactions
-from infra.data.open_catalogue import open_world
 from infra.data.shown_statistics import LogStatistic
 from infra.figures import Figures
 from infra.kafka.admin import end_offsets
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import read_topic
+from lab.catalogues.catalogue import Catalogue
+from lab.catalogues.open_catalogue import open_world
 from lab.demo.server import RankingServer
 from lab.figures.declared import read_bench
 from lab.system.freshness import Prober, Seen, not_servable, percentile_ms

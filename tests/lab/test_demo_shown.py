@@ -5,10 +5,10 @@ import io
 import numpy as np
 import pytest
 
-from infra.data.catalogue import Evaluation, HeldOutUser
-from infra.data.world import World, WorldSize
-from infra.data.world_catalogue import WorldCatalogue
 from infra.figures import Figures
+from lab.catalogues.catalogue import Evaluation, HeldOutUser
+from lab.catalogues.world import World, WorldSize
+from lab.catalogues.world_catalogue import WorldCatalogue
 from lab.demo import acts, progress
 from lab.demo.one_ranking import Change, Line, OneRanking
 from lab.demo.program import DEMO

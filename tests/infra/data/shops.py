@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
+from lab.catalogues.measured_catalogue import MeasuredCatalogue
 
 START = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
 START_MS = int(START.timestamp() * 1_000)
@@ -169,12 +169,12 @@ def _write_csv(path: Path, header: list[str], rows: list[list[object]]) -> None:
         writer.writerows(rows)
 
 
-def open_shop(folder: Path, mapping: str, **files: str) -> MappedCatalogue:
+def open_shop(folder: Path, mapping: str, **files: str) -> MeasuredCatalogue:
     """The catalogue of a mapping and of CSV files, each given by its name and text."""
     for name, text in files.items():
         (folder / f"{name}.csv").write_text(text)
     (folder / "shop.toml").write_text(mapping)
-    return MappedCatalogue(read_mapping(folder / "shop.toml"), folder)
+    return MeasuredCatalogue(read_mapping(folder / "shop.toml"), folder)
 
 
 def write_items(folder: Path, mapping: str, **columns: list[object]) -> Path:
@@ -188,6 +188,6 @@ def write_items(folder: Path, mapping: str, **columns: list[object]) -> Path:
     return folder / "m.toml"
 
 
-def open_items(folder: Path, more: str = "", **columns: list[object]) -> MappedCatalogue:
+def open_items(folder: Path, more: str = "", **columns: list[object]) -> MeasuredCatalogue:
     """The catalogue of items.csv with these columns, one of them `id`; `more` is what the mapping says after it."""
-    return MappedCatalogue(read_mapping(write_items(folder, f'[items]\nfile = "items.csv"\nid = "id"\n{more}', **columns)), folder)
+    return MeasuredCatalogue(read_mapping(write_items(folder, f'[items]\nfile = "items.csv"\nid = "id"\n{more}', **columns)), folder)

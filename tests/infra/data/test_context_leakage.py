@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from infra.data.doubts import find_doubts
-from infra.data.mapped_catalogue import MappedCatalogue
+from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from tests.infra.data.shops import open_shop
 
 MAPPING = """[items]\nfile = "log.csv"\nid = "item"\n[items.features]\nsold = { count_days = 28 }\ngenre = "genre"
@@ -16,7 +16,7 @@ REQUESTS, SHOWN = 200, 5
 START_S = 1_700_000_000
 
 
-def _write(folder: Path, mapping: str) -> MappedCatalogue:
+def _write(folder: Path, mapping: str) -> MeasuredCatalogue:
     """A log of requests with one, two or three clicks, and columns that are known before them or not. Every item has one of four genres."""
 
     def item(n: int, k: int) -> int:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.data.interactions import Interactions
-from infra.data.item_statistics import DAY_MS, ItemStatistic, count_positives, count_takers
+from infra.data.item_statistics import DAY_MS, ItemStatistic, count_takers
 from infra.data.mapping_source import FeatureSource
 from infra.data.shown_statistics import LogStatistic
 from infra.data.taken_together import TogetherVectors, together_vectors
@@ -39,7 +39,7 @@ def test_counts_and_days_are_those_of_a_plain_loop(seed: int, at_day: int, days:
     for item in range(ITEMS):
         inside = [u for u, i, t in rows if i == item and time_ms - days * DAY_MS <= t < time_ms]
         times = [t for _, i, t in rows if i == item and t < time_ms]
-        assert count_positives(positives, ITEMS, time_ms, days)[item] == len(inside)
+        assert positives.counts(ITEMS, time_ms - days * DAY_MS, time_ms)[item] == len(inside)
         assert count_takers(positives, ITEMS, time_ms, days)[item] == len(set(inside))
         assert count_of(positives, Measure.FIRST, None, time_ms)[item] == ((time_ms - times[0]) // DAY_MS if times else -1)
         assert count_of(positives, Measure.LAST, None, time_ms)[item] == ((time_ms - times[-1]) // DAY_MS if times else -1)

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
 from infra.data.spool import SpoolBounds
+from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from tests.infra.data.shops import write_items, write_number_shop, write_text_shop
 
 TINY = SpoolBounds(memory_bytes=2_000, block_rows=37, merged_runs_max=3)
@@ -43,7 +43,7 @@ label = "label"
     return write_items(folder, mapping, id=[i % 20 for i in range(60)], sort=[f"s{i % 7}" for i in range(60)])
 
 
-def _all_bytes(catalogue: MappedCatalogue) -> list[str]:
+def _all_bytes(catalogue: MeasuredCatalogue) -> list[str]:
     kinds = [catalogue.items, catalogue.new_items, catalogue.users, catalogue.behaviours]
     told = [event.model_dump_json(by_alias=True) for kind in kinds for event in kind()]
     if len(catalogue.sources.positives):
@@ -56,8 +56,8 @@ def _all_bytes(catalogue: MappedCatalogue) -> list[str]:
 @pytest.mark.parametrize("write", [write_text_shop, write_number_shop, _write_versions], ids=["text", "number", "versions"])
 def test_events_are_the_same_whether_rows_are_in_memory_or_on_disk(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     mapping = write(tmp_path)
-    inside = MappedCatalogue(read_mapping(mapping), tmp_path)
-    outside = MappedCatalogue(read_mapping(mapping), tmp_path, bounds=TINY)
+    inside = MeasuredCatalogue(read_mapping(mapping), tmp_path)
+    outside = MeasuredCatalogue(read_mapping(mapping), tmp_path, bounds=TINY)
     assert _all_bytes(inside) == _all_bytes(outside)
     assert outside.sources.item_rows.spool.on_disk and not inside.sources.item_rows.spool.on_disk
 
@@ -65,7 +65,7 @@ def test_events_are_the_same_whether_rows_are_in_memory_or_on_disk(tmp_path: Pat
 GROWN = """
 import resource, sys
 from pathlib import Path
-from infra.data.mapped_catalogue import MappedCatalogue
+from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from infra.data.mapping import read_mapping
 from infra.data.spool import SpoolBounds
 import infra.data.tables
@@ -73,7 +73,7 @@ import infra.data.tables
 infra.data.tables.SAMPLED_BYTES_MAX = 1 << 20
 folder = Path(sys.argv[1])
 def count(name):
-    catalogue = MappedCatalogue(read_mapping(folder / name), folder, bounds=SpoolBounds(memory_bytes=1 << 20))
+    catalogue = MeasuredCatalogue(read_mapping(folder / name), folder, bounds=SpoolBounds(memory_bytes=1 << 20))
     return sum(1 for _ in catalogue.behaviours())
 count("little.toml")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,7 +8,7 @@ import numpy as np
 
 from infra.data.doubts import find_doubts
 from infra.data.leakage import category_correlation, find_known_future, find_made_of_the_log, partial_rank_correlation
-from infra.data.mapped_catalogue import MappedCatalogue
+from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from tests.infra.data.shops import open_shop
 
 ITEMS, USERS, DAYS, HELD_OUT_FROM = 120, 90, 59, 51
@@ -63,7 +63,7 @@ LEAKING = {
 }
 
 
-def open_leaking_shop(folder: Path) -> MappedCatalogue:
+def open_leaking_shop(folder: Path) -> MeasuredCatalogue:
     """Items and users who come and go, with what somebody who knows the whole log would write about them, and what one of the time would."""
     rng = np.random.default_rng(3)
     log = []

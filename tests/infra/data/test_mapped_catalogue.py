@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
+from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
 from schemas.features import Kind, Scope
@@ -37,8 +37,8 @@ KINDS = {
 }
 
 
-def _open(mapping: Path, limit: int | None = None) -> MappedCatalogue:
-    return MappedCatalogue(read_mapping(mapping), mapping.parent, limit)
+def _open(mapping: Path, limit: int | None = None) -> MeasuredCatalogue:
+    return MeasuredCatalogue(read_mapping(mapping), mapping.parent, limit)
 
 
 @pytest.fixture(params=[write_text_shop, write_number_shop], ids=["text", "number"])
@@ -48,16 +48,16 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def text_shop(tmp_path: Path) -> MappedCatalogue:
+def text_shop(tmp_path: Path) -> MeasuredCatalogue:
     return _open(write_text_shop(tmp_path))
 
 
 @pytest.fixture
-def number_shop(tmp_path: Path) -> MappedCatalogue:
+def number_shop(tmp_path: Path) -> MeasuredCatalogue:
     return _open(write_number_shop(tmp_path))
 
 
-def _all_events(catalogue: MappedCatalogue) -> Iterator[object]:
+def _all_events(catalogue: MeasuredCatalogue) -> Iterator[object]:
     for kind in KINDS:
         yield from getattr(catalogue, kind)()
     yield from catalogue.price_changes(20, 1)
@@ -100,7 +100,7 @@ def test_nothing_from_the_evaluation_time_on_is_told(shop: Path) -> None:
     assert catalogue.sources.history.time_X.max() >= now_ms, "the files do hold later rows"
 
 
-def test_sampled_windows_end_before_the_evaluation(text_shop: MappedCatalogue) -> None:
+def test_sampled_windows_end_before_the_evaluation(text_shop: MeasuredCatalogue) -> None:
     now_ms, positives = text_shop.evaluation().now_ms, text_shop.sources.positives
     known = {
         (positives.user_ids[u], positives.item_ids[i], t)
@@ -126,7 +126,7 @@ def test_a_sampled_window_is_as_long_as_the_evaluation_and_four_weeks_at_most(tm
     assert round(_open(mapping).sources.window_ms() / DAY_MS) == days
 
 
-def test_behaviours_are_in_order_of_time_and_filtered(text_shop: MappedCatalogue) -> None:
+def test_behaviours_are_in_order_of_time_and_filtered(text_shop: MeasuredCatalogue) -> None:
     behaviours = list(text_shop.behaviours())
     times = [b.time_ms for b in behaviours]
     assert times == sorted(times)
@@ -144,7 +144,7 @@ def test_repeated_rows_count_once_where_the_mapping_says_so(tmp_path: Path) -> N
         assert len(told) == expected and len({(b.user_id, b.item_id, b.time_ms, b.kind) for b in told}) == 4
 
 
-def test_rejected_rows_are_named_with_file_row_and_reason(text_shop: MappedCatalogue) -> None:
+def test_rejected_rows_are_named_with_file_row_and_reason(text_shop: MeasuredCatalogue) -> None:
     list(text_shop.behaviours())
     list(text_shop.behaviours())
     assert [(r.section, r.file, r.row, r.reason) for r in text_shop.rejections.named] == [
@@ -153,7 +153,7 @@ def test_rejected_rows_are_named_with_file_row_and_reason(text_shop: MappedCatal
     ]
 
 
-def test_text_ids_and_columns_of_numbers_are_read(text_shop: MappedCatalogue) -> None:
+def test_text_ids_and_columns_of_numbers_are_read(text_shop: MeasuredCatalogue) -> None:
     assert text_shop.schema.id_kind is IdKind.TEXT
     assert text_shop.schema.mm_width == WIDTH and text_shop.schema.multimodal == "picture"
     first = next(text_shop.items())
@@ -178,12 +178,12 @@ def test_a_profile_with_a_time_is_the_latest_before_the_evaluation_and_holds_fro
     assert all(u.time_ms is None for u in _open(write_items(tmp_path, text.replace('"id"\ntime = "at"', '"id"'), id=[1])).users())
 
 
-def test_a_missing_cell_leaves_the_feature_out(text_shop: MappedCatalogue, number_shop: MappedCatalogue) -> None:
+def test_a_missing_cell_leaves_the_feature_out(text_shop: MeasuredCatalogue, number_shop: MeasuredCatalogue) -> None:
     without = [u for u in text_shop.items() if u.item_id == "sku-003/ä"]
     assert without and all("price" not in u.features for u in without)
 
 
-def test_counts_are_as_of_the_version(text_shop: MappedCatalogue) -> None:
+def test_counts_are_as_of_the_version(text_shop: MeasuredCatalogue) -> None:
     positives = text_shop.sources.positives
     updates = list(text_shop.items())
     assert len(updates) > TEXT_ITEMS
@@ -219,7 +219,7 @@ time = "at"
             assert known[-1] == sum(request.time_ms - 28 * DAY_MS <= time < request.time_ms for time in times)
 
 
-def test_items_listed_after_the_evaluation_are_arrivals(text_shop: MappedCatalogue) -> None:
+def test_items_listed_after_the_evaluation_are_arrivals(text_shop: MeasuredCatalogue) -> None:
     told = {u.item_id for u in text_shop.items()}
     assert told == {f"sku-{i:03d}/ä" for i in range(36)} and text_shop.item_count == 36
     arrivals = list(text_shop.arrivals(6, 0))
@@ -273,7 +273,7 @@ def test_changes_are_such_that_a_score_can_tell(tmp_path: Path) -> None:
     assert not list(open_items(tmp_path, **columns).price_changes(20, 1))
 
 
-def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: MappedCatalogue) -> None:
+def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: MeasuredCatalogue) -> None:
     schema = number_shop.schema
     assert schema.id_kind is IdKind.INT64 and schema.mm_width == NUMBER_WIDTH
     told = [f for f in schema.of(Scope.ITEM) if f.name not in ("rate_click", "shown", "shown_1d", "shown_7d")]
@@ -290,7 +290,7 @@ def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: M
     assert sorted(clicked) == sorted(told), "what was clicked is the history where there is no other"
 
 
-def test_a_shown_item_without_a_bid_of_its_own_has_the_items(number_shop: MappedCatalogue) -> None:
+def test_a_shown_item_without_a_bid_of_its_own_has_the_items(number_shop: MeasuredCatalogue) -> None:
     bids = {u.item_id: u.features.get("bid", number_shop.schema.item("bid").default) for u in number_shop.items()}
     for record in number_shop.impressions():
         assert all(s.bid == pytest.approx(bids[s.item_id]) for s in record.items)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.data.open_catalogue import open_mapping
+from lab.catalogues.open_catalogue import open_mapping
 from schemas.errors import Misconfigured
 from tests.infra.data.shops import DAY_MS, open_items, write_items
 

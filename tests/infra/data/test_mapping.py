@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
+from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from schemas.errors import Misconfigured
 from tests.infra.data.shops import write_items
 
@@ -87,7 +87,7 @@ def test_a_wrong_mapping_is_named_with_key_and_expectation(tmp_path: Path, text:
 def test_a_mapping_that_does_not_fit_the_files_is_named(tmp_path: Path, text: str, message: str) -> None:
     mapping = write_items(tmp_path, text, id=[1, 2], price=[3.5, 4])
     with pytest.raises(Misconfigured, match=message):
-        list(MappedCatalogue(read_mapping(mapping), tmp_path).items())
+        list(MeasuredCatalogue(read_mapping(mapping), tmp_path).items())
 
 
 def test_embeddings_take_file_id_and_filter_of_the_items(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
+from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from tests.infra.data.shops import DAY_MS, START_MS, write_items, write_number_shop, write_text_shop
 
 FROM_DAY = 21  # rows from here on differ
@@ -22,7 +22,7 @@ T_MS = START_MS + FROM_DAY * DAY_MS
 
 def _told_until(folder: Path, mapping: Path, window_ms: int) -> list[object]:
     """Every event that is told until the time, with those of impressions whose clicks are all from before it."""
-    catalogue = MappedCatalogue(read_mapping(mapping), folder)
+    catalogue = MeasuredCatalogue(read_mapping(mapping), folder)
     items = [(u.item_id, u.version, u.features) for u in catalogue.items() if u.version <= T_MS]
     behaviours = [b for b in catalogue.behaviours() if b.time_ms < T_MS]
     impressions = [(i.user_id, i.time_ms, i.items, i.context) for i in catalogue.impressions() if i.time_ms + window_ms <= T_MS]
@@ -96,7 +96,7 @@ def test_without_times_a_row_is_no_history_of_itself(tmp_path: Path) -> None:
     mapping += 'clicked = "clicked"\n[evaluation]\nhold_out = false\n'
     rows = [(f"r{n // 4}", n // 4 % 3, n % 7, int(n % 4 == 3)) for n in range(80)]
     (tmp_path / "shown.csv").write_text("request,user,item,clicked\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
-    catalogue = MappedCatalogue(read_mapping(write_items(tmp_path, mapping, id=list(range(7)))), tmp_path)
+    catalogue = MeasuredCatalogue(read_mapping(write_items(tmp_path, mapping, id=list(range(7)))), tmp_path)
     clicks = {(b.user_id, b.item_id, b.time_ms) for b in catalogue.behaviours()}
     for record in catalogue.impressions():
         answers = {item.item_id for item in record.items if item.clicked}

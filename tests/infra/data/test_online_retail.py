@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import infra.data
-from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
+from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from schemas.features import Scope
 
 MAPPING = Path(infra.data.__file__).parent / "mappings" / "online_retail.toml"
@@ -20,10 +20,10 @@ OCTOBER_MS = 1_317_427_200_000
 
 
 @pytest.fixture(scope="module")
-def retail() -> MappedCatalogue:
+def retail() -> MeasuredCatalogue:
     if not (DATA / "interactions.parquet").is_file():
         pytest.skip(f"the online_retail data is not in {DATA}; name its folder in ONLINE_RETAIL_DIR")
-    return MappedCatalogue(read_mapping(MAPPING), DATA)
+    return MeasuredCatalogue(read_mapping(MAPPING), DATA)
 
 
 def test_the_mapping_reads_without_the_data() -> None:
@@ -32,10 +32,10 @@ def test_the_mapping_reads_without_the_data() -> None:
 
 
 @pytest.mark.campaign
-def test_split_candidates_and_popularity_are_those_of_the_description(retail: MappedCatalogue) -> None:
+def test_split_candidates_and_popularity_are_those_of_the_description(retail: MeasuredCatalogue) -> None:
     assert len(retail.evaluation().users) == retail.mapping.holdout.users_max
     everybody = retail.mapping.model_copy(update={"holdout": retail.mapping.holdout.model_copy(update={"users_max": 10_000})})
-    evaluation = MappedCatalogue(everybody, DATA).evaluation()
+    evaluation = MeasuredCatalogue(everybody, DATA).evaluation()
     assert evaluation.now_ms == OCTOBER_MS
     assert len(evaluation.users) == 1_002 and len(evaluation.users[0].candidates) == 2_509
     assert sum(len(user.relevant) for user in evaluation.users) == 31_675
@@ -47,7 +47,7 @@ def test_split_candidates_and_popularity_are_those_of_the_description(retail: Ma
 
 
 @pytest.mark.campaign
-def test_items_are_told_as_of_their_version(retail: MappedCatalogue) -> None:
+def test_items_are_told_as_of_their_version(retail: MeasuredCatalogue) -> None:
     versions = {u.version for u in retail.items()}
     assert max(versions) == OCTOBER_MS and len(versions) == 11
     states, positives = retail.sources.states, retail.sources.positives
@@ -58,7 +58,7 @@ def test_items_are_told_as_of_their_version(retail: MappedCatalogue) -> None:
 
 
 @pytest.mark.campaign
-def test_every_item_has_a_title_embedding_and_a_category_and_october_brings_new_ones(retail: MappedCatalogue) -> None:
+def test_every_item_has_a_title_embedding_and_a_category_and_october_brings_new_ones(retail: MeasuredCatalogue) -> None:
     assert retail.schema.mm_width == 96 and {f.name for f in retail.schema.of(Scope.USER)} == {"country"}
     assert len(list(retail.new_items())) == retail.item_count == 3_630
     arrivals = [u for u, _ in retail.arrivals(50, 0)]
@@ -66,7 +66,7 @@ def test_every_item_has_a_title_embedding_and_a_category_and_october_brings_new_
 
 
 @pytest.mark.campaign
-def test_no_sampled_request_sees_the_evaluation(retail: MappedCatalogue) -> None:
+def test_no_sampled_request_sees_the_evaluation(retail: MeasuredCatalogue) -> None:
     records = list(retail.impressions())
     assert len(records) > 4_000
     assert max(r.time_ms for r in records) == OCTOBER_MS - 28 * 86_400_000

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from infra.data.interactions import Interactions
 from infra.data.mapping import Sampling
-from infra.data.sampled_impressions import draw_candidates, plan_cuts, sample_requests
+from infra.data.sampled_impressions import plan_cuts, sample_requests
 
 DAY_MS = 86_400_000
 ITEMS = 12  # places from here on are of items that the catalogue lacks
@@ -37,11 +37,3 @@ def test_requests_show_positives_and_negatives_of_the_pool_and_nothing_of_the_fu
         assert any(user == request.user and time < day for time, user, _ in rows)
     again = list(sample_requests(positives, positives, ITEMS, cuts, 5 * DAY_MS, sampling))
     assert [r.items.tolist() for r in again] == [r.items.tolist() for r in requests]
-
-
-@given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 20), st.data())
-def test_candidates_hold_the_relevant_and_no_more_than_asked(pool: set[int], most: int, data: st.DataObject) -> None:
-    relevant = data.draw(st.sets(st.sampled_from(sorted(pool)), min_size=1, max_size=most))
-    drawn = draw_candidates(np.random.default_rng(0), np.array(sorted(pool)), np.array(sorted(relevant)), most).tolist()
-    assert relevant <= set(drawn) <= pool
-    assert drawn == sorted(set(drawn)) and len(drawn) == min(len(pool), most)

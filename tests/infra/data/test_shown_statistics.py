@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from infra.data.doubts import find_doubts
-from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import read_mapping
+from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from schemas.errors import Misconfigured
 from schemas.statistics import DAY_MS, HOUR_MS, PRIOR, RATE_STEP, coarse_counts, fit_windows, smoothed_rates, window_begin
 from tests.infra.data.shops import START_MS, open_shop
@@ -34,7 +34,7 @@ liked = "liked"
 ROWS = [(n % 11, n * 7 % 20, START_MS + n * 20 * 60_000, int(n * 7 % 20 < 6 and n % 3 > 0), int(n % 5 == 0)) for n in range(600)]
 
 
-def open_log(folder: Path, features: str = "", items: str = "", rows: Sequence[tuple[int, ...]] = ROWS) -> MappedCatalogue:
+def open_log(folder: Path, features: str = "", items: str = "", rows: Sequence[tuple[int, ...]] = ROWS) -> MeasuredCatalogue:
     log = "user,item,at,click,liked\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
     makers = "item,maker\n" + "".join(f"{n},m{n % 17}\n" for n in range(20))
     return open_shop(folder, MAPPING.format(features=features, items=items), items=makers, log=log)

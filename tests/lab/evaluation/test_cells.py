@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from infra.data.world_catalogue import FIRST_ITEM_ID, NOW_MS
+from lab.catalogues.world_catalogue import FIRST_ITEM_ID, NOW_MS
 from lab.evaluation.cells import Cell, CellPlan, read_cell, run_cell, run_cells, write_cell
 from lab.evaluation.family.variant import AIF, BASE, FULL, TEACHER
 from lab.evaluation.plan import TWO_TASKS, Lesson, plan_tables

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.data.world import WorldSize
+from lab.catalogues.world import WorldSize
 from lab.evaluation import drift
 from lab.evaluation.drift import DriftCurves, DriftPlan
 

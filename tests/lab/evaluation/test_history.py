@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.data.world import LIGHT
 from infra.figures import Figures
+from lab.catalogues.world import LIGHT
 from lab.evaluation.cells import Cell
 from lab.evaluation.data_section import read_data_figures
 from lab.evaluation.history import HISTORY, MEASURES, HistoryPlan, add_quality, history_section, plan_history

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from infra.data.catalogue import Evaluation, HeldOutUser
 from infra.figures import Figures
+from lab.catalogues.catalogue import Evaluation, HeldOutUser
 from lab.evaluation import mapped_data
 from lab.evaluation.mapped_data import (
     DATA,

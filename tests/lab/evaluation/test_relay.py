@@ -2,7 +2,7 @@
 
 import torch
 
-from infra.data.world import HistoryShape, WorldSize
+from lab.catalogues.world import HistoryShape, WorldSize
 from lab.evaluation.relay import RelayPlan, in_fp16, in_int8, run_relay
 from schemas.model.ranker.layers import Kv
 

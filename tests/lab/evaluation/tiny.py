@@ -1,6 +1,6 @@
 """A world small enough to train a model in a second, and the plan of its cells."""
 
-from infra.data.world import WorldSize
+from lab.catalogues.world import WorldSize
 from lab.evaluation.cells import CellPlan
 from lab.evaluation.family.variant import AIF, Variant
 from schemas.train_choices import TrainChoices

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from infra.data.open_catalogue import open_world
 from infra.figures import Figures
+from lab.catalogues.open_catalogue import open_world
 from lab.system.nearline import NEARLINE, _measure_build, _rate
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.data.open_catalogue import open_world
 from infra.processes import start_child, wait_until
+from lab.catalogues.open_catalogue import open_world
 from lab.system.stage import BenchStage, peak_rss_mb, write_random_checkpoint
 from schemas.errors import Unavailable
 from schemas.ids import IdKind

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from infra.data.world import World, WorldSize
-from infra.data.world_catalogue import WorldCatalogue
+from lab.catalogues.world import World, WorldSize
+from lab.catalogues.world_catalogue import WorldCatalogue
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices

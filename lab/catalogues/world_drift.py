@@ -23,8 +23,8 @@ from functools import cached_property
 import numpy as np
 
 from infra.clock import DAY_MS
-from infra.data.world import _HISTORIES, QUALITY_ATTRIBUTES, SIGNALS, STYLES, Items, Users, World, WorldSize, _normal
-from infra.data.world_catalogue import _SHOWN, _TIMES, FIRST_USER_ID, NOW_MS, WorldCatalogue
+from lab.catalogues.world import _HISTORIES, QUALITY_ATTRIBUTES, SIGNALS, STYLES, Items, Users, World, WorldSize, _normal
+from lab.catalogues.world_catalogue import _SHOWN, _TIMES, FIRST_USER_ID, NOW_MS, WorldCatalogue
 from schemas.events import Behaviour, ImpressionRecord
 
 DRIFT_SIGNALS = SIGNALS | {"quality": 1.6, "style": 0.6}

@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 
-from infra.data.world import WorldSize
-from infra.data.world_catalogue import DAY_MS
-from infra.data.world_drift import BEHAVIOURS_PER_PERIOD, DriftingCatalogue
+from lab.catalogues.world import WorldSize
+from lab.catalogues.world_catalogue import DAY_MS
+from lab.catalogues.world_drift import BEHAVIOURS_PER_PERIOD, DriftingCatalogue
 
 SIZE = WorldSize(items=400, users=60, held_out=20, requests_per_user=2, shown_per_request=6)
 

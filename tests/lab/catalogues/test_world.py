@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from infra.data import world as world_module
-from infra.data.world import KUAIRAND_1K, LIGHT, SIGNALS, HistoryShape, World, WorldSize
-from infra.data.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, WorldCatalogue
+from lab.catalogues import world as world_module
+from lab.catalogues.world import KUAIRAND_1K, LIGHT, SIGNALS, HistoryShape, World, WorldSize
+from lab.catalogues.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, WorldCatalogue
 from lab.evaluation.world_truth import WorldTruth
 from schemas.features import Scope
 from streams.training.metrics import expected_aucs

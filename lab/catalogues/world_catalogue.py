@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from infra.clock import DAY_MS
-from infra.data.catalogue import Evaluation, HeldOutUser, Log
 from infra.data.interactions import HeldInteractions
-from infra.data.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, QUALITY_ATTRIBUTES, STYLES, World, used_slots
+from lab.catalogues.catalogue import Evaluation, HeldOutUser, Log
+from lab.catalogues.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, QUALITY_ATTRIBUTES, STYLES, World, used_slots
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, RawFeatures, ShownItem, UserFeaturesRecord
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import Id

@@ -1,6 +1,6 @@
 """Events after the evaluation time: changed prices, and new items.
 
-Here: events that show freshness. Not here: the catalogue's own versions (mapped_catalogue.py). Deterministic by seed; a larger seed gives
+Here: events that show freshness. Not here: the files' own versions (infra/data/mapped_catalogue.py). Deterministic by seed; a larger seed gives
 later versions. Arrivals are the items that the files date after the evaluation time, then copies of known items with other ids.
 """
 

@@ -1,7 +1,7 @@
 """What a catalogue is to the rest of the system: a schema, events in publish order, and held-out users to measure on.
 
 Here: the `Catalogue` protocol and what `evaluation()` returns. Not here: opening one (open_catalogue.py), how a source becomes events
-(world_catalogue.py, mapped_catalogue.py), Kafka. Both sources give plain events of schemas/events.py, so publishing, training and
+(world_catalogue.py, measured_catalogue.py), Kafka. Both sources give plain events of schemas/events.py, so publishing, training and
 measuring work in the same way for both.
 """
 

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from infra.data.catalogue import Catalogue
+from lab.catalogues.catalogue import Catalogue
 
 
 def open_world(items: int, seed: int = 0) -> Catalogue:
     """The synthetic world with that many items."""
-    from infra.data.world import World, WorldSize
-    from infra.data.world_catalogue import WorldCatalogue
+    from lab.catalogues.world import World, WorldSize
+    from lab.catalogues.world_catalogue import WorldCatalogue
 
     return WorldCatalogue(World(seed, WorldSize(items=items)))
 
@@ -18,7 +18,7 @@ def open_mapping(directory: Path, mapping_file: Path) -> Catalogue:
 
     Raises Misconfigured that names the mapping file, the key, the column and the expectation.
     """
-    from infra.data.mapped_catalogue import MappedCatalogue
     from infra.data.mapping import read_mapping
+    from lab.catalogues.measured_catalogue import MeasuredCatalogue
 
-    return MappedCatalogue(read_mapping(mapping_file), directory)
+    return MeasuredCatalogue(read_mapping(mapping_file), directory)

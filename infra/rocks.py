@@ -18,6 +18,7 @@ import json
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,11 +46,9 @@ from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 DEFAULT_FAMILY = "default"
 V = TypeVar("V")
 _CONFIG_NAME = "rocksdict-config.json"
-_MEMTABLES_BYTES = 64 << 20  # of one database, all column families together: more are flushed
-
-
+_MEMTABLES_BYTES = 16 << 20  # of one database, all column families together: more are flushed
 _MEMTABLE_BYTES_MAX = 1 << 30  # of one family, never reached: RocksDB would flush it without a mark
-_BLOCKS_BYTES = 64 << 20  # of one database, all column families together: unpacked blocks of table files
+_BLOCKS_BYTES = 64 << 20  # of all databases of a process together: unpacked blocks of table files
 _BLOOM_BITS = 10  # a key: one that a table file lacks is known to be, without a look, 99 times of 100
 _INFO_LOGS_KEPT = 2
 
@@ -126,7 +125,6 @@ class Database(Closeable):
     def _open(self) -> None:
         access = AccessType.read_only(False) if self.read_only else AccessType.read_write()
         self._failed = ""
-        blocks = Cache(_BLOCKS_BYTES)
         with MappedErrors(self.path, "open"):
             if not self.read_only:
                 self._fail_as_told()
@@ -136,8 +134,8 @@ class Database(Closeable):
             has_log = any(log.stat().st_size for log in self.path.glob("*.log"))
             existing = Rdict.list_cf(str(self.path), _make_options(False)) if (self.path / "CURRENT").exists() else []
             names = {*existing, *(() if self.read_only else self._names)} - {DEFAULT_FAMILY}
-            families = {name: _make_options(False, blocks) for name in sorted(names)}
-            self._database = Rdict(str(self.path), _make_options(not self.read_only, blocks), families, access)
+            families = {name: _make_options(False) for name in sorted(names)}
+            self._database = Rdict(str(self.path), _make_options(not self.read_only), families, access)
             self._families = _ByFamily({name: self._database.get_column_family(name) for name in (DEFAULT_FAMILY, *families)})
             self._handles = _ByFamily({name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)})
         self.is_open = True
@@ -335,13 +333,18 @@ def _check_raw_mode(path: Path) -> None:
         raise Incompatible("not_raw_mode", f"{path} was written with raw_mode = {raw_mode}, expected true; it is not a directory of ours")
 
 
-def _make_options(create: bool, blocks: Cache | None = None) -> Options:
+@cache
+def _blocks() -> Cache:
+    """The cache of this process. It fills within minutes whatever is in it, so one for each database would be memory by the number of shards."""
+    return Cache(_BLOCKS_BYTES)
+
+
+def _make_options(create: bool) -> Options:
     """Options of a database and of a column family alike. RocksDB makes no table files of memtables by itself, because `Database` marks them first.
     `create`: make the directory and families where they are missing."""
     tables = BlockBasedOptions()
     tables.set_bloom_filter(_BLOOM_BITS, False)
-    if blocks is not None:
-        tables.set_block_cache(blocks)
+    tables.set_block_cache(_blocks())
     options = Options(raw_mode=True)
     options.set_block_based_table_factory(tables)
     options.create_if_missing(create)

@@ -91,6 +91,18 @@ class HeldInteractions(Interactions):
     time_X: np.ndarray
 
 
+@dataclass(frozen=True)
+class Log:
+    """What happened before the evaluation and, where it is kept, after it, in columns: what plain scores are made of. `positives` are what is measured; `shown`
+    has the click as the first bit of a kind, None without a log of impressions. `item_ids`: the catalogue's, by place."""
+
+    item_ids: Sequence[Id]
+    now_ms: int
+    positives: Interactions
+    history: Interactions
+    shown: Interactions | None
+
+
 class IdPlaces:
     """Ids by the place at which they were first met, `known` before all others."""
 

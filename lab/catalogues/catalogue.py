@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from infra.data.interactions import Interactions
+from infra.data.interactions import Log
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
 from schemas.features import FeatureSchema
 from schemas.ids import Id
@@ -50,18 +50,6 @@ class Evaluation:
     def popularity_of(self, candidates: np.ndarray) -> np.ndarray:
         """The popularity of each candidate, [C] float64."""
         return np.array([self.popularity.get(item, 0.0) for item in candidates.tolist()])
-
-
-@dataclass(frozen=True)
-class Log:
-    """What happened before the evaluation and, where it is kept, after it, in columns: what plain scores are made of. `positives` are what is measured; `shown`
-    has the click as the first bit of a kind, None without a log of impressions. `item_ids`: the catalogue's, by place."""
-
-    item_ids: Sequence[Id]
-    now_ms: int
-    positives: Interactions
-    history: Interactions
-    shown: Interactions | None
 
 
 class Catalogue(Protocol):

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from infra.clock import DAY_MS
+from infra.data.interactions import Log
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.sampled_impressions import KnownUsers, recent_items, taken_items
-from lab.catalogues.catalogue import Evaluation, HeldOutUser, Log, title_of
+from lab.catalogues.catalogue import Evaluation, HeldOutUser, title_of
 from lab.catalogues.item_changes import copy_items, drift_items
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem
 from schemas.ids import Id

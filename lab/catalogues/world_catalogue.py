@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from infra.clock import DAY_MS
-from infra.data.interactions import HeldInteractions
-from lab.catalogues.catalogue import Evaluation, HeldOutUser, Log
+from infra.data.interactions import HeldInteractions, Log
+from lab.catalogues.catalogue import Evaluation, HeldOutUser
 from lab.catalogues.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, QUALITY_ATTRIBUTES, STYLES, World, used_slots
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, RawFeatures, ShownItem, UserFeaturesRecord
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
@@ -70,7 +70,7 @@ class WorldCatalogue:
 
     name = "world"
     model: Mapping[str, Any] = {"rank_by": "ecpm"}
-    train = TrainChoices()
+    train = TrainChoices(steps=200)
 
     def __init__(self, world: World) -> None:
         self.world = world

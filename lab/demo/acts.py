@@ -28,6 +28,8 @@ from lab.demo.stage import Stage
 from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.ids import Id, encode_wire_id
+from streams.training.comparison import MODEL, Gain, compare
+from streams.training.metrics import UserValues
 
 UPDATES_SHOWN = 50
 NEW_ITEMS_SHOWN = 20
@@ -99,28 +101,26 @@ def last_progress(child: Child) -> str:
 
 @dataclass
 class Quality:
-    """HR@K or recall@K of the model, of chance, and of each plain score on the same candidates, and the latency of each ranking."""
+    """HR@K or recall@K of the model, of chance, and of each plain score on the same candidates, and the latency of each ranking. One value for each user."""
 
     model: list[float] = field(default_factory=list)
     chance: list[float] = field(default_factory=list)
     plain: dict[str, list[float]] = field(default_factory=dict)
     took_ms: list[float] = field(default_factory=list)
 
-    def best_plain(self) -> tuple[str, float]:
-        """The plain score that finds most, and its mean."""
-        means = {name: statistics.mean(found) for name, found in self.plain.items()}
-        name = max(means, key=lambda name: means[name])
-        return name, means[name]
+    def gain(self, measure: str) -> Gain:
+        """What the model gains over the plain score that finds most."""
+        found = {MODEL: self.model} | self.plain
+        (gain,) = compare({name: {measure: UserValues(np.array(values), np.ones(len(values)))} for name, values in found.items()})
+        return gain
 
 
 def plain_scores(catalogue: Catalogue, evaluation: Evaluation, categories: Mapping[Id, str]) -> list[dict[str, np.ndarray]]:
     """The scores that need no learning of each user's candidates [C], by name: those of `aif eval data`, and how often the user met an item of the category.
     Popularity decides among equals."""
-    from lab.evaluation.plain_scores import collect_candidates, log_scores, simple_scores
+    from lab.evaluation.candidates import candidate_scores, collect_candidates
 
-    candidates = collect_candidates(evaluation)
-    simple = simple_scores(candidates)
-    scores = simple | log_scores(catalogue.log, evaluation, candidates.ids_UC, simple["repeats"] - candidates.met_UC)
+    scores = candidate_scores(catalogue.log, evaluation, collect_candidates(evaluation))
     found = []
     for number, user in enumerate(evaluation.users):
         liked = Counter(categories[b.item_id] for b in user.behaviours if b.item_id in categories)

@@ -26,8 +26,8 @@ def demo(
         Path | None, typer.Option(exists=True, dir_okay=False, help="The TOML file that maps them (docs/IMPORT.md).")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running in the background, until `aif demo stop`.")] = False,
-    train_seconds: Annotated[
-        float | None, typer.Option(min=0.1, max=600.0, hidden=True, help="Of the first training; for tests of the demo itself.")
+    train_steps: Annotated[
+        int | None, typer.Option(min=1, max=10_000, hidden=True, help="Of the first training; for tests of the demo itself.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -41,7 +41,7 @@ def demo(
     keeper = detach() if keep else None  # before anything starts a thread
     from lab.demo.program import DemoOptions, run_demo
 
-    run_demo(DemoOptions(items, seed, data, mapping, train_seconds), keeper, as_json)
+    run_demo(DemoOptions(items, seed, data, mapping, train_steps), keeper, as_json)
 
 
 @demo_app.command()

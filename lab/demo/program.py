@@ -24,12 +24,11 @@ from lab.demo.server import RankingServer
 from lab.demo.stage import Stage, json_figures
 from lab.figures.declared import read_bench
 from schemas.errors import AifError
+from streams.training.comparison import Gain
 
 DEMO = read_bench("demo")
 
 SWITCHES = 3
-TRAIN_WORLD_S, TRAIN_FILES_S = 4.0, 20.0  # what the world shows is learnt sooner
-WARM_START_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class DemoOptions:
     seed: int = 0
     data: Path | None = None
     mapping: Path | None = None
-    train_s: float | None = None
+    train_steps: int | None = None
 
 
 def run_demo(options: DemoOptions, keeper: Keeper | None = None, as_json: bool = False) -> Figures:
@@ -64,7 +63,7 @@ def run_demo(options: DemoOptions, keeper: Keeper | None = None, as_json: bool =
             shown = _play(stage, catalogue, options, figures, steps)
             figures.add("seconds_total", time.monotonic() - started)
         steps.print_ranking(shown.ranking)
-        steps.print_figures(figures, shown.evaluation, shown.best_plain)
+        steps.print_figures(figures, shown.evaluation, shown.gain)
         if as_json:
             figures.print_json()
         steps.print_next(environment_file() if keeper else None, shown.ranking.user_id)
@@ -95,11 +94,11 @@ def _stop(stage: Stage) -> None:
 
 @dataclass(frozen=True)
 class _Shown:
-    """What the demo has found out. `best_plain`: the plain score that finds most."""
+    """What the demo has found out."""
 
     evaluation: Evaluation
     ranking: OneRanking
-    best_plain: str
+    gain: Gain
 
 
 def _open_catalogue(options: DemoOptions) -> Catalogue:
@@ -115,13 +114,12 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
         stage.serve("server", "serve", "--port", str(stage.port), say=steps.say)
         if catalogue.schema.statistics:
             stage.serve("statistics", "statistics", say=steps.say, heartbeat=stage.directory / "statistics" / HEARTBEAT_NAME)
-    train_s = options.train_s or (TRAIN_WORLD_S if options.data is None else TRAIN_FILES_S)
-    trainer = _start_trainer(stage, catalogue, train_s) if catalogue.impression_count is not None else None
+    trainer = _start_trainer(stage, catalogue, options.train_steps) if catalogue.impression_count is not None else None
     with stage.publisher() as publisher:
         with steps.step("publish the catalogue", total=None) as step:
             categories = acts.publish_catalogue(publisher, catalogue, step)
         with steps.step("train on the impressions topic") as step:
-            trainer = trainer or _start_trainer(stage, catalogue, train_s)
+            trainer = trainer or _start_trainer(stage, catalogue, options.train_steps)
             first = acts.wait_first_checkpoint(stage, trainer, step)
         with steps.step("build the first version, load it") as step:
             publisher.publish_checkpoint_file(stage.control.store, first)  # the trainer goes on with its warm starts
@@ -136,7 +134,8 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
             plain = acts.plain_scores(catalogue, evaluation, categories)
         with steps.step("rank for users kept out of training", total=len(evaluation.users)) as step:
             quality = acts.show_ranking(server, evaluation, plain, step)
-        _add_quality(figures, quality)
+        gain = quality.gain(f"{evaluation.measure}@{evaluation.k}")
+        _add_quality(figures, quality, gain)
         person = next((user for user in evaluation.users if user.behaviours), evaluation.users[0])
         with steps.step("one ranking, a price change, a new item"):
             ranking = show_one_ranking(server, publisher, catalogue, person)
@@ -155,25 +154,27 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
             flips = acts.show_switches(stage, load, publisher, stage.checkpoints()[1:], changes, step)
         _add_switches(figures, flips, load)
     _audit(stage, load, figures, steps)
-    return _Shown(evaluation, ranking, quality.best_plain()[0])
+    return _Shown(evaluation, ranking, gain)
 
 
-def _start_trainer(stage: Stage, catalogue: Catalogue, train_s: float) -> Child:
+def _start_trainer(stage: Stage, catalogue: Catalogue, steps: int | None) -> Child:
     """One training and its short warm starts, from the topics alone: it gets the schema, never the world.
 
-    Where the number of impressions is known it can start beside their publication, because they are published last.
+    Steps end it, not seconds: a busy machine would take fewer steps, and the demo would show a worse model.
+    It learns from all users, because the demo measures on others. Where the number of impressions is known it can start beside their
+    publication, because they are published last.
     """
     model = stage.directory / "model.json"
     model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": catalogue.train.to_dict()}))
     files = ("--model", str(model), "--out", str(stage.checkpoint_directory))
-    limits = ("--seconds", str(train_s), "--set", "fits=1", "--more", str(SWITCHES), "--more-seconds", str(WARM_START_S))
+    limits = ("--set", "fits=1", "--held-out", "0", "--more", str(SWITCHES), *(("--steps", str(steps)) if steps else ()))
     wait = ("--wait-impressions", str(catalogue.impression_count or 0))
     return stage.start("train", "train", *files, *limits, *wait, "--json")
 
 
-def _add_quality(figures: Figures, quality: acts.Quality) -> None:
-    figures.add("hr_at_100", sum(quality.model) / len(quality.model))
-    figures.add("plain_hr_at_100", quality.best_plain()[1])
+def _add_quality(figures: Figures, quality: acts.Quality, gain: Gain) -> None:
+    figures.add("hr_at_100", gain.ours.value)
+    figures.add("plain_hr_at_100", gain.theirs.value)
     figures.add("popularity_hr_at_100", statistics.mean(quality.plain[acts.POPULARITY]))
     figures.add("random_hr_at_100", sum(quality.chance) / len(quality.chance))
     figures.add("rank_p50_ms", acts.median(quality.took_ms))

@@ -15,6 +15,7 @@ from infra.figures import Figures
 from lab.catalogues.catalogue import Evaluation
 from lab.demo.one_ranking import Change, Line, OneRanking
 from schemas.ids import Id
+from streams.training.comparison import Gain, doubt_few
 
 _WIDTH_MAX = 120
 _HR = "share of the world's 10 truly best items among the server's top {k}; mean of {users} users unknown to training"
@@ -93,18 +94,17 @@ class Steps:
             table.add_row(str(line.rank), *([was] if changed else []), f"{line.score:.3f}", str(line.item_id), line.title)
         self._console.print(table, highlight=False, markup=False)
 
-    def print_figures(self, figures: Figures, evaluation: Evaluation, best_plain: str) -> None:
+    def print_figures(self, figures: Figures, evaluation: Evaluation, gain: Gain) -> None:
         """The figures with their meaning, and whether the model beats the best plain score."""
         known = {name: figure["value"] for name, figure in figures.as_dict()["figures"].items()}
-        measure = f"{evaluation.measure}@{evaluation.k}"
         meaning = (_HR if evaluation.measure == "HR" else _RECALL).format(k=evaluation.k, users=len(evaluation.users))
         table = Table(box=None, show_header=False, pad_edge=True)
         for name, title, form, what in _ROWS:
             value = "not measured" if known[name] is None else form.format(known[name])
-            table.add_row(title.format(measure=measure), value, what.format(meaning=meaning, best_plain=best_plain))
+            table.add_row(title.format(measure=gain.measure), value, what.format(meaning=meaning, best_plain=gain.best))
         self.say("\nMeasured:")
         self._console.print(table, highlight=False)
-        self.say(f"\n{_judge(known['hr_at_100'], known['plain_hr_at_100'], best_plain, measure)}")
+        self.say("\n" + "\n".join([str(gain), *doubt_few([gain])]))
 
     def print_next(self, environment: Path | None, user: Id) -> None:
         """Three commands to try."""
@@ -127,12 +127,6 @@ class Steps:
 def _spell(change: Change) -> str:
     when = "the score stayed the same" if change.visible_ms is None else f"visible {change.visible_ms:.0f} ms after the event was published"
     return f"{change.what}\n  {change.before} -> {change.after}; {when}"
-
-
-def _judge(model: float, plain: float, best_plain: str, measure: str) -> str:
-    if model > plain:
-        return f"The model beats the best plain score, {best_plain}: {measure} {model:.3f} against {plain:.3f}."
-    return f"The model does not beat the best plain score here: {measure} {model:.3f} against {plain:.3f} of {best_plain}."
 
 
 class Step:

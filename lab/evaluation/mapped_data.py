@@ -5,7 +5,7 @@ long here as SimTier reads it, because much of what frequent buyers buy again th
 
     popularity   what the catalogue calls popularity: positives of the last days, or clicks times bid
     repeats      how often the user met the item before; among equals, popularity
-    others       plain_scores.py, shown_scores.py
+    others       plain_scores.py and shown_scores.py of streams/training
 
 The figures are those of DATA, below. Each measure has `_low` and `_high`, the bounds of its 95% interval over users.
 
@@ -25,26 +25,28 @@ from rich.progress import Progress
 
 from infra.command import say
 from infra.data.doubts import find_doubts
+from infra.data.interactions import Log
 from infra.data.mapping import DataMapping, read_mapping
 from infra.figures import Figures
 from infra.progress import counted, open_progress, tell_parts
 from lab.catalogues.catalogue import Evaluation
 from lab.catalogues.measured_catalogue import MeasuredCatalogue
-from lab.evaluation.plain_scores import Candidates, collect_candidates, log_scores, simple_scores
+from lab.evaluation.candidates import Candidates, candidate_scores, collect_candidates
 from lab.evaluation.rungs import FRESH, RUNGS, on_rung
-from lab.evaluation.shown_scores import shown_labels, shown_places, shown_scores
 from lab.figures.declared import read_bench
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
 from schemas.model.score import rank_scores
 from schemas.train_choices import TrainChoices
 from streams.training.bootstrap import Bootstrap
+from streams.training.comparison import BEST, MODEL, compare, judge
 from streams.training.histories import fold_users
 from streams.training.impressions import TrainingSet, join_table
 from streams.training.item_table import build_item_table
 from streams.training.metrics import UserValues, expected_aucs, group_aucs, recalls_at_k, user_aucs
 from streams.training.model_file import apply_choices, default_spec
 from streams.training.questions import ask, score_tasks
+from streams.training.shown_scores import shown_labels, shown_places, shown_scores
 from streams.training.similarity_start import new_network
 from streams.training.trainer import fit
 
@@ -53,8 +55,8 @@ DATA = read_bench("eval data")
 PAIRS_AT_ONCE = 2_000_000  # candidates whose measures are taken together
 CANDIDATES_MAX = 20_000_000  # of all users together, about 60 bytes each
 SEEN_OFTEN = 4  # how many times a request may be learnt without a warning; beyond, the network overfits and recall falls
-MODEL, BEST = "aif", "best_plain"  # best_plain: the best plain score of each measure
 SHOWN_GAUC = "gauc_shown"
+UNSEEN_MAX = 0.1  # share of positives on items unseen at the evaluation time, above which a warning says so
 _IN_CONTEXT = "_in_context"
 _W_HASH_SEED = 0  # models of other seeds are compared under the same hashing
 _DRAWN: dict[str, Any] = {"outcomes": 1.0, "soft_labels": False}
@@ -124,15 +126,21 @@ def run_data(options: DataOptions) -> Figures:
         shown = _measure_shown(network, data, later, progress) if len(later) else {}
     told = {"directory": options.directory.name, "mapping": options.mapping.name, "hash_bits": network.spec.hash_bits}
     figures = Figures(DATA, told | _period(catalogue) | chosen.to_dict())
-    best: dict[str, str] = {}
+    warnings = list[str]()
     for of_users in (shown, measured):  # where there are impressions, the order of what was shown comes first
         if of_users:
-            best |= add_data_figures(figures, catalogue.name, of_users)
+            warnings += add_data_figures(figures, catalogue.name, of_users)
     for rung, values in of_rungs.items():
         for measure_name, value in values.items():
             figures.add_interval(f"{catalogue.name}.rung.{rung}.{measure_name}", Bootstrap(len(value.value_U)).interval(value))
-    for warning in judge(figures, catalogue.name, best):
+    unseen = unseen_share(catalogue.log, catalogue.sources.end_ms)
+    if unseen > UNSEEN_MAX:
+        warnings.append(
+            f"{unseen:.0%} of what is taken in the period are items that were not taken before: no count and no history knows them"
+        )
+    for warning in warnings:
         say(f"warning: {warning}")
+    figures.add(f"{catalogue.name}.unseen_share", unseen)
     figures.add(f"{catalogue.name}.users", len(evaluation.users))
     figures.add(f"{catalogue.name}.requests", len(data))
     figures.add(f"{catalogue.name}.aif.fit_s", report.seconds)
@@ -167,10 +175,19 @@ def _measure_all(
     """Every measure of every score, by the score's name; the bar shows the model's scores, which take nearly all of the time."""
     candidates = collect_candidates(evaluation)
     task = progress.add_task("percent of the candidates scored", total=100)
-    scores = simple_scores(candidates)
-    scores |= log_scores(catalogue.log, evaluation, candidates.ids_UC, scores["repeats"] - candidates.met_UC)
+    scores = candidate_scores(catalogue.log, evaluation, candidates)
     scores[MODEL] = model_scores(network, data, evaluation, candidates, lambda share: progress.update(task, completed=round(100 * share)))
     return {name: measure(candidates, scores_UC, evaluation.k) for name, scores_UC in scores.items()}
+
+
+def unseen_share(log: Log, end_ms: int) -> float:
+    """Of the positives from the evaluation time to `end_ms`, the share on items without any before it; 0 without positives."""
+    items, begin, end = len(log.item_ids), log.positives.before(log.now_ms), log.positives.before(end_ms)
+    before_I, after_I = (
+        sum((np.bincount(block.item_X, minlength=items)[:items] for block in log.positives.blocks(*part)), np.zeros(items, np.int64))
+        for part in ((0, begin), (begin, end))
+    )
+    return float(after_I[before_I == 0].sum() / max(1, after_I.sum()))
 
 
 def _measure_rungs(network: AifNetwork, data: TrainingSet, evaluation: Evaluation, progress: Progress) -> dict[str, dict[str, UserValues]]:
@@ -230,7 +247,7 @@ def model_scores(
 
 
 def measure(candidates: Candidates, scores_UC: np.ndarray, k: int) -> dict[str, UserValues]:
-    """GAUC over all candidates and over those that the user has not met, and recall@k, each per user.
+    """GAUC and recall@k over all candidates, and over those that the user has not met, each per user.
 
     So many users at a time that the columns of a sort, of which there are ten, stay small.
     """
@@ -242,39 +259,23 @@ def measure(candidates: Candidates, scores_UC: np.ndarray, k: int) -> dict[str, 
 
 def _measure_block(candidates: Candidates, scores_UC: np.ndarray, k: int) -> dict[str, UserValues]:
     is_item_UC, relevant_UC = candidates.present(), candidates.relevant_UC
-    truth_UC, below_all = relevant_UC.astype(float), scores_UC.min(initial=0.0) - 1
+    is_new_UC, truth_UC, below_all = is_item_UC & (candidates.met_UC == 0), relevant_UC.astype(float), scores_UC.min(initial=0.0) - 1
     return {
         "gauc": expected_aucs(scores_UC, truth_UC, is_item_UC),
-        "gauc_new": expected_aucs(scores_UC, truth_UC, is_item_UC & (candidates.met_UC == 0)),
+        "gauc_new": expected_aucs(scores_UC, truth_UC, is_new_UC),
         f"recall_at_{k}": recalls_at_k(np.where(is_item_UC, scores_UC, below_all), relevant_UC, k),
+        f"recall_new_at_{k}": recalls_at_k(np.where(is_new_UC, scores_UC, below_all), relevant_UC & is_new_UC, k),
     }
 
 
-def add_data_figures(figures: Figures, name: str, measured: Mapping[str, Mapping[str, UserValues]]) -> dict[str, str]:
-    """Adds every measure of every score with its interval, and the model's gain over the best plain score of each measure, whose name it returns by measure.
-
-    The best plain score is chosen on the users that are measured, so a gain is never overstated by the choice.
-    """
+def add_data_figures(figures: Figures, name: str, measured: Mapping[str, Mapping[str, UserValues]]) -> list[str]:
+    """Adds every measure of every score with its interval, and the model's gain over the best plain score of each measure. Returns what to warn of."""
     bootstrap = Bootstrap(len(next(iter(measured[MODEL].values())).value_U))
     for score, measures in measured.items():
         for measure_name, values in measures.items():
             figures.add_interval(f"{name}.{score}.{measure_name}", bootstrap.interval(values))
-    found: dict[str, str] = {}
-    for measure_name, ours in measured[MODEL].items():
-        plain = {score: measures[measure_name] for score, measures in measured.items() if score != MODEL and measure_name in measures}
-        found[measure_name] = max(plain, key=lambda score: np.nan_to_num(plain[score].mean(), nan=-1.0))
-        figures.add_interval(f"{name}.{BEST}.{measure_name}", bootstrap.interval(plain[found[measure_name]]))
-        figures.add_interval(f"{name}.{MODEL}.{measure_name}_gain", bootstrap.difference(ours, plain[found[measure_name]]))
-    return found
-
-
-def judge(figures: Figures, name: str, best: Mapping[str, str]) -> list[str]:
-    """One sentence for each measure in which the model does not beat the best plain score: the first thing that a user should read."""
-    found = []
-    for measure_name, score in best.items():
-        ours, theirs = (figures.value(f"{name}.{of}.{measure_name}") for of in (MODEL, BEST))
-        gain, low, high = (figures.value(f"{name}.{MODEL}.{measure_name}_gain{end}") for end in ("", "_low", "_high"))
-        if low is None or not low > 0:
-            told = f"{ours:.4f} against {theirs:.4f}, a gain of {gain:+.4f} [{low:+.4f}, {high:+.4f}]"
-            found.append(f"THE MODEL DOES NOT BEAT {score} in {measure_name}: {told}")
-    return found
+    gains = compare(measured)
+    for gain in gains:
+        figures.add_interval(f"{name}.{BEST}.{gain.measure}", gain.theirs)
+        figures.add_interval(f"{name}.{MODEL}.{gain.measure}_gain", gain.gain)
+    return judge(gains)

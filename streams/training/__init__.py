@@ -8,6 +8,7 @@ trainer.py                the fit and its step; soup.py, adam.py, team.py, train
 losses.py                 what is minimised; copr.py: Eq. 10
 model_file.py             what to train, and how; similarity_start.py: initial weights that suit small data
 questions.py              scores for chosen candidates; metrics.py, bootstrap.py: HR@K, recall@K, GAUC, and their intervals; held_out.py: those of a card
+comparison.py             what a model gains over the best score without a network: plain_scores.py, and of shown items shown_scores.py
 ranker/                   the fit of the ranker, after that of the network
 following/                online learning
 

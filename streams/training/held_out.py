@@ -6,22 +6,30 @@ all the same: a follower keeps nobody out.
 
     gauc           AUC of the clicks among the items that a request showed, by the predicted click, weighted by these items
     recall_at_100  clicked items in the hundred best of those shown and `DRAWN` more, any items of the log, over min(100, clicked)
+    best_plain     of each measure, the best score that needs no network, and what the model gains over it (comparison.py)
 
 Arrays: Q requests, C shown items, D shown and drawn items, U users.
 """
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xxhash
 
+from infra.data.interactions import HeldInteractions, Log
+from infra.figures import Interval
+from schemas.ids import Id
 from schemas.model.network import AifNetwork
-from streams.training.bootstrap import Bootstrap
+from schemas.statistics import CLICK
+from streams.training.comparison import BEST, MODEL, compare, judge
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
-from streams.training.metrics import recalls_at_k, user_aucs
+from streams.training.metrics import UserValues, recalls_at_k, user_aucs
+from streams.training.plain_scores import log_scores, share_of, simple_scores
 from streams.training.questions import score_tasks
+from streams.training.shown_scores import shown_items, shown_places, shown_scores
 
 REQUESTS_MAX = 200  # measured: the latest
 DRAWN, K = 1_000, 100
@@ -38,23 +46,86 @@ def keep_out(data: TrainingSet, share: float) -> tuple[TrainingSet, TrainingSet]
     return data.take(np.flatnonzero(~out_Q)), data.take(out[np.argsort(data.time_Q[out], kind="stable")][-REQUESTS_MAX:])
 
 
-def measure_held_out(network: AifNetwork, held: TrainingSet) -> dict[str, Any] | None:
-    """[value, low, high] of each measure, the bounds of a 95% interval over requests; None where no request has a click and an item without one."""
-    shown_QC = held.row_QC != NOT_AN_ITEM
-    relevant_QC = shown_QC & (held.clicked_QC > 0)
-    if not (relevant_QC.any(axis=1) & (shown_QC & ~relevant_QC).any(axis=1)).any():
+def measure_held_out(network: AifNetwork, learnt: TrainingSet, held: TrainingSet) -> dict[str, Any] | None:
+    """[value, low, high] of each measure, the bounds of a 95% interval over requests, beside the best plain score and the gain over it; `verdict`: what a user
+    should read first. None where no request has a click and an item without one."""
+    shown_QC = shown_places(held)
+    clicked_QC = shown_QC & (held.clicked_QC > 0)
+    if not (clicked_QC.any(axis=1) & (shown_QC & ~clicked_QC).any(axis=1)).any():
         return None
-    rows_QD = _with_drawn(held)
-    asked = dataclasses.replace(held, row_QC=rows_QD, bid_QC=held.items.bid_R.numpy()[np.maximum(rows_QD, 0)])
-    logits_QD = np.where(rows_QD != NOT_AN_ITEM, score_tasks(network, asked)[..., 0], -np.inf)
-    relevant_QD = np.pad(relevant_QC, ((0, 0), (0, rows_QD.shape[1] - relevant_QC.shape[1])))
-    aucs = user_aucs(np.nonzero(shown_QC)[0], logits_QD[:, : shown_QC.shape[1]][shown_QC], relevant_QC[shown_QC])
-    by_row_QD = rows_QD.argsort(axis=1)  # the shown ones come first: a model that tells nothing apart would find every click
-    logits_QD, relevant_QD = (np.take_along_axis(of, by_row_QD, 1) for of in (logits_QD, relevant_QD))
-    measures = {"gauc": aucs, f"recall_at_{K}": recalls_at_k(logits_QD, relevant_QD, K)}
-    intervals = {name: Bootstrap(len(held)).interval(values) for name, values in measures.items()}
-    told = {name: [found.value, found.low, found.high] for name, found in intervals.items()}
-    return {"requests": len(held), "users": len(np.unique(held.user_Q)), "drawn": DRAWN} | told
+    places = _Places(_with_drawn(held), clicked_QC, shown_QC)
+    asked = dataclasses.replace(held, row_QC=places.rows_QD, bid_QC=held.items.bid_R.numpy()[np.maximum(places.rows_QD, 0)])
+    measured = {name: places.aucs(scores_QD) | places.recalls(scores_QD) for name, scores_QD in _plain_scores(learnt, asked).items()}
+    for name, score_X in shown_scores(learnt, held)[held.spec.tasks[0]].items():
+        measured[name] = measured.get(name, {}) | places.aucs_of_shown(score_X)
+    logits_QDT = score_tasks(network, asked)
+    measured[MODEL] = places.aucs(logits_QDT[..., 0]) | places.recalls(_of_catalogue(logits_QDT, held.spec.shown_task))
+    gains = compare(measured)
+    told = {gain.measure: _bounds(gain.ours) for gain in gains}
+    best = {gain.measure: {"score": gain.best, "value": _bounds(gain.theirs), "gain": _bounds(gain.gain)} for gain in gains}
+    about = {"requests": len(held), "users": len(np.unique(held.user_Q)), "drawn": DRAWN}
+    return about | told | {BEST: best, "verdict": judge(gains)}
+
+
+def _bounds(found: Interval) -> list[float]:
+    return [found.value, found.low, found.high]
+
+
+def _of_catalogue(logits_QDT: np.ndarray, shown_task: int | None) -> np.ndarray:
+    """By what candidates are ordered of which most were never shown, [Q, D]: log of the click's probability, times that of being shown where it is a task."""
+    if shown_task is None:
+        return logits_QDT[..., 0]
+    return -np.logaddexp(0, -logits_QDT[..., 0]) - np.logaddexp(0, -logits_QDT[..., 1 + shown_task])
+
+
+def _plain_scores(learnt: TrainingSet, asked: TrainingSet) -> dict[str, np.ndarray]:
+    """The plain scores of the asked items, [Q, D] by name. They read what the model reads: what is learnt, all of it, and the user's behaviours before a
+    request. Of the users who are asked about nothing else is read, because it has the answers."""
+    items, histories = learnt.items, learnt.histories
+    ids, users = list(items.index), list(histories.index)
+    place_QD = np.where(asked.row_QC == NOT_AN_ITEM, len(ids), np.searchsorted(items.begin_I, asked.row_QC, "right") - 1)
+    ends = zip(histories.begin_U[asked.user_Q].tolist(), asked.history_end_Q.tolist(), strict=True)
+    rows = [[item for item in histories.item_H[begin:end].tolist() if item >= 0] for begin, end in ends]
+    met_QD = np.stack([np.bincount(row, minlength=len(ids) + 1)[place] for row, place in zip(rows, place_QD, strict=True)]).astype(float)
+    query_X, place_X = np.nonzero(shown_places(learnt))
+    clicked_X = (learnt.clicked_QC[query_X, place_X] > 0).astype(np.int64)
+    shown = _in_order(ids, users, learnt.user_Q[query_X], shown_items(learnt), clicked_X, learnt.time_Q[query_X])
+    user_H = np.repeat(np.arange(len(users)), histories.end_U - histories.begin_U)
+    kept_H = np.flatnonzero((histories.item_H[: len(user_H)] >= 0) & ~np.isin(user_H, asked.user_Q))
+    taken = _in_order(ids, users, user_H[kept_H], histories.item_H[kept_H], np.zeros(len(kept_H), np.int64), histories.time_H[kept_H])
+    clicks = shown.take(shown.kind_X > 0)
+    popularity_QD = np.append(np.bincount(clicks.item_X, minlength=len(ids)), 0)[place_QD].astype(float)
+    log = Log(ids, int(learnt.time_Q.max()) + 1, clicks, taken, shown)
+    return simple_scores(popularity_QD, met_QD) | log_scores(log, rows, place_QD, share_of(popularity_QD))
+
+
+def _in_order(
+    ids: list[Id], users: list[Id], user_X: np.ndarray, item_X: np.ndarray, kind_X: np.ndarray, time_X: np.ndarray
+) -> HeldInteractions:
+    order = np.argsort(time_X, kind="stable")
+    return HeldInteractions(users, ids, ("", CLICK), user_X[order], item_X[order], kind_X[order], time_X[order])
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Rows of the shown items and of those drawn beside them, [Q, D]; which places hold a clicked and which a shown item, bool [Q, C]."""
+
+    rows_QD: np.ndarray
+    clicked_QC: np.ndarray
+    shown_QC: np.ndarray
+
+    def aucs(self, scores_QD: np.ndarray) -> dict[str, UserValues]:
+        return self.aucs_of_shown(scores_QD[:, : self.shown_QC.shape[1]][self.shown_QC])
+
+    def aucs_of_shown(self, score_X: np.ndarray) -> dict[str, UserValues]:
+        return {"gauc": user_aucs(np.nonzero(self.shown_QC)[0], score_X, self.clicked_QC[self.shown_QC])}
+
+    def recalls(self, scores_QD: np.ndarray) -> dict[str, UserValues]:
+        known_QD = np.where(self.rows_QD == NOT_AN_ITEM, -np.inf, scores_QD)
+        by_row_QD = self.rows_QD.argsort(axis=1)  # the shown ones come first: a model that tells nothing apart would find every click
+        clicked_QD = np.pad(self.clicked_QC, ((0, 0), (0, known_QD.shape[1] - self.clicked_QC.shape[1])))
+        found_QD, relevant_QD = (np.take_along_axis(of, by_row_QD, 1) for of in (known_QD, clicked_QD))
+        return {f"recall_at_{K}": recalls_at_k(found_QD, relevant_QD, K)}
 
 
 def _with_drawn(held: TrainingSet) -> np.ndarray:

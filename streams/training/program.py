@@ -110,11 +110,13 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
                 progress.console.print(_what_is_kept(plan), highlight=False, soft_wrap=True)
                 raise
             figures_of_ranker = _fit_ranker(network, data, chosen, progress) if network.ranker is not None and number == 0 else {}
-            found = measure_held_out(network, held)
+            found = measure_held_out(network, data, held)
             path = _write(network, plan, number, _card(data, known, plan, chosen, report) | figures_of_ranker | {"held_out": found})
             losses = "".join(f", {loss} {value:.4f}" for loss, value in (("COPR", report.copr), ("click", report.click)) if value)
             losses += "" if found is None else f"; GAUC {found['gauc'][0]:.4f} of {found['requests']} requests that were not learnt"
             progress.console.print(f"{path}: {report.steps} steps, loss {report.loss:.4f}{losses}", highlight=False, soft_wrap=True)
+            for warning in found["verdict"] if found is not None else ():
+                progress.console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
             if plan.publish:
                 progress.console.print(
                     f"published as version {_publish(settings, network, path)}; `aif index list` shows what becomes of it"

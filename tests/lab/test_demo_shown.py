@@ -56,13 +56,14 @@ def _figures(model: float, plain: float) -> Figures:
 
 
 @pytest.mark.parametrize(
-    ("model", "plain", "verdict"), [(0.6, 0.2, "The model beats"), (0.2, 0.3, "does not beat the best plain score here")]
+    ("model", "plain", "verdict"), [(0.6, 0.2, "the model beats repeats in HR@100"), (0.2, 0.3, "THE MODEL DOES NOT BEAT repeats")]
 )
 def test_the_verdict_says_whether_the_model_beats_the_best_plain_score(
     shown: tuple[progress.Steps, io.StringIO], model: float, plain: float, verdict: str
 ) -> None:
     steps, text = shown
-    steps.print_figures(_figures(model, plain), Evaluation((_user(),), {}, "HR", 0), "repeats")
+    gain = acts.Quality([model] * 3, plain={"popularity": [0.1] * 3, "repeats": [plain] * 3}).gain("HR@100")
+    steps.print_figures(_figures(model, plain), Evaluation((_user(),), {}, "HR", 0), gain)
     assert verdict in text.getvalue() and "repeats" in text.getvalue()
 
 
@@ -71,6 +72,7 @@ def test_one_ranking_fits_a_terminal_of_120_columns(shown: tuple[progress.Steps,
     line = Line(1, 2**53 - 1, 1.5, "evening lamp, 19.90", 2)
     change = Change("price change of item 7: price 1 -> 2, bid 1 -> 0.8", "rank 1, score 1.500", "rank 2, score 1.400", 12.0)
     steps.print_ranking(OneRanking(3000, (("click", "lamp"),), 10_000, 9.5, (line,), (change,), (line,)))
-    steps.print_figures(_figures(0.5, 0.2), Evaluation((_user(),), {}, "HR", 0), "favourite categories")
+    gain = acts.Quality([0.5], plain={"favourite categories": [0.2]}).gain("HR@100")
+    steps.print_figures(_figures(0.5, 0.2), Evaluation((_user(),), {}, "HR", 0), gain)
     assert max(map(len, text.getvalue().splitlines())) <= 120
     assert "visible 12 ms after" in text.getvalue()

@@ -22,7 +22,7 @@ class Demo:
         self.folder, self.log = folder, folder / "demo.log"
         self.environment = {"TMPDIR": str(folder), "XDG_DATA_HOME": str(folder / "data"), "AIF_KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers}
         # It dies with the test, however that ends.
-        self.process = self.command("demo", "demo", "--items", "1000", "--train-seconds", "1", *more).process
+        self.process = self.command("demo", "demo", "--items", "1000", "--train-steps", "40", *more).process
 
     def command(self, name: str, *arguments: str) -> Child:
         """An `aif` command in the demo's environment; its output goes to NAME.log."""

@@ -51,7 +51,7 @@ def test_clicked_items_are_looked_for_among_those_shown_and_drawn(
     sign: int, auc: float, recall: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a model that knows the clicks, and by its opposite; of the shop's items known by then, two were shown and one is drawn."""
-    _, held = keep_out(joined(range(1, 400)), 0.1)
+    learnt, held = keep_out(joined(range(1, 400)), 0.1)
 
     def score(_: AifNetwork, asked: TrainingSet) -> np.ndarray:
         known = asked.row_QC >= 0
@@ -61,8 +61,11 @@ def test_clicked_items_are_looked_for_among_those_shown_and_drawn(
 
     monkeypatch.setattr(held_out, "score_tasks", score)
     monkeypatch.setattr(held_out, "K", 1)
-    found = measure_held_out(None, held)  # type: ignore[arg-type]
+    found = measure_held_out(None, learnt, held)  # type: ignore[arg-type]
     assert found is not None and found["gauc"] == [auc] * 3 and found["recall_at_1"] == [recall] * 3
+    # Others clicked the same item, so its popularity knows as much as the model that knows the clicks.
+    best = found["best_plain"]["gauc"]
+    assert best["value"] == [1.0] * 3 and best["gain"] == [auc - 1.0] * 3 and "DOES NOT BEAT popularity in gauc" in found["verdict"][0]
     assert (found["requests"], found["users"]) == (len(held), len(users_of(held)))
 
 
@@ -76,10 +79,10 @@ def test_a_model_that_tells_nothing_apart_finds_the_clicked_by_chance_alone(monk
     ]
     held = join_events(spec, None, dataclasses.replace(events, items=items, impressions=impressions), every_item=True)
     monkeypatch.setattr(held_out, "score_tasks", lambda network, asked: np.zeros((*asked.row_QC.shape, 1), np.float32))
-    found = measure_held_out(None, held)  # type: ignore[arg-type]
+    found = measure_held_out(None, held, held)  # type: ignore[arg-type]
     assert found is not None and found["gauc"][0] == 0.5 and 0.05 < found["recall_at_100"][0] < 0.15
 
 
 def test_nothing_is_said_where_no_request_has_both_a_click_and_an_item_without_one() -> None:
     for data in (joined(range(1, 5)).take(np.array([], np.int64)), joined(range(1, 5), (1, False))):
-        assert measure_held_out(None, data) is None  # type: ignore[arg-type]
+        assert measure_held_out(None, data, data) is None  # type: ignore[arg-type]

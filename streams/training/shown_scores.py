@@ -4,7 +4,8 @@
     item_rate    the same over how often it was shown, smoothed (schemas/statistics.py)
     trees        scikit-learn's boosted trees, untuned, on the model's own features
 
-Here: these scores, and the places and labels of shown items. Not here: scores of candidates (plain_scores.py), measures and figures (mapped_data.py).
+Here: these scores, and the places and labels of shown items. Not here: scores of candidates (plain_scores.py), what a model
+gains over them (comparison.py).
 Arrays: Q requests, C places, X shown items, F columns of the trees.
 """
 
@@ -12,12 +13,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lab.evaluation.plain_scores import RATE
 from schemas.statistics import smoothed_rates
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
+from streams.training.plain_scores import RATE
 
 _TREES = {"max_iter": 100, "learning_rate": 0.1, "max_leaf_nodes": 31, "min_samples_leaf": 100, "random_state": 0}
+_SHOWN_MAX = 200_000  # that the trees learn from
 TREES = "trees"
 
 
@@ -25,14 +27,15 @@ def shown_scores(train: TrainingSet, later: TrainingSet, tell: Callable[[str], N
     """Every plain score of the shown items of `later`, [X] by task, then by score's name; X are the places of `shown_places(later)`, in order."""
     found: dict[str, dict[str, np.ndarray]] = {}
     item_X, other_X = shown_items(train), shown_items(later)
-    columns_XF, other_XF = _columns(train), _columns(later)
+    latest = _latest(train)
+    columns_XF, other_XF, of_latest = _columns(latest), _columns(later), shown_labels(latest)
     for task, label_X in shown_labels(train).items():
         tell(task)
         items = len(train.items.begin_I)
         shown_I, came_I = np.bincount(item_X, minlength=items), np.bincount(item_X, label_X, items).astype(np.int64)
         found[task] = {"popularity": came_I[other_X].astype(float), RATE: smoothed_rates(came_I, shown_I)[other_X]}
-        if 0 < label_X.sum() < len(label_X):
-            found[task][TREES] = _boost(columns_XF, label_X, other_XF)
+        if 0 < of_latest[task].sum() < len(of_latest[task]):
+            found[task][TREES] = _boost(columns_XF, of_latest[task], other_XF)
     return found
 
 
@@ -51,6 +54,13 @@ def shown_labels(data: TrainingSet) -> dict[str, np.ndarray]:
     known_QC, tasks = shown_places(data), data.spec.tasks
     outcomes = {task: data.outcomes_QCT[..., place][known_QC] for place, task in enumerate(tasks[1:]) if place != data.spec.shown_task}
     return {tasks[0]: data.clicked_QC[known_QC], **outcomes}
+
+
+def _latest(train: TrainingSet) -> TrainingSet:
+    """The latest requests, of no more shown items than the trees read in seconds."""
+    newest = np.argsort(-train.time_Q, kind="stable")
+    count = np.searchsorted(shown_places(train)[newest].sum(axis=1).cumsum(), _SHOWN_MAX, "right")
+    return train.take(np.sort(newest[: max(1, count)]))
 
 
 def _boost(columns_XF: np.ndarray, label_X: np.ndarray, other_XF: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.evaluation.plain_scores import collect_candidates, log_scores, simple_scores
+from lab.evaluation.candidates import candidate_scores, collect_candidates
 from tests.infra.data.shops import START_MS, open_shop
 
 MAPPING = """
@@ -32,8 +32,8 @@ def test_scores_read_the_log_before_the_evaluation_alone(tmp_path: Path) -> None
     evaluation = catalogue.evaluation()
     candidates = collect_candidates(evaluation)
     assert [user.user_id for user in evaluation.users] == [1, 2, 3] and candidates.ids_UC[0].tolist() == [0, 1, 2, 3]
-    share = simple_scores(candidates)["repeats"] - candidates.met_UC
-    found = log_scores(catalogue.log, evaluation, candidates.ids_UC, share)
+    found = candidate_scores(catalogue.log, evaluation, candidates)
+    share = found["repeats"] - candidates.met_UC
     assert "item_rate" not in found, "nothing says what was shown"
     # Item 2 has users 1 and 3, items 0 and 1 users 1 and 2: cosines of 2 with 0, 1 and 3.
     cosine = {(0, 1): 1.0, (0, 2): 0.5, (1, 2): 0.5, (2, 3): 1 / 2**0.5}

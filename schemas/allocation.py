@@ -1,7 +1,7 @@
 """Computation allocation: actions, what they cost, what they are worth, and the table in which a fit hands all of it to servers.
 
 Here: the actions, a table and its file, cost and value of each action for one request or for many. Not here: the rule that chooses (schemas/knapsack.py),
-the price (serving/core/price.py, load_plan.py), the outcome record (schemas/events.py `AllocationOutcome`), fitting (streams/allocation).
+the price (serving/core/price.py), the outcome record (schemas/events.py `AllocationOutcome`), fitting (streams/allocation).
 
     drop       a refusal                       pass       the caller's own order
     cached     scores of an earlier answer     LEVEL/N    the first N candidates, ranked with the parts of LEVEL

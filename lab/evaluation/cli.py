@@ -133,6 +133,7 @@ def allocation(
     out: Annotated[Path, typer.Option(help="Folder of the picture allocation.svg.")] = Path("results"),
     quick: Annotated[bool, typer.Option("--quick", help="Half of the requests: two minutes on one core.")] = False,
     seeds: Annotated[int, typer.Option(min=1, max=8, help="Seeds of requests, users, days and outcomes.")] = 3,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them; 0 to 2 chose the constants.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """What computation allocation is worth on simulated requests whose true values are known, with costs of docs/BENCHMARKS.md.
@@ -142,7 +143,7 @@ def allocation(
     _use_one_thread()
     from lab.evaluation.allocation.program import run_allocation
 
-    figures = run_allocation(out, quick, seeds)
+    figures = run_allocation(out, quick, range(first_seed, first_seed + seeds))
     say(f"wrote {out / 'allocation.svg'}")
     print_figures(figures.as_dict(), as_json)
 

@@ -2,7 +2,7 @@
 
 admission.py      who is admitted: costs learnt, waits predicted, floods recognised
 choice.py         what to do with one request; drop_rule.py: which requests the drop rule drops
-price.py          the price of a millisecond of the engine; load_plan.py: the plan's price
+price.py          the price of a millisecond of the engine
 ladder.py         where call 2 gets the user half from
 relay_trigger.py  which prefixes are computed before their rankings; relay_rungs.py: what a final ranking takes; kv_pages.py: pages, counted
 final_order.py    the ranker's logits and AIF's scores to the final order

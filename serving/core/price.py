@@ -1,6 +1,6 @@
 """The price of a millisecond of the engine, lambda: the highest of the plan's, the queue's, and MaxPower's floor.
 
-    plan    bisection on the last requests, every 0.2 s: spends the budget where it is worth most (load_plan.py: from a forecast, not served)
+    plan    bisection on the last requests, every 0.2 s: spends the budget where it is worth most
     queue   read at every request from the work that waits: holds the latency when the plan is wrong or late
     floor   PI control on the share of late and failed answers (DCAF's MaxPower): a last resort against costs that nobody predicted
 

@@ -4,7 +4,7 @@ A tick is 10 s. Work above a tick's capacity is refused, whoever it is for: a se
 for learning the shape of the day, day two is judged, by true values.
 
     static     the best mix of static actions that fits at the peak       dcaf      bisection every ten minutes, for the rate of the last interval
-    feedback   integral control of the log price by the load              mpc       serving/core/load_plan.py on a forecast
+    feedback   integral control of the log price by the load              mpc       plan.py on a forecast
 
 Arrays: R requests, G prices, T ticks, H ticks ahead.
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.evaluation.allocation.library import ALL, Library
+from lab.evaluation.allocation.plan import HORIZON, TARGET, CostCurve, fold_level, plan_price
 from schemas.knapsack import best_mix, choose, take
-from serving.core.load_plan import HORIZON, TARGET, CostCurve, fold_level, plan_price
 
 TICK_S = 10.0
 TICKS = int(86_400 / TICK_S)

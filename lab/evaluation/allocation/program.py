@@ -42,13 +42,13 @@ _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.36
 Curves = dict[str, tuple[list[float], list[float]]]
 
 
-def run_allocation(out: Path, quick: bool, seeds: int) -> Figures:
+def run_allocation(out: Path, quick: bool, seeds: range) -> Figures:
     """All figures; writes `allocation.svg` into `out`."""
     requests, answers = (QUICK_REQUESTS, QUICK_ANSWERS) if quick else (REQUESTS, ANSWERS)
-    figures = Figures(ALLOCATION, {"requests": requests, "answers": answers, "seeds": seeds})
+    figures = Figures(ALLOCATION, {"requests": requests, "answers": answers, "seeds": len(seeds), "first_seed": seeds[0]})
     found, curves = list[dict[str, float]](), Curves()
-    for seed in range(seeds):
-        tell = partial(_tell, f"seed {seed + 1} of {seeds}")
+    for seed in seeds:
+        tell = partial(_tell, f"seed {seed}, {len(found) + 1} of {len(seeds)}")
         tell("requests")
         library = make_library(requests, requests // 4, seed)
         found.append(_measure(library, seed, answers, tell, curves))

@@ -4,7 +4,7 @@ Model predictive control: the first of `HORIZON` prices that minimise  sum_h w_h
 w_h = (1 - DECAY)^h, and a load above the capacity weighing `OVER` times more. Load of a tick = expected requests x mean cost at the price / capacity.
 
 The curve of mean costs comes from a sample of recent requests by bisection's own rule, so a cost above the target raises the price. Here: pure functions.
-Not here: the rule (schemas/knapsack.py). The server has no forecast: it plans by bisection (serving/allocation/allocator.py). `aif eval allocation` compares.
+Not here: the rule (schemas/knapsack.py). No server runs this: a server has no forecast and plans by bisection (serving/allocation/allocator.py).
 Source: DCAF, section 4.3 (bisection on samples); MaRCA, section 4 (horizon 10, decay 0.4). Arrays: R requests, A actions, G prices, H ticks ahead.
 """
 

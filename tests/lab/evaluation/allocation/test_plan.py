@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from lab.evaluation.allocation.plan import HORIZON, TARGET, CostCurve, fold_level, plan_price, sample_curve
 from schemas.knapsack import cost_of
-from serving.core.load_plan import HORIZON, TARGET, CostCurve, fold_level, plan_price, sample_curve
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,8 +70,7 @@ def list_actions(levels: Sequence[str] = LEVELS, lengths: Sequence[int] = LENGTH
     return (*(Action(kind) for kind in (Kind.DROP, Kind.PASS, Kind.CACHED)), *(Action(Kind.RANK, lv, n) for lv in levels for n in lengths))
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What is known of a request before it is decided. `needs_user`: no user half is ready, so the action's own call 1 is paid too.
 
     user_value: what the caller knows of the user's value, above 0. retrieval_top: mean of retrieval's best 100 scores. None: not known.
@@ -265,6 +264,11 @@ class Requests:
     user_value_R: np.ndarray
     retrieval_top_R: np.ndarray
     cached_s_R: np.ndarray
+
+    @classmethod
+    def of(cls, facts: Sequence[Facts]) -> "Requests":
+        """The columns of some requests."""
+        return cls(*np.array(facts, float).reshape(-1, len(Facts._fields)).T)
 
     def __len__(self) -> int:
         return len(self.candidates_R)

@@ -23,11 +23,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from infra.metrics import Metrics
-from schemas.allocation import ActionTable, Facts, Kind
+from schemas.allocation import Facts, Requests, stack_costs, stack_values
 from schemas.errors import RejectedInput
 from schemas.ids import Id
 from schemas.knapsack import find_price
-from serving.allocation.decisions import Ask, Choice, Inputs, Menu, Mode, candidate_ms, cost_ms, finite, make_menu, make_receipt, name_table
+from serving.allocation.decisions import Ask, Choice, Inputs, Mode, Prepared, carry_out, finite, make_receipt, name_table, prepare
 from serving.allocation.outcomes import Outcomes, Probe
 from serving.allocation.settings import AllocationSection
 from serving.allocation.tables import Tables
@@ -43,9 +43,10 @@ _MEAN_WEIGHT = 0.05
 _SAMPLED = 64  # requests from which the plan's price is found
 _KEPT = 10_000  # decisions that can be explained
 _TIMED = 8_192  # decisions whose time is kept
-_MENUS_KEPT = 1_024
+_FOLDED = 4_096  # decisions after which they are counted, where no tick comes
+_PREPARED_MAX = 16
 _ROOM = 2  # an answer of k items is made from so many times k candidates, because some of them may be unknown
-_NO_SLICES, _POLICY = Slices(0.0, 0.0, 0.0), (Arm.POLICY, 0.0)
+_NO_SLICES, _POLICY, _ANY_CLASS = Slices(0.0, 0.0, 0.0), (Arm.POLICY, 0.0), (1.0, True)
 
 
 class Queue(Protocol):
@@ -86,11 +87,14 @@ class Allocator:
         self._worked_ms, self._queue_price = 0.0, 0.0  # at the last tick; of the last request
         self._recent: deque[Facts] = deque(maxlen=_SAMPLED)
         self._tick_s, self._tick_refused, self._tick_answers, self._late = clock(), 0, 0, 0
+        self._classes = {name: (group.share, group.sheddable) for name, group in settings.classes.items()}
         self._waiting: defaultdict[str, float] = defaultdict(float)  # ms of work in the engine's queue, by class
+        self._made: list[Choice] = []  # since they were counted last
         self._kept: OrderedDict[str, Choice] = OrderedDict()
-        self._menus: dict[tuple[int, int, int, int], Menu] = {}
-        self._took_us: deque[float] = deque(maxlen=_TIMED)
-        self.counts: Counter[tuple[str, str]] = Counter()  # (mode, action)
+        self._prepared: dict[int, Prepared] = {}  # by version, for this mode, from these tables
+        self._prepared_from = tables.known
+        self._took_ns: deque[int] = deque(maxlen=_TIMED)
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._shortened = 0  # requests that got less than full work
         self._shown: Counter[tuple[str, str]] = Counter()
 
@@ -100,27 +104,31 @@ class Allocator:
         """The fewest candidates that a request may be ranked with now: what admission has to find time for."""
         if self.mode in (Mode.OFF, Mode.SHADOW):
             return candidates
-        table, _ = self.tables.find()
-        return self._menu(table, candidates, top_k).lengths[0]
+        of = self._table(self.tables.version())
+        first, whole = of.bounds(candidates, _ROOM * top_k)
+        return candidates if first == whole else of.lengths[first]
 
     def decide(self, ask: Ask) -> Choice:
-        """The work of one request. The caller submits it at once, and calls `end` when it is done."""
+        """The work of one request. The caller submits it at once, and calls `end` when it is done. Counted later, by `_fold`: it delays requests."""
         if self.mode is Mode.OFF:
             return Choice(None, 0.0, ask.group, ask.facts.candidates)
         began = time.perf_counter_ns()
-        inputs, menu = self._look(ask)
-        choice = self._choose(inputs, menu)
-        self._took_us.append((time.perf_counter_ns() - began) / 1_000)
+        choice = carry_out(self._look(ask))
+        self._waiting[ask.group] += choice.expected_ms
+        self._made.append(choice)
+        self._took_ns.append(time.perf_counter_ns() - began)
+        if len(self._made) >= _FOLDED:
+            self._fold()
         return choice
 
     def suggest(self, version: int, behaviours: int) -> int | None:
         """How many candidates are worth sending now, for call 1's answer: one length more than would be ranked. None: all."""
         if self.mode in (Mode.OFF, Mode.SHADOW):
             return None
-        table, _ = self.tables.find(version)
-        inputs, menu = self._look(Ask("", version, Facts(table.actions[-1].candidates, behaviours), 0, math.inf))
-        place = self._find(inputs, menu)
-        return None if place >= len(menu.allowed) - 2 else menu.lengths[max(0, place) + 1]
+        lengths = self._table(version).lengths
+        inputs = self._look(Ask("", version, Facts(lengths[-1], behaviours), 0, math.inf))
+        picked = max(0, inputs.pick())
+        return None if picked >= inputs.whole - 1 else lengths[picked + 1]
 
     def is_probe(self, choice: Choice) -> bool:
         """Whether a fit needs all scores of this request: it was drawn to get full work, and outcomes are sent."""
@@ -133,88 +141,62 @@ class Allocator:
         if self.outcomes is not None and choice.inputs is not None:
             self.outcomes.note(user, choice, "failed" if state == "late" else state, took_ms, probe)
 
-    def _look(self, ask: Ask) -> tuple[Inputs, Menu]:
-        table, blind = self.tables.find(ask.version)
-        facts, group, scale = ask.facts, self._settings.group(ask.group), self._scale
-        menu = self._menu(table, facts.candidates, ask.top_k)
-        whole_ms, full_ms, allowed, in_time = (
-            self._queue.queue_ms(),
-            cost_ms(table, facts, facts.candidates),
-            menu.allowed,
-            len(menu.allowed),
-        )
-        bound_ms = max(BOUND_WORK * self._full_ms, full_ms) * scale
+    def _look(self, ask: Ask) -> Inputs:
+        _, version, facts, top_k, left_ms, group, _ = ask
+        of, mode, scale, plan, floor = self._table(version), self.mode, self._scale, self._plan, self._floor_price
+        share, sheddable = self._classes.get(group, _ANY_CLASS)
+        candidates, behaviours, needs_user, *_ = facts
+        first, whole = of.bounds(candidates, _ROOM * top_k)
+        each_ms = of.candidate_ms + of.pair_ms * behaviours
+        base_ms = of.fixed_ms + of.user_ms + of.behaviour_ms * behaviours if needs_user else of.fixed_ms
+        whole_ms, full_ms = self._queue.queue_ms(), base_ms + candidates * each_ms
+        mean_ms = self._full_ms = self._full_ms or full_ms
+        bound_ms = (max(BOUND_WORK * mean_ms, full_ms)) * scale
         # A class within its share of the queue sees only its own work, one beyond it sees the whole queue.
-        wait_ms = min(whole_ms, self._waiting[ask.group] * scale / group.share)
-        queue = self._queue_price = queue_price(wait_ms, bound_ms, table.queue_price)
-        if whole_ms + full_ms * scale > ask.left_ms:
-            in_time = count_in_time([cost_ms(table, facts, length) * scale for length in menu.lengths], whole_ms, ask.left_ms)
-        floor, arm, slices = self._floor_price, _POLICY, _NO_SLICES
-        if self.mode is not Mode.VALUE:
-            blind = True
-        else:  # without a table too: the first one is learnt from the slices
+        own_ms = self._waiting[group] * scale / share
+        wait_ms = min(whole_ms, own_ms)
+        queue = self._queue_price = queue_price(wait_ms, bound_ms, of.table.queue_price)
+        last, arm, slices, drops = whole, _POLICY, _NO_SLICES, False
+        if whole_ms + full_ms * scale > left_ms:
+            costs_ms = [(base_ms + length * each_ms) * scale for length in of.lengths[first:whole]]
+            last = first + count_in_time(costs_ms, whole_ms, left_ms) - 1
+        if mode is Mode.VALUE:  # without a table too: the first one is learnt from the slices
             arm, slices = (arm_of(ask.request_id, self._slices) if ask.request_id else _POLICY), self._slices
-            if not blind and group.sheddable and table.actions[0].kind is Kind.DROP and queue < math.inf:
-                allowed, in_time = (0, *allowed), in_time + 1
-        inputs = Inputs(
-            ask,
-            self.mode,
-            table,
-            blind,
-            self._plan,
-            queue,
-            floor,
-            allowed,
-            in_time,
-            group.sheddable,
-            arm,
-            slices,
-            wait_ms,
-            bound_ms,
-            full_ms,
-        )
-        return inputs, menu
+            drops = sheddable and not of.blind and of.drop is not None and 0 < max(plan, queue, floor) < math.inf
+        fields = (ask, mode, of, plan, queue, floor, first, last, whole, sheddable, drops, arm, slices, wait_ms, bound_ms, base_ms, each_ms)
+        return tuple.__new__(Inputs, fields)  # a third of the time of its constructor
 
-    @staticmethod
-    def _find(inputs: Inputs, menu: Menu) -> int:
-        """The decision as a place in the menu, -1 for a drop: at once where only the mean row counts, else by the rule in full."""
-        if not inputs.sheddable:
-            return len(menu.allowed) - 1
-        if inputs.blind and inputs.in_time == len(menu.allowed) and inputs.arm[0] is Arm.POLICY:
-            price = max(inputs.plan, inputs.queue, inputs.floor)
-            return menu.best(price * candidate_ms(inputs.table, inputs.ask.facts))
-        action = inputs.replay().action
-        return menu.allowed.index(action) if action in menu.allowed else -1
-
-    def _choose(self, inputs: Inputs, menu: Menu) -> Choice:
-        place, ask = self._find(inputs, menu), inputs.ask
-        self.counts[inputs.mode.value, menu.names[place] if place >= 0 else Kind.DROP.value] += 1
-        candidates, expected_ms = None, inputs.full_ms
-        if place < len(menu.allowed) - 1 and inputs.mode is not Mode.SHADOW:
-            candidates = menu.lengths[place] if place >= 0 else 0
-            expected_ms = cost_ms(inputs.table, ask.facts, candidates)
-            self._shortened += 1
-        action = menu.allowed[place] if place >= 0 else 0
-        choice = Choice(candidates, expected_ms, ask.group, ask.facts.candidates, inputs, action)
-        self._full_ms += (_MEAN_WEIGHT if self._full_ms else 1.0) * (inputs.full_ms - self._full_ms)
-        self._offered_ms += inputs.full_ms
-        self._let_in_ms += expected_ms
-        self._waiting[ask.group] += expected_ms
-        self._tick_answers += 1
-        self._recent.append(ask.facts)
-        self._kept[ask.request_id] = choice
-        if len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
-        return choice
-
-    def _menu(self, table: ActionTable, candidates: int, top_k: int) -> Menu:
-        key = (table.version, table.made_at_ms, candidates, top_k)
-        found = self._menus.get(key)
-        if found is None:
-            if len(self._menus) >= _MENUS_KEPT:
-                self._menus.clear()
-            found = self._menus[key] = make_menu(table, candidates, _ROOM * top_k)
+    def _table(self, version: int) -> Prepared:
+        if self.tables.known is self._prepared_from:
+            found = self._prepared.get(version)
+            if found is not None:
+                return found
+        else:
+            self._prepared, self._prepared_from = {}, self.tables.known
+        table, blind = self.tables.find(version)
+        found = prepare(table, blind or self.mode is not Mode.VALUE)
+        if len(self._prepared) >= _PREPARED_MAX:
+            self._prepared.clear()
+        self._prepared[version] = found
         return found
+
+    def _fold(self) -> None:
+        """Counts the decisions that were made since the last time."""
+        made, self._made = self._made, []
+        for choice in made:
+            inputs = choice.inputs
+            assert inputs is not None, "in mode off nothing is decided"
+            facts, full_ms = inputs.ask.facts, inputs.full_ms
+            self._counts[inputs.mode.value, inputs.table.actions[choice.action].name] += 1
+            self._shortened += choice.candidates is not None
+            self._full_ms += _MEAN_WEIGHT * (full_ms - self._full_ms)
+            self._offered_ms += full_ms
+            self._let_in_ms += choice.expected_ms
+            self._recent.append(facts)
+            self._kept[inputs.ask.request_id] = choice
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._tick_answers += len(made)
 
     # --- the plan ------------------------------------------------------------------------------------------------------
 
@@ -225,6 +207,7 @@ class Allocator:
             self._tick_s = self._clock()
         if passed_s < TICK_S / 2:
             return
+        self._fold()
         refused = self._queue.refused
         turned_away = max(0, refused - self._tick_refused)
         answers = self._tick_answers
@@ -253,14 +236,9 @@ class Allocator:
         """The price at which requests like the last ones take TARGET of the engine's time; 0 if their full work does."""
         if self._demand <= TARGET or not self._recent:
             return 0.0
-        table, blind = self.tables.find()
-        rows = [self._row(table, facts, blind or self.mode is not Mode.VALUE) for facts in self._recent]
-        value_RA, cost_RA = np.array([value for value, _ in rows]), np.array([cost for _, cost in rows])
+        of, requests = self._table(self.tables.version()), Requests.of(self._recent)
+        value_RA, cost_RA = stack_values(of.table, requests, blind=of.blind), stack_costs(of.table, requests)
         return find_price(value_RA, cost_RA, float(cost_RA[:, -1].mean()) * TARGET / self._demand)
-
-    @staticmethod
-    def _row(table: ActionTable, facts: Facts, blind: bool) -> tuple[list[float], list[float]]:
-        return table.values_of(facts, blind=blind), table.costs_ms(facts)
 
     # --- what others see -----------------------------------------------------------------------------------------------
 
@@ -269,10 +247,17 @@ class Allocator:
         if mode not in list(Mode):
             raise RejectedInput("bad_mode", f"mode is {str(mode)[:40]!r}, expected one of {', '.join(Mode)}")
         self.mode, self._plan, self._floor, self._floor_price = Mode(mode), 0.0, Floor(), 0.0
-        self._demand = 0.0
+        self._demand, self._prepared = 0.0, {}
+
+    @property
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """Decisions by mode and action."""
+        self._fold()
+        return self._counts
 
     def show(self) -> None:
         """Writes the state into the metrics."""
+        counts = Counter(self.counts)
         gauge = self._metrics.gauge
         for source, value in (("plan", self._plan), ("queue", self._queue_price), ("floor", self._floor_price)):
             gauge("allocation_price").labels(source).set(value)
@@ -281,9 +266,9 @@ class Allocator:
         gauge("allocation_mode").set(list(Mode).index(self.mode))
         age_s = self.tables.age_s()
         gauge("allocation_table_age_seconds").set(math.nan if age_s is None else age_s)
-        for (mode, action), count in (self.counts - self._shown).items():
+        for (mode, action), count in (counts - self._shown).items():
             self._metrics.counter("allocation_actions").labels(mode, action).inc(count)
-        self._shown = Counter(self.counts)
+        self._shown = counts
 
     def refusal(self, retry_after_s: float, reason: str) -> Mapping[str, Any]:
         """The receipt of a request that admission refused, before or after its decision."""
@@ -292,6 +277,7 @@ class Allocator:
 
     def explain(self, request_id: str) -> Mapping[str, Any]:
         """The inputs of a decision, its receipt, and the decision made again from the inputs. Raises RejectedInput (`unknown_request`)."""
+        self._fold()
         choice = self._kept.get(request_id)
         if choice is None or choice.inputs is None:
             raise RejectedInput(
@@ -300,13 +286,15 @@ class Allocator:
             )
         inputs = choice.inputs
         again = inputs.replay()
-        places = inputs.allowed
-        values, costs = inputs.table.values_of(inputs.ask.facts, blind=inputs.blind), inputs.table.costs_ms(inputs.ask.facts)
+        places = inputs._replace(last=inputs.whole).allowed
+        table, facts = inputs.table, inputs.ask.facts
+        values, costs = table.values_of(facts, blind=inputs.prepared.blind), table.costs_ms(facts)
+        limit = inputs.prepared.places[inputs.last]
         return {
             "request_id": request_id,
             "receipt": choice.receipt(),
             "inputs": {
-                "facts": {name: getattr(inputs.ask.facts, name) for name in Facts.__slots__},
+                "facts": facts._asdict(),
                 "class": inputs.ask.group,
                 "sheddable": inputs.sheddable,
                 "left_ms": inputs.ask.left_ms,
@@ -323,9 +311,9 @@ class Allocator:
                     "value": values[place],
                     "cost_ms": costs[place],
                     "net": finite(values[place] - inputs.price.value * costs[place]),
-                    "in_time": number < inputs.in_time,
+                    "in_time": place <= limit,
                 }
-                for number, place in enumerate(places)
+                for place in places
             ],
             "replayed_action": inputs.table.actions[again.action].name,
             "equal": again.action == choice.action,
@@ -334,7 +322,7 @@ class Allocator:
     def status(self) -> Mapping[str, Any]:
         """The state as plain values."""
         table, blind = self.tables.find()
-        took = np.array(self._took_us) if self._took_us else np.zeros(1)
+        took_us = np.array(self._took_ns or [0]) / 1_000
         by_mode: dict[str, dict[str, int]] = {}
         for (mode, action), count in sorted(self.counts.items()):
             by_mode.setdefault(mode, {})[action] = count
@@ -349,6 +337,6 @@ class Allocator:
             "cost_scale": self._queue.cost_scale(),
             "queue_ms": self._queue.queue_ms(),
             "actions": by_mode,
-            "decision_p50_us": float(np.quantile(took, 0.5)),
-            "decision_p99_us": float(np.quantile(took, 0.99)),
+            "decision_p50_us": float(np.quantile(took_us, 0.5)),
+            "decision_p99_us": float(np.quantile(took_us, 0.99)),
         }

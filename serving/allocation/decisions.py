@@ -1,11 +1,16 @@
-"""A decision about one request, with everything that it depends on: how it is made again, and how it reads as a receipt.
+"""A decision about one request, with everything that it depends on: how it is made, how it is made again, and how it reads as a receipt.
+
+A server decides by `Inputs.pick`, plain arithmetic on tuples that are prepared once for each table. The rule in full (serving/core/choice.py) takes ten times
+as long. It is applied when a receipt is read, and gives the same action, the runner-up and the propensity.
 
 Here: pure functions of plain values. Not here: where the values come from (allocator.py), the rule (serving/core/choice.py).
 """
 
 import enum
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,6 +20,7 @@ from serving.core.price import Price, Source, highest
 
 DEFAULT_CLASS = "default"
 LEVEL = "full"  # the engine computes all parts of the model, so lengths are what it can choose
+DROP, CACHED = -1, -2  # what `Inputs.pick` returns for them; else a place in `Prepared.lengths`
 
 
 class Mode(enum.StrEnum):
@@ -27,7 +33,7 @@ class Mode(enum.StrEnum):
 
 
 class Ask(NamedTuple):
-    """One request, as the decision sees it. `left_ms`: of its deadline."""
+    """One request, as the decision sees it. `left_ms`: of its deadline; `drop_due`: the drop rule wants to drop it."""
 
     request_id: str
     version: int
@@ -35,119 +41,214 @@ class Ask(NamedTuple):
     top_k: int
     left_ms: float
     group: str = DEFAULT_CLASS
+    drop_due: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A table as plain tuples. `places`: of the actions that rank, in the table; `rows`: their values by bin of the history; a cost's parts in ms.
+
+    blind: only the mean row decides. drop, cached: their places, None where the table has none or no answer's age is known. drop_shares: by bin.
+    """
+
+    table: ActionTable
+    blind: bool
+    places: tuple[int, ...]
+    lengths: tuple[int, ...]
+    longest: int  # the last place in `lengths`
+    bins: tuple[float, ...]
+    rows: tuple[tuple[float, ...], ...]
+    fixed_ms: float
+    candidate_ms: float
+    pair_ms: float
+    user_ms: float
+    behaviour_ms: float
+    drop: int | None
+    drop_shares: tuple[float, ...]
+    cached: int | None
+
+    def bounds(self, candidates: int, least: int) -> tuple[int, int]:
+        """(first, whole): places in `lengths` of the shortest list that a request may get, `least` or longer, and of the one that takes all candidates."""
+        whole = min(bisect_left(self.lengths, candidates), self.longest)
+        return min(bisect_left(self.lengths, least), whole), whole
+
+
+def prepare(table: ActionTable, blind: bool) -> Prepared:
+    """The tuples of a table that this server can carry out."""
+    places = tuple(place for place, action in enumerate(table.actions) if action.kind is Kind.RANK)
+    values = (table.mean_row,) if blind else table.values.shares
+    cost, kinds = table.costs.levels[LEVEL], [action.kind for action in table.actions]
+    drop = kinds.index(Kind.DROP) if Kind.DROP in kinds else None
+    return Prepared(
+        table,
+        blind,
+        places,
+        tuple(table.actions[place].candidates for place in places),
+        len(places) - 1,
+        () if blind else table.values.bins,
+        tuple(tuple(row[place] for place in places) for row in values),
+        cost.fixed_ms,
+        1e-3 * cost.candidate_us,
+        1e-6 * cost.pair_ns,
+        cost.user_fixed_ms,
+        1e-3 * cost.user_behaviour_us,
+        drop,
+        tuple(row[drop] for row in values) if drop is not None else (),
+        kinds.index(Kind.CACHED) if Kind.CACHED in kinds and table.ages else None,
+    )
 
 
 class Inputs(NamedTuple):
-    """Everything that a decision depends on. `replay` is a pure function of it. `plan`, `queue`, `floor`: the three prices."""
+    """Everything that a decision depends on; `pick` and `replay` are pure functions of it. `plan`, `queue`, `floor`: the three prices.
+
+    first, last, whole: places in the table's lengths of the shortest and the longest list that it may get, and of all its candidates.
+    """
 
     ask: Ask
     mode: Mode
-    table: ActionTable
-    blind: bool
+    prepared: Prepared
     plan: float
     queue: float
     floor: float
-    allowed: tuple[int, ...]  # places in the table's actions
-    in_time: int  # of these so many fit into the deadline
+    first: int
+    last: int
+    whole: int
     sheddable: bool
+    drops: bool  # whether it may be dropped
     arm: tuple[Arm, float]
     slices: Slices
     wait_ms: float
     bound_ms: float
-    full_ms: float  # of the whole request, by the table's costs
+    base_ms: float  # what the request costs without any candidate
+    each_ms: float  # what each candidate adds
 
     @property
     def price(self) -> Price:
         """The highest of the three."""
         return highest(self.plan, self.queue, self.floor)
 
+    @property
+    def table(self) -> ActionTable:
+        """The table."""
+        return self.prepared.table
+
+    @property
+    def full_ms(self) -> float:
+        """What all candidates cost."""
+        return self.base_ms + self.ask.facts.candidates * self.each_ms
+
+    @property
+    def allowed(self) -> list[int]:
+        """The actions that the request may get, as places in the table, ascending."""
+        of = self.prepared
+        if not self.sheddable:
+            return [of.places[self.whole]]
+        others = [of.drop if self.drops else None, None if self.ask.facts.cached_s is None else of.cached]
+        return sorted([*(place for place in others if place is not None), *of.places[self.first : self.last + 1]])
+
     def replay(self) -> Decision:
-        """The decision."""
-        places = self.allowed[: self.in_time] if self.sheddable else self.allowed[-1:]
-        return decide(self.table, self.ask.facts, self.price, places, self.arm, self.slices, blind=self.blind)
+        """The decision by the rule in full."""
+        due, blind = self.drops and self.ask.drop_due, self.prepared.blind
+        return decide(self.table, self.ask.facts, self.price, self.allowed, self.arm, self.slices, blind=blind, drop_due=due)
+
+    def pick(self) -> int:
+        """The action that `replay` decides for: a place in `Prepared.lengths`, or DROP or CACHED. One function, because the engine empties the caches."""
+        ask, _, of, plan, queue, floor, first, last, whole, sheddable, drops, (arm, within), _, _, _, base_ms, each_ms = self
+        price = max(queue, plan)
+        price = max(price, floor)
+        if not sheddable:
+            return whole
+        if price <= 0 and arm is not Arm.RANDOM:
+            return last
+        candidates, behaviours, _, _, _, cached_s = ask.facts
+        has_cached = cached_s is not None and of.cached is not None
+        if price == math.inf:
+            return CACHED if has_cached else first
+        if arm is Arm.PROBE:
+            return last
+        if arm is Arm.RANDOM:
+            place = int(within * (last - first + 1 + has_cached)) - has_cached
+            return first + place if place >= 0 else CACHED
+        if drops and ask.drop_due and arm is Arm.POLICY:
+            return DROP
+        scale, bin_, lengths = 1.0, 0, of.lengths
+        if not of.blind:
+            scale, bin_ = of.table.values.whole(ask.facts), bisect_left(of.bins, math.log1p(behaviours))
+        elif of.table.full_ms:  # the mean row, in proportion to what the whole request costs
+            longest = lengths[of.longest]
+            scale = (base_ms + (min(longest, candidates)) * each_ms) / of.table.full_ms
+        row, candidate_price, best, most = of.rows[bin_], price * each_ms, first, -math.inf
+        for place in range(first, last + 1):
+            length = lengths[place]
+            net = scale * row[place] - candidate_price * (min(candidates, length))
+            if net > most:
+                best, most = place, net
+        if has_cached or drops:
+            most -= price * base_ms
+        if has_cached:
+            net = scale * row[-1] * of.table.kept_share(cached_s or 0.0) - price * of.table.costs.cached_ms
+            if net > most:
+                best, most = CACHED, net
+        return DROP if drops and scale * of.drop_shares[bin_] - price * of.table.costs.drop_ms > most else best
 
 
 class Choice(NamedTuple):
-    """What a request gets. `candidates`: how many of its candidates are ranked, None if all; 0: it is dropped. `expected_ms`: by the table's costs."""
+    """What a request gets. `candidates`: how many of its candidates are ranked, None if all; 0: it is dropped, or `cached`: it gets a kept answer.
+
+    `expected_ms`: by the table's costs.
+    """
 
     candidates: int | None
     expected_ms: float
     group: str
     offered: int  # candidates of the request
     inputs: Inputs | None = None  # None in mode off
-    action: int = -1  # its place in the table's actions
+    picked: int = 0
+    cached: bool = False
 
     @property
     def shed(self) -> bool:
         """Whether the request is dropped."""
-        return self.candidates == 0
+        return self.candidates == 0 and not self.cached
+
+    @property
+    def action(self) -> int:
+        """The place of what was picked in the table's actions."""
+        assert self.inputs is not None, "in mode off nothing is picked"
+        of = self.inputs.prepared
+        place = of.drop if self.picked == DROP else of.cached if self.picked == CACHED else of.places[self.picked]
+        assert place is not None
+        return place
 
     def receipt(self) -> Mapping[str, Any]:
         """schemas.requests.Receipt, as it travels. Made when the answer is, so that it delays no decision."""
         return off_receipt(self.offered) if self.inputs is None else _describe(self, self.inputs, self.inputs.replay())
 
 
-class Menu(NamedTuple):
-    """The lengths that a request of a size may get, ascending. The last one takes all its candidates.
-
-    Their costs are linear in the candidates. So at a price only points of the upper hull of value over candidates are ever best, and which one depends on the
-    price of a candidate alone. `hull`: places in `allowed`; `steps`: minus the value of a candidate between two neighbours of the hull, ascending.
-    """
-
-    allowed: tuple[int, ...]
-    names: tuple[str, ...]
-    lengths: tuple[int, ...]
-    hull: tuple[int, ...]
-    steps: tuple[float, ...]
-
-    def best(self, candidate_price: float) -> int:
-        """The place in `allowed` of the best length."""
-        return self.hull[bisect_left(self.steps, -candidate_price)] if candidate_price > 0 else len(self.allowed) - 1
-
-
-def make_menu(table: ActionTable, candidates: int, least: int) -> Menu:
-    """The lengths from `least` up to the first that takes all of so many candidates."""
-    ranks = [(place, action.candidates) for place, action in enumerate(table.actions) if action.kind is Kind.RANK]
-    whole = next((place for place, length in ranks if length >= candidates), ranks[-1][0])
-    shorter = [(place, length) for place, length in ranks if least <= length < candidates and place < whole]
-    allowed, lengths = zip(*shorter, (whole, candidates), strict=True)
-    hull, steps = [0], list[float]()
-    for number in range(1, len(allowed)):
-        while True:
-            left = hull[-1]
-            step = (table.mean_row[allowed[number]] - table.mean_row[allowed[left]]) / (lengths[number] - lengths[left])
-            if not steps or step < -steps[-1]:
-                break
-            hull.pop()
-            steps.pop()
-        if step > 0:
-            hull.append(number)
-            steps.append(-step)
-    return Menu(allowed, tuple(table.actions[place].name for place in allowed), lengths, tuple(hull), tuple(steps))
-
-
-def cost_ms(table: ActionTable, facts: Facts, candidates: int) -> float:
-    """What ranking so many candidates of a request costs, by the table."""
-    cost = table.costs.levels[LEVEL]
-    user_ms = cost.user_fixed_ms + 1e-3 * cost.user_behaviour_us * facts.behaviours if facts.needs_user else 0.0
-    return cost.fixed_ms + candidates * candidate_ms(table, facts) + user_ms
-
-
-def candidate_ms(table: ActionTable, facts: Facts) -> float:
-    """What each further candidate costs."""
-    cost = table.costs.levels[LEVEL]
-    return 1e-3 * cost.candidate_us + 1e-6 * cost.pair_ns * facts.behaviours
+def carry_out(inputs: Inputs) -> Choice:
+    """The choice for a request. In mode shadow it gets full work, and `picked` is what it would have got."""
+    picked, of, ask = inputs.pick(), inputs.prepared, inputs.ask
+    candidates, count, cached = ask.facts.candidates, None, False
+    expected_ms = inputs.base_ms + candidates * inputs.each_ms
+    if picked == inputs.whole or inputs.mode is Mode.SHADOW:
+        pass
+    elif picked >= 0:
+        count = of.lengths[picked]
+        expected_ms = inputs.base_ms + count * inputs.each_ms
+    else:
+        count, cached, costs = 0, picked == CACHED, of.table.costs
+        expected_ms = costs.cached_ms if cached else costs.drop_ms
+    return tuple.__new__(Choice, (count, expected_ms, ask.group, candidates, inputs, picked, cached))
 
 
 def _describe(choice: Choice, inputs: Inputs, decision: Decision) -> Mapping[str, Any]:
-    actions, facts = inputs.table.actions, inputs.ask.facts
-    action = actions[decision.action]
-    ranked = 0 if choice.candidates == 0 else min(facts.candidates, choice.candidates or facts.candidates)
-    runner_up = actions[decision.runner_up].name if decision.runner_up in inputs.allowed and decision.runner_up != decision.action else ""
-    name = name_table(inputs.table, inputs.blind)
+    actions, facts, allowed = inputs.table.actions, inputs.ask.facts, inputs.allowed
+    ranked = facts.candidates if choice.candidates is None else choice.candidates
+    runner_up = actions[decision.runner_up].name if decision.runner_up in allowed and decision.runner_up != decision.action else ""
+    name = name_table(inputs.table, inputs.prepared.blind)
     return make_receipt(
         inputs.mode,
-        action.name,
+        actions[decision.action].name,
         ranked,
         decision.price,
         decision.value,
@@ -165,8 +266,10 @@ def _reason(inputs: Inputs, decision: Decision) -> str:
         return f"class {inputs.ask.group} is not sheddable"
     if decision.arm is not Arm.POLICY:
         return f"random slice {decision.arm.value}"
+    if decision.by_rule:
+        return f"the user's last {inputs.table.drop.row} answers were followed by nothing"
     if decision.price.source is Source.NONE:
-        return "no pressure" if inputs.in_time == len(inputs.allowed) else "the deadline allows no more"
+        return "no pressure" if inputs.last == inputs.whole else "the deadline allows no more"
     return {
         Source.QUEUE: f"{inputs.wait_ms:.1f} ms of work wait, of {inputs.bound_ms:.1f}",
         Source.PLAN: "more work is offered than the engine can do",

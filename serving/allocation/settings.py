@@ -15,9 +15,6 @@ class ClassShare(Section):
     sheddable: bool = Field(True, description="Whether its requests may be ranked with fewer candidates, or dropped")
 
 
-_DEFAULT = ClassShare()
-
-
 class AllocationSection(Section):
     """How much work a request gets under load."""
 
@@ -32,7 +29,3 @@ class AllocationSection(Section):
     random_share: float = Field(0.005, ge=0, le=0.1, description="Share of requests that get a random action in mode value, to learn from")
     tables_every_s: float = Field(10.0, gt=0, le=3600, description="Time between two looks for a new table")
     outcomes: bool = Field(False, description="Send each decision to the topic allocation-outcomes, for `aif allocate fit`")
-
-    def group(self, name: str) -> ClassShare:
-        """The class of a request."""
-        return self.classes.get(name, _DEFAULT)

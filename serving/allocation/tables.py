@@ -28,7 +28,7 @@ from schemas.allocation import (
     list_actions,
     table_prefix,
 )
-from schemas.errors import AifError
+from schemas.errors import AifError, Corrupted
 from schemas.knapsack import find_price
 from serving.allocation.decisions import LEVEL
 
@@ -63,7 +63,10 @@ def _ranked(table: ActionTable) -> list[tuple[Action, LevelCost]]:
 
 
 def servable(table: ActionTable) -> ActionTable:
-    """The table without the actions that this engine cannot carry out: the caller's order, and levels below the full one."""
+    """The table without the actions that this engine cannot carry out: the caller's order, and levels below the full one. Raises Corrupted (`bad_table`)."""
+    lengths = [action.candidates for action in table.actions if action.level == LEVEL]
+    if not lengths or lengths != sorted(lengths):
+        raise Corrupted("bad_table", f"the allocation table has no rising lengths of level {LEVEL}; fit a new one: `aif allocate fit`")
     kept = [i for i, action in enumerate(table.actions) if action.kind in (Kind.DROP, Kind.CACHED) or action.level == LEVEL]
     place = {old: new for new, old in enumerate(kept)}
     return replace(
@@ -82,7 +85,7 @@ class Tables:
         """`store` None: the built-in table only. `version`: the one that is served now."""
         self._store, self._version, self._every_s = store, version, every_s
         self._built_in = servable(built_in_table())
-        self._known: Mapping[int, ActionTable] = {}
+        self.known: Mapping[int, ActionTable] = {}
         self.last_error = ""
         self._stopped = threading.Event()
         self._thread = GuardedThread(self._run, "allocation-tables", self._stopped)
@@ -96,9 +99,14 @@ class Tables:
         """Stops and joins."""
         self._thread.stop()
 
+    def version(self) -> int:
+        """The version that is served; -1: none yet."""
+        version = self._version()
+        return -1 if version is None else version
+
     def find(self, version: int | None = None) -> tuple[ActionTable, bool]:
         """(the table for a version, None: the one that is served; whether only its mean row may decide)."""
-        known, version = self._known, self._version() if version is None else version
+        known, version = self.known, self._version() if version is None else version
         if version is not None and version in known:
             return known[version], not known[version].gate.serves
         return (known[max(known)], True) if known else (self._built_in, True)
@@ -115,11 +123,11 @@ class Tables:
             return
         try:
             paths = self._store.list(table_prefix(version))
-            known = self._known.get(version)
+            known = self.known.get(version)
             if paths and (known is None or str(known.made_at_ms) != paths[-1].rpartition("/")[2].removesuffix(".json").lstrip("0")):
                 table = servable(decode_table(self._store.get(paths[-1], TABLE_BYTES_MAX), version))
-                newest = {number: one for number, one in self._known.items() if number == max(self._known)}
-                self._known = {**newest, version: table}
+                newest = {number: one for number, one in self.known.items() if number == max(self.known)}
+                self.known = {**newest, version: table}
                 logger.info("allocation_table", table=table.name, value_serves=table.gate.serves)
             self.last_error = ""
         except AifError as error:

@@ -59,6 +59,7 @@ class PacedEngine:
         self._lock = threading.Lock()
         self._waiting: dict[Future[Any], tuple[Sequence[Job], float, Timed | None]] = {}  # (jobs, predicted ms, costs)
         self._waiting_ms = 0.0
+        self._backlog: tuple[float, float, float] | None = None  # (predicted ms of all that waits, of the first piece, when that was begun)
         self._began_s = self._clock()  # when the engine began the piece of work that it computes now
         self._beside: dict[Future[Any], tuple[Job, float]] = {}  # long user halves: (job, predicted ms)
         self._beside_began_s = 0.0
@@ -100,9 +101,13 @@ class PacedEngine:
         return self._watch(self._engine.submit_rank, work, [*half, Job("rank", len(work.item_ids))], True, received_s, timed)
 
     def queue_ms(self) -> float:
-        """Milliseconds that a piece of work submitted now would wait."""
-        with self._lock:
-            return self._left_ms(self._waiting_ms, next(iter(self._waiting.values()))[1], self._began_s) if self._waiting else 0.0
+        """Milliseconds that a piece of work submitted now would wait. Without the lock, which a thread that waits for the interpreter may hold."""
+        backlog = self._backlog
+        if backlog is None:
+            return 0.0
+        waiting_ms, first_ms, began_s = backlog
+        spent_ms = (self._clock() - began_s) * 1000
+        return max(0.0, waiting_ms - (min(first_ms, spent_ms)))
 
     def wait_ms(self, work: UserWork) -> float:
         """Milliseconds that a user half submitted now would wait: in the queue, or a long one for others like it."""
@@ -223,6 +228,7 @@ class PacedEngine:
                 self._began_s = self._clock()
             self._waiting[future] = (jobs, predicted, timed)
             self._waiting_ms += predicted
+            self._note_backlog()
             if asked_for:
                 self._offer(predicted, received_s=received_s)
         future.add_done_callback(self._done)
@@ -258,6 +264,7 @@ class PacedEngine:
             self._waiting_ms = self._waiting_ms - predicted if self._waiting else 0.0
             self._ended, self._closed_until_s = self._ended + 1, 0.0
             if future.cancelled():
+                self._note_backlog()
                 return
             if future.exception() is None:
                 took_ms = (now_s - self._began_s) * 1000
@@ -266,3 +273,7 @@ class PacedEngine:
                     timed.took_ms, self._scale = took_ms, fold_scale(self._scale, timed.expected_ms, took_ms)
                 self.worked_ms += took_ms
             self._began_s = now_s
+            self._note_backlog()
+
+    def _note_backlog(self) -> None:
+        self._backlog = (self._waiting_ms, next(iter(self._waiting.values()))[1], self._began_s) if self._waiting else None

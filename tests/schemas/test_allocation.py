@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -86,12 +86,6 @@ def test_a_wrong_table_is_refused(damage: Callable[[dict[str, Any]], object]) ->
         decode_table(json.dumps(read).encode(), 7)
 
 
-def columns_of(facts: Sequence[Facts]) -> Requests:
-    """The same requests in columns."""
-    rows = [[np.nan if x is None else float(x) for x in dataclasses.astuple(one)] for one in facts]
-    return Requests(*np.array(rows).T)
-
-
 def test_one_request_and_many_have_the_same_costs_and_values() -> None:
     table = small_table()
     facts = [
@@ -100,7 +94,7 @@ def test_one_request_and_many_have_the_same_costs_and_values() -> None:
         Facts(10, 50_000, needs_user=True, cached_s=900),
     ]
     costs, values, blind = (
-        f(columns_of(facts)) for f in (partial(stack_costs, table), partial(stack_values, table), partial(stack_values, table, blind=True))
+        f(Requests.of(facts)) for f in (partial(stack_costs, table), partial(stack_values, table), partial(stack_values, table, blind=True))
     )
     for row, one in enumerate(facts):
         np.testing.assert_allclose(costs[row], table.costs_ms(one), rtol=1e-12)

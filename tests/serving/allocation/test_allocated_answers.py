@@ -97,9 +97,8 @@ def test_call_one_says_how_many_candidates_are_worth_sending_and_the_merger_send
         calm = UserAnswer.model_validate(httpx.post(f"{front.url}/v1/user", json={"user_id": 1}).json())
         press(front)
         pressed = UserAnswer.model_validate(httpx.post(f"{front.url}/v1/user", json={"user_id": 1}).json())
-        front.allocator._recent.clear()
         assert asyncio.run(ask(front.url)) == 500
-        assert front.allocator._recent[-1].candidates == 700, "one length more than would be ranked"
+        assert front.allocator._made[-1].offered == 700, "one length more than would be ranked"
     assert calm.candidates_max is None and pressed.candidates_max == 700
 
 

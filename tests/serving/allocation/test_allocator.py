@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.metrics import Metrics
-from schemas.allocation import Facts, Gate, Kind, list_actions
+from schemas.allocation import CachedAge, Facts, Gate, Kind, list_actions
 from schemas.errors import RejectedInput
 from serving.allocation.allocator import TICK_S, Allocator
-from serving.allocation.decisions import Ask, Choice, Mode, candidate_ms, cost_ms, make_menu
+from serving.allocation.decisions import CACHED, DROP, Ask, Choice, Inputs, Mode, Prepared, prepare
 from serving.allocation.settings import AllocationSection, ClassShare
 from serving.allocation.tables import Tables, built_in_table, servable
+from serving.core.choice import Arm, Slices
 
 FULL_MS = 5.15  # of 10,000 candidates, by the built-in table
 
@@ -174,7 +175,7 @@ def test_worthless_requests_are_dropped_only_in_mode_value_and_only_where_the_ga
     table = replace(table, mean_row=row, values=replace(table.values, shares=(row,)), gate=Gate(0.1, 0.0, 0.2))
     for mode, serves, dropped in (("value", True, True), ("queue", True, False), ("value", False, False)):
         allocator, queue, _ = make_allocator(mode, probe_share=0.0, random_share=0.0)
-        allocator.tables._known = {1: servable(replace(table, gate=table.gate if serves else Gate()))}
+        allocator.tables.known = {1: servable(replace(table, gate=table.gate if serves else Gate()))}
         queue.wait_ms, allocator._waiting["default"] = 3.0, 1e9
         choice = allocator.decide(ask())
         assert choice.shed == dropped and (choice.receipt()["action"] == "drop") == dropped
@@ -245,18 +246,18 @@ def test_costs_that_are_wrong_among_actions_refuse_nobody() -> None:
     table = built_in_table()
     cheap = {level: replace(cost, candidate_us=0.04) for level, cost in table.costs.levels.items()}
     allocator, queue, clock = make_allocator()
-    allocator.tables._known = {1: servable(replace(table, version=1, made_at_ms=1, costs=replace(table.costs, levels=cheap)))}
+    allocator.tables.known = {1: servable(replace(table, version=1, made_at_ms=1, costs=replace(table.costs, levels=cheap)))}
     assert run_spike(allocator, queue, clock).refused <= 0.01
 
 
 def test_a_version_flip_and_a_lost_table_leave_the_mean_row_of_the_table_before() -> None:
     table = servable(replace(built_in_table(), version=1, made_at_ms=1, gate=Gate(0.1, 0.0, 0.2)))
     allocator, queue, clock = make_allocator("value")
-    allocator.tables._known = {1: table}
+    allocator.tables.known = {1: table}
     assert run_spike(allocator, queue, clock, seconds=1.0).refused <= 0.01
     assert run_spike(allocator, queue, clock, seconds=1.0, version=2).refused <= 0.01
     assert allocator.decide(ask(-1)._replace(version=2)).receipt()["table"] == "v1-1 mean"
-    allocator.tables._known = {}
+    allocator.tables.known = {}
     assert run_spike(allocator, queue, clock, seconds=1.0, version=2).refused <= 0.01
     assert allocator.decide(ask(-2)._replace(version=2)).receipt()["table"] == "built-in"
 
@@ -269,21 +270,43 @@ def test_a_clock_that_jumps_harms_nothing(jump_s: float) -> None:
     assert run_spike(allocator, queue, clock, seconds=2.0).refused <= 0.01
 
 
+def costs_of(of: Prepared, facts: Facts) -> tuple[float, float]:
+    return of.fixed_ms + facts.needs_user * (
+        of.user_ms + of.behaviour_ms * facts.behaviours
+    ), of.candidate_ms + of.pair_ms * facts.behaviours
+
+
 @given(
     st.lists(st.floats(0, 10), min_size=12, max_size=12),
-    st.integers(1, 20_000),
-    st.integers(0, 50_000),
-    st.booleans(),
-    st.floats(1e-6, 1e3),
+    st.builds(
+        Facts, st.integers(1, 20_000), st.integers(0, 50_000), st.booleans(), st.just(2.0), st.none(), st.sampled_from([None, 0.0, 40.0])
+    ),
+    st.sampled_from([0.0, 1e-6, 1e-3, 0.1, 1.0, 30.0, math.inf]),
+    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    st.sampled_from(list(Arm)),
+    st.floats(0, 0.999),
 )
-def test_the_quick_decision_is_the_rule(row: list[float], candidates: int, behaviours: int, needs_user: bool, price: float) -> None:
-    """For any values, rising or not: the hull's choice has the highest value - price x cost."""
-    table = replace(servable(built_in_table()), mean_row=tuple(row))
-    facts, menu = Facts(candidates, behaviours, needs_user), make_menu(table, candidates, 200)
-    costs = [cost_ms(table, facts, length) for length in menu.lengths]
-    assert costs[:-1] == pytest.approx([table.costs_ms(facts)[place] for place in menu.allowed[:-1]])
-    net = [row[place] - price * cost for place, cost in zip(menu.allowed, costs, strict=True)]
-    assert net[menu.best(price * candidate_ms(table, facts))] == pytest.approx(max(net), abs=1e-9 * (1 + price * max(costs)))
+def test_the_quick_decision_is_the_rule(
+    row: list[float], facts: Facts, price: float, said: tuple[bool, bool, bool, bool], arm: Arm, within: float
+) -> None:
+    """For any values, rising or not, and any slice: `pick` and `replay` decide for actions of the same value - price x cost."""
+    blind, sheddable, drops, drop_due = said
+    table = replace(servable(built_in_table()), mean_row=tuple(row), full_ms=3.0, gate=Gate(0.1, 0.0, 0.2), ages=(CachedAge(60.0, 0.8),))
+    table = replace(table, values=replace(table.values, shares=(tuple(row), tuple(row[::-1])), bins=(7.0,)))
+    of = prepare(table, blind)
+    first, whole = of.bounds(facts.candidates, 600)
+    ask = Ask("r", 1, facts, 300, 1e6, drop_due=drop_due)
+    drops = drops and 0 < price < math.inf
+    inputs = Inputs(
+        ask, Mode.VALUE, of, 0.0, price, 0.0, first, whole, whole, sheddable, drops, (arm, within), Slices(), 0.0, 1.0, *costs_of(of, facts)
+    )
+    picked, again = inputs.pick(), inputs.replay()
+    place = {DROP: of.drop, CACHED: of.cached}.get(picked, of.places[picked])
+    assert place in inputs.allowed
+    if place != again.action:  # equally good
+        values, costs = table.values_of(facts, blind=blind), table.costs_ms(facts)
+        net = [values[i] - price * costs[i] for i in (place, again.action)]
+        assert arm in (Arm.POLICY, Arm.UNDROPPED) and net[0] == pytest.approx(net[1], abs=1e-9 * (1 + price * max(costs)))
 
 
 def test_actions_that_the_engine_cannot_carry_out_are_left_out() -> None:

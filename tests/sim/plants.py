@@ -1,10 +1,9 @@
 """Bugs to be found: each is one switch that puts a plausible mistake into the shell, and names the invariants that then break.
 
-Here: `PLANTS` and `planted(...)`. Most replace a function of the real shell by a version with the bug; the rest one of the simulated shell. A campaign
+Most replace a function of the real shell by a version with the bug; the rest one of the simulated shell. A campaign
 that does not find one of these proves nothing by finding nothing else (test_plants.py).
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,9 @@ import streams.shard.shard
 import streams.versions.shard_versions
 import tests.sim.server
 import tests.sim.worker
+from infra.index.store import StoreClock
 from infra.rocks import Batch
+from schemas.errors import Unavailable
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import State
 from serving.audit.version_rows import order_advances
@@ -35,43 +36,18 @@ from streams.shard.outbox import Outgoing, put_outbox
 from streams.shard.reader import ShardReader
 from streams.shard.shard import META, STATE_KEY, Shard
 from streams.versions.shard_versions import ShardVersions
-from tests.sim.boundary import Boundary, replaced
+from tests.sim.boundary import Boundary
 from tests.sim.disk import MemoryDatabase
 from tests.sim.encoder import SimEncoders
+from tests.sim.planting import PLANTS, Replacement, plant, planted
 from tests.sim.server import Order
 from tests.sim.store import MemoryStore
 from tests.sim.world import World
 
-Replacement = tuple[Any, str, object]
+__all__ = ["PLANTS", "planted"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plant:
-    """A bug: what it is, the invariants of which one breaks, how it gets in."""
-
-    why: str
-    breaks: frozenset[str]
-    replace: Callable[[World, Boundary], Sequence[Replacement]]
-
-
-PLANTS: dict[str, Plant] = {}
-
-
-def _plant(why: str, *breaks: str) -> Callable[[Callable[[World, Boundary], Sequence[Replacement]]], None]:
-    def register(replace: Callable[[World, Boundary], Sequence[Replacement]]) -> None:
-        PLANTS[replace.__name__.removeprefix("_")] = Plant(why, frozenset(breaks), replace)
-
-    return register
-
-
-@contextlib.contextmanager
-def planted(name: str | None, world: World, boundary: Boundary) -> Iterator[None]:
-    """The plant's bug is in the system within the block; None: none is."""
-    with replaced(PLANTS[name].replace(world, boundary) if name else ()):
-        yield
-
-
-@_plant("a shard does not keep which index it is of", "one index")
+@plant("a shard does not keep which index it is of", "one index")
 def _index_not_kept(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(Shard, "hold_index", lambda *_: None)]
 
@@ -79,12 +55,12 @@ def _index_not_kept(_: World, __: Boundary) -> Sequence[Replacement]:
 # --- rows and readers ---------------------------------------------------------------------------------------------------------
 
 
-@_plant("a reader takes every change, also an older one", "served rows", "watermark", "served at rest")
+@plant("a reader takes every change, also an older one", "served rows", "watermark", "served at rest")
 def _no_row_order(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(tests.sim.server, "may_replace", lambda incoming, current, covered: True)]
 
 
-@_plant("a reader takes any row of an id that it does not hold, also of one that was deleted below its watermark", "watermark")
+@plant("a reader takes any row of an id that it does not hold, also of one that was deleted below its watermark", "watermark")
 def _deleted_items_come_back(_: World, __: Boundary) -> Sequence[Replacement]:
     def may_replace(incoming: Order, current: Order | None, _: int) -> bool:
         return current is None or order_advances(incoming, current)
@@ -92,7 +68,7 @@ def _deleted_items_come_back(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(tests.sim.server, "may_replace", may_replace)]
 
 
-@_plant(
+@plant(
     "a delete forgets the item instead of leaving a marker with its order",
     "components",
     "applied",
@@ -120,12 +96,12 @@ def _markers_dropped(_: World, __: Boundary) -> Sequence[Replacement]:
     ]
 
 
-@_plant("a watermark moves topic by topic, also to offsets of a shard that was set back in the other topic", "watermark")
+@plant("a watermark moves topic by topic, also to offsets of a shard that was set back in the other topic", "watermark")
 def _watermark_by_topic(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(tests.sim.server, "advance_watermark", lambda watermark, seen, reached: dict(seen))]
 
 
-@_plant("a watermark is one record for all versions, also those that were frozen and get no rows any more", "watermark")
+@plant("a watermark is one record for all versions, also those that were frozen and get no rows any more", "watermark")
 def _watermark_for_all_versions(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(tests.sim.server, "concerns", lambda told, resident: True)]
 
@@ -133,7 +109,7 @@ def _watermark_for_all_versions(_: World, __: Boundary) -> Sequence[Replacement]
 # --- seals --------------------------------------------------------------------------------------------------------------------
 
 
-@_plant("a seal exports rows and leaves the tombstones out", "manifest", "watermark", "served at rest")
+@plant("a seal exports rows and leaves the tombstones out", "manifest", "watermark", "served at rest")
 def _seal_without_tombstones(_: World, boundary: Boundary) -> Sequence[Replacement]:
     from infra.index.parts import is_tombstone
 
@@ -144,7 +120,7 @@ def _seal_without_tombstones(_: World, boundary: Boundary) -> Sequence[Replaceme
     return [(streams.builders.sealer, "open_shard_reader", lambda path: Reader(boundary.open_shard_reader(path)._database))]
 
 
-@_plant("the position in index-deltas is read after the checkpoint", "watermark", "served at rest")
+@plant("the position in index-deltas is read after the checkpoint", "watermark", "served at rest")
 def _delta_position_after_export(world: World, _: Boundary) -> Sequence[Replacement]:
     def prepare_seal(job: SealJob, _: SealPoint, create_checkpoint: Callable[[Path], None], into: Path) -> SealJob:
         create_checkpoint(into)
@@ -153,13 +129,13 @@ def _delta_position_after_export(world: World, _: Boundary) -> Sequence[Replacem
     return [(streams.versions.shard_versions, "prepare_seal", prepare_seal)]
 
 
-@_plant("a shard seals before it has applied what was published before the version was wanted", "catalogue")
+@plant("a shard seals before it has applied what was published before the version was wanted", "catalogue")
 def _seal_before_the_catalogue(_: World, __: Boundary) -> Sequence[Replacement]:
     anywhere = (SealPoint, "is_reached", lambda point, next_offsets: True)
     return [(streams.core.version_plans, "has_caught_up", lambda shard, facts: True), anywhere]
 
 
-@_plant("the export reads the live shard, which goes on meanwhile", "manifest")
+@plant("the export reads the live shard, which goes on meanwhile", "manifest")
 def _export_from_the_live_shard(world: World, boundary: Boundary) -> Sequence[Replacement]:
     live: dict[str, MemoryDatabase] = {}
 
@@ -186,7 +162,7 @@ def _export_from_the_live_shard(world: World, boundary: Boundary) -> Sequence[Re
 # --- shards -------------------------------------------------------------------------------------------------------------------
 
 
-@_plant(
+@plant(
     "two agents write one shard, each between the other's read and write",
     "components",
     "applied",
@@ -223,7 +199,7 @@ def _apply_other_topic(world: World, shard: Shard) -> None:
     shard.apply(log.records[at : at + 2])
 
 
-@_plant("the next offsets are written after the batch, not with it", "applied", "components", "served rows", "watermark", "dead letters")
+@plant("the next offsets are written after the batch, not with it", "applied", "components", "served rows", "watermark", "dead letters")
 def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
     def commit(shard: Shard, batch: Batch, after: ShardState, outgoing: Outgoing, sync: bool = False) -> None:
         put_outbox(batch, outgoing.entries)
@@ -237,13 +213,13 @@ def _offset_outside_the_batch(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(Shard, "_commit", commit)]
 
 
-@_plant("offsets that a transaction took are left out, as Kafka's clients do", "records follow without a hole", "progress", "catalogue")
+@plant("offsets that a transaction took are left out, as Kafka's clients do", "records follow without a hole", "progress", "catalogue")
 def _skipped_offsets_left_out(_: World, __: Boundary) -> Sequence[Replacement]:
     apply = Shard.apply
     return [(Shard, "apply", lambda shard, records, *others: apply(shard, [r for r in records if not r.skipped], *others))]
 
 
-@_plant(
+@plant(
     "after a write that failed a shard goes on with the state it had, though all of the write may be there",
     "applied",
     "dead letters",
@@ -254,7 +230,7 @@ def _state_kept_after_a_failed_write(_: World, __: Boundary) -> Sequence[Replace
     return [(Shard, "recover", lambda shard: shard.database.reopen())]
 
 
-@_plant("an assignment commits the stored offsets but leaves zeros out", "applied", "progress", "records follow without a hole")
+@plant("an assignment commits the stored offsets but leaves zeros out", "applied", "progress", "records follow without a hole")
 def _zero_not_committed(_: World, __: Boundary) -> Sequence[Replacement]:
     def plan_positions(stored: Mapping[str, int], committed: Mapping[str, int]) -> dict[str, int]:
         return {topic: offset or committed[topic] for topic, offset in stored.items()}
@@ -265,7 +241,7 @@ def _zero_not_committed(_: World, __: Boundary) -> Sequence[Replacement]:
 # --- versions -----------------------------------------------------------------------------------------------------------------
 
 
-@_plant("a worker gives up the build that was overtaken by a newer checkpoint", "progress", "watermark")
+@plant("a worker gives up the build that was overtaken by a newer checkpoint", "progress", "watermark")
 def _worker_side_cancel(_: World, __: Boundary) -> Sequence[Replacement]:
     def building(state: ControlState) -> VersionStatus | None:
         return max((s for s in state.versions.values() if s.state is State.WANTED), key=lambda s: s.version, default=None)
@@ -273,7 +249,7 @@ def _worker_side_cancel(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(ControlState, "building", property(building))]
 
 
-@_plant(
+@plant(
     "the current version is looked at, decided, and then put in place by a rename",
     "readers agree",
     "the control log",
@@ -291,7 +267,7 @@ def _check_then_rename(world: World, _: Boundary) -> Sequence[Replacement]:
     return [(MemoryStore, "put_exclusive", put)]
 
 
-@_plant("a version's number is drawn at random", "one version", "progress")
+@plant("a version's number is drawn at random", "one version", "progress")
 def _random_version_ids(world: World, _: Boundary) -> Sequence[Replacement]:
     """The agent then has to remember by itself how far it read, and a record that comes again is another version."""
     position = 0
@@ -304,7 +280,7 @@ def _random_version_ids(world: World, _: Boundary) -> Sequence[Replacement]:
     return [(tests.sim.worker, "plan_checkpoint", plan_checkpoint)]
 
 
-@_plant(
+@plant(
     "the build's checkpoint is taken before the batch that records `building`", "rows of a version", "manifest", "watermark", "served rows"
 )
 def _build_before_building(world: World, _: Boundary) -> Sequence[Replacement]:
@@ -338,7 +314,7 @@ def _accept_unchecked(shard: Shard, job: BuildJob, result: Any) -> bool:
     return True
 
 
-@_plant("a replay is adopted as it is, without recomputing what is newer", "served rows", "rows of a version", "manifest", "watermark")
+@plant("a replay is adopted as it is, without recomputing what is newer", "served rows", "rows of a version", "manifest", "watermark")
 def _adopted_without_recompute(_: World, __: Boundary) -> Sequence[Replacement]:
     def take(base: BaseRows, keys: Sequence[bytes], _: np.ndarray, into_R: np.ndarray) -> np.ndarray:
         base._read_to(keys[-1])
@@ -351,7 +327,27 @@ def _adopted_without_recompute(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(BaseRows, "take", take)]
 
 
-@_plant("a control entry's file is created first and written then", "the control log reads", "no step fails")
+@plant("after a lost answer a writer takes the file for its own without asking whose it is", "no step fails", "the control log reads")
+def _lost_answer_taken_for_success(_: World, __: Boundary) -> Sequence[Replacement]:
+    put = MemoryStore.put_exclusive
+
+    def put_blindly(store: MemoryStore, path: str, data: bytes) -> bool:
+        try:
+            return put(store, path, data)
+        except Unavailable as error:
+            if error.code != "store_unreachable":
+                raise
+            return True
+
+    return [(MemoryStore, "put_exclusive", put_blindly)]
+
+
+@plant("a worker's own clock judges the age of files in the store", "progress", "a published version loads")
+def _own_clock_for_files(_: World, __: Boundary) -> Sequence[Replacement]:
+    return [(StoreClock, "now_ms", lambda clock: clock._clock.now_ms())]
+
+
+@plant("a control entry's file is created first and written then", "the control log reads", "no step fails")
 def _entry_created_before_written(world: World, _: Boundary) -> Sequence[Replacement]:
     def put(store: MemoryStore, path: str, data: bytes) -> bool:
         if path in store.files:
@@ -364,7 +360,7 @@ def _entry_created_before_written(world: World, _: Boundary) -> Sequence[Replace
     return [(MemoryStore, "put_exclusive", put)]
 
 
-@_plant(
+@plant(
     "a worker with another encoder goes on with the rows of a version, and its rows mix with those that are there",
     "rows of a version",
     "manifest",
@@ -390,7 +386,7 @@ def _another_encoder_goes_on(_: World, __: Boundary) -> Sequence[Replacement]:
     ]
 
 
-@_plant(
+@plant(
     "a version that was behind in a shard starts again there, though an earlier seal of the shard may be published",
     "watermark",
     "served at rest",

@@ -19,22 +19,32 @@ class MemoryStore:
 
     url = "memory"
 
-    def __init__(self, point: Point, now_ms: Callable[[], int], find_fault: FindFault = lambda: None) -> None:
+    def __init__(
+        self,
+        point: Point,
+        now_ms: Callable[[], int],
+        find_fault: FindFault = lambda: None,
+        loses_answer: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.files: dict[str, bytes] = {}
         self.modified: dict[str, int] = {}
         self._paths: dict[str, set[str]] = {}  # by the first part of a path
         self.parts: dict[str, list[Any]] = {}  # directory of a part or snapshot -> what its files hold
-        self._point, self._now_ms, self._find_fault = point, now_ms, find_fault
+        self._point, self._now_ms, self._find_fault, self._loses_answer = point, now_ms, find_fault, loses_answer
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
-        """Of several writers one gets True; a process may die before, or after without knowing."""
+        """Of several writers one gets True; a process may die before, or after without knowing. A bucket's answer may be lost: to the request, and to the
+        question whose file it is."""
         self._point(path)
         self._fail(path)
-        if path in self.files:
-            return False
-        self.place(path, data)
-        self._point(path)
-        return True
+        lost, is_first = self._loses_answer(), path not in self.files
+        if is_first:
+            self.place(path, data)
+        if lost:
+            raise Unavailable("store_unreachable", path)
+        if is_first:
+            self._point(path)
+        return is_first
 
     def _fail(self, path: str) -> None:
         """A disk that fails: nothing is there, because a file is put in place last."""

@@ -60,6 +60,7 @@ def test_histories_hold_what_they_are_for() -> None:
         "('database_failed', False)",
         "withheld",
         "'behind': 1",
+        "an answer of the index store is lost",
     }
     for seed in range(2_000):
         told = "\n".join(run_history(seed, traced=True).lines)

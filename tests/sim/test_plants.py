@@ -11,7 +11,9 @@ BEGIN = {
     "another_encoder_goes_on": 41,
     "deleted_items_come_back": 166,
     "delta_position_after_export": 446,
+    "lost_answer_taken_for_success": 464,
     "no_row_order": 53,
+    "own_clock_for_files": 9,
     "sealed_and_started_again": 151,
     "watermark_by_topic": 81,
 }

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from infra.clock import Clock
 from infra.index.control_log import append_entry
 from infra.index.parts import read_manifest
+from infra.index.store import StoreClock
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import Cause, EntryKind
@@ -37,7 +39,7 @@ from tests.sim.disk import Disk
 from tests.sim.encoder import FINGERPRINT, SCHEMA_FINGERPRINT, SimEncoders
 from tests.sim.haste import QuickLog
 from tests.sim.task import REOPEN_CODES, Task
-from tests.sim.world import Violation, World
+from tests.sim.world import Violation, World, WrongClock
 
 T = TypeVar("T")
 
@@ -77,10 +79,11 @@ class Worker:
         self.jobs: list[Ticket] = []
         self.encoders = SimEncoders(self.fingerprint, self.world.lost)
         self.log = QuickLog(self.world.store)  # type: ignore[arg-type]
+        self.clock = self._read_clock()
         self.reconciler = Reconciler(
             self.log,
             self.world.store,  # type: ignore[arg-type]
-            self.world.clock,
+            self.clock,
             _SETTINGS,
             lambda: list(self.tasks.values()),
             self,
@@ -90,6 +93,13 @@ class Worker:
             self.name,
             self.world.note_event,
         )
+
+    def _read_clock(self) -> Clock:
+        """As streams/versions/version_side.py: what dates the log and the store's files. The worker's own clock may be an hour wrong."""
+        if not self.world.has_wrong_clocks:
+            return self.world.clock
+        ahead_s = 3_600.0 if self.name == "w0" else -3_600.0
+        return StoreClock(self.world.store, WrongClock(self.world.clock, ahead_s))  # type: ignore[arg-type]
 
     def die(self) -> None:
         """Killed; sometimes the whole host loses its power."""
@@ -184,8 +194,8 @@ class Worker:
             record = self.world.checkpoints.records[offset]
             self.world.note_want(offset)
             sha256 = checkpoint_sha256(record)
-            entry = _decision(version, record, sha256, self)
-            with contextlib.suppress(Unavailable):  # a disk that fails: the record is decided later
+            with contextlib.suppress(Unavailable):  # a store that fails: the record is decided later
+                entry = _decision(version, record, sha256, self)
                 self.world.store.put_bytes(checkpoint_path(sha256), record.encode())
                 if append_entry(self.log, lambda s: entry if entry.version > s.newest_decided else None):
                     self.world.say("%s: %s %d", self.name, entry.kind, version)
@@ -202,7 +212,7 @@ def checkpoint_sha256(record: str) -> str:
 
 
 def _decision(version: int, record: str, sha256: str, worker: Worker) -> Entry:
-    now_ms, by = worker.world.clock.now_ms(), worker.name
+    now_ms, by = worker.clock.now_ms(), worker.name
     if record.startswith("bad"):
         return Entry(EntryKind.REJECT, now_ms, by, version, reason="bad: not finite")
     cause = Cause.ADOPT if record.startswith("adopt") else Cause.CHECKPOINT

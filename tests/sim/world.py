@@ -70,6 +70,7 @@ class Chances:
     rare_kill: float = 0.05
     rare_overtake: float = 0.6
     disk_fault: float = 0.01
+    lost_answer: float = 0.2
 
 
 @dataclass
@@ -83,6 +84,20 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class WrongClock:
+    """The clock of a machine that is so far ahead of `clock`."""
+
+    clock: Clock
+    ahead_s: float
+
+    def now_ms(self) -> int:
+        return self.clock.now_ms() + int(self.ahead_s * 1000)
+
+    def monotonic(self) -> float:
+        return self.clock.monotonic()
 
 
 @dataclass(slots=True)
@@ -106,12 +121,14 @@ class World:
         self.seed, self.random = seed, random.Random(seed)
         self.chances, self.calm = chances, False
         self.clock = Clock()
-        self.store = MemoryStore(self.store_point, self.clock.now_ms, self.find_disk_fault)
+        self.store = MemoryStore(self.store_point, self.clock.now_ms, self.find_disk_fault, self.loses_answer)
         self.shards = shards
         self.items = 8 if seed // 8 % 2 else 3  # of a shard: few of which each changes often, or more of which some stay as they are
         self.is_upgrading = seed % 9 == 5  # workers start with one of two encoders
         self.is_losing = seed % 9 == 7  # the index store loses checkpoints of versions, and has them again
         self.has_transactions = seed % 7 == 3  # publishers use them: some offsets have no record
+        self.has_bucket = seed % 10 == 4  # the index store is one, whose answers get lost
+        self.has_wrong_clocks = seed % 10 == 9  # of workers, by an hour
         self.lost: set[str] = set()  # sha256 of those that are lost now
         self.init = _init(shards)
         self.topics: dict[Partition, Topic] = {(t, p): Topic() for t in (*SHARD_TOPICS, INDEX_DELTAS) for p in range(shards)}
@@ -214,6 +231,13 @@ class World:
         fault = self.random.choice(("disk_full", "database_failed")), self.random.random() < 0.5
         self.say("a disk of %s fails: %s", self._stack[-1].name, fault)
         return fault
+
+    def loses_answer(self) -> bool:
+        """Whether the answer of the index store to a conditional PUT is lost."""
+        is_lost = self.has_bucket and not self.calm and bool(self._stack) and self.random.random() < self.chances.lost_answer
+        if is_lost:
+            self.say("an answer of the index store is lost")
+        return is_lost
 
     def unique(self) -> str:
         """A name that no other process uses; its order says nothing."""

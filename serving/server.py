@@ -96,7 +96,7 @@ class RankingServer:
         self.engine_metrics = EngineMetrics(self.metrics, self.engine, self.versions, self.ends.ages)
         self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
         self.paced.why_none = self.versions.why_none
-        self.relay = Relay(settings.relay, self.metrics, self.engine.find_parameters, self.engine.device)
+        self.relay = Relay(settings.relay, self.metrics, self.engine.find_parameters, self.engine.device, lambda: self.engine.busy)
         tables = Tables(self.control_log.store, self._current_version, settings.allocation.tables_every_s)
         self.allocator = Allocator(settings.allocation, tables, self.metrics, self.paced)
         if settings.allocation.outcomes:

@@ -4,7 +4,7 @@
     latency   from the moment at which the ranking was meant to be sent, over HTTP; good = within the budget, with the whole history
     inline    no signals: the ranking computes the whole history
     relay     signals, decided by the trigger
-    all       signals, all of them admitted, and computed at the priority of rankings
+    all       signals, all of them admitted
 
 Nothing is kept for a user's next request, so what is gained is gained within a request. Weights are random: times do not depend on them. Searches double or
 halve nothing: they walk a grid, so that a noisy window moves a figure by one step. Modes alternate, because other processes may use the machine.
@@ -32,7 +32,7 @@ from lab.figures.declared import read_bench
 from lab.load import FAILED, OK, Connections, Latencies, Target, call_at_rate, run_to_the_microsecond, sleep_until
 from lab.serving.overload import BenchServer, OverloadPlan, open_server, ratio_of_turns
 from schemas.ids import Id, encode_wire_id
-from schemas.model.ranker.layers import Kv, Layers, alone, causal
+from schemas.model.ranker.layers import Kv, Layers, alone, causal, make_room
 from schemas.model.ranker.spec import RankerSpec
 from serving.core.relay_rungs import DEGRADED_RUNGS, FinalRung
 from serving.merger.merger import Merger
@@ -41,12 +41,13 @@ from serving.relay.relay import PIECE
 RELAY = read_bench("bench relay")
 
 _RETRIEVAL_MS = (30.0, 60.0)
+_AIF_PER_S = 20.0
 _DEADLINE_MS = 5_000  # long: no ranking is cut short, so every answer is whole and its latency is its cost
 _GOOD_SHARE = 0.99
 _STEP = 2**0.25  # of lengths
 _RATE_STEP = 1.25
 _INLINE_SHARE = 0.6  # of the budget, at the length of the throughput
-_AT_ONCE = {"all": {"margin_ms": 10_000.0, "load_share": 1.0, "prefix_nice": 0}, "relay": {}}
+_AT_ONCE = {"all": {"margin_ms": 10_000.0, "load_share": 1.0}, "relay": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class RelayPlan:
     items: int = 20_000
     users: int = 24  # of each length
     candidates: int = 300
+    aif_candidates: int = 10_000
     length_min: int = 362
     lengths: int = 17
     budget_ms: float = 30.0
@@ -113,7 +115,7 @@ class Load:
         window, rng = Window(), random.Random(0)
         connections = Connections(self.server.url, 256)
         targets = {path: Target(self.server.url, path) for path in ("/v1/user", "/v1/prefix", "/v1/rank_final")}
-        ids = [[encode_wire_id(int(one)) for one in some] for some in self.server.requests]
+        ids = [[encode_wire_id(int(one)) for one in some[: self.plan.candidates]] for some in self.server.requests]
 
         async def post(path: str, fields: Mapping[str, object]) -> tuple[int, bytes]:
             return await connections.exchange(targets[path].encode(json.dumps(fields).encode()), lambda: None)
@@ -174,7 +176,7 @@ def measure_relay(plan: RelayPlan) -> Figures:
 @contextmanager
 def _open(plan: RelayPlan, mode: str) -> Iterator[BenchServer]:
     settings = {"budget_ms": plan.budget_ms, "margin_ms": 6.0, "keep_s": 0.0, "kv_mib": 64.0, "signal_s": 2.0, **_AT_ONCE[mode]}
-    world = OverloadPlan(plan.items, plan.users, 0, plan.candidates)
+    world = OverloadPlan(plan.items, plan.users, 0, plan.aif_candidates)
     with open_server(world, lengths=plan.grid, relay=settings) as server:
         yield server
 
@@ -194,17 +196,18 @@ def _measure_model(figures: Figures) -> None:
     mask[2_080:, 2_080:] = torch.eye(300, dtype=torch.bool)
     tokens = torch.cat([prefix, suffix, candidates], 1)
     places = torch.cat([positions, torch.full((300,), 2_080)])[None]
-    head = torch.randn(spec.width, 1) / spec.width**0.5
+    head, kv = torch.randn(spec.width, 1) / spec.width**0.5, make_room(spec, 2_080)
     whole = _logits(layers.masked(tokens, places, mask[None, None])[:, 2_080:], head)
 
     def compute(store: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, float, float]:
         began_s = time.process_time()
-        past = _extend(layers, prefix, None)
+        _extend(layers, prefix, kv, 0)
         prefix_s = time.process_time() - began_s
-        past = Kv(store(past.keys), store(past.values))
+        kept = kv.part(0, 2_048)
+        kv.put(0, Kv(store(kept.keys), store(kept.values)))
         began_s = time.process_time()
-        past = _extend(layers, suffix, past)
-        scored = torch.cat([layers(part, torch.full((part.shape[1],), 2_080), past, alone) for part in candidates.split(256, 1)], 1)
+        _extend(layers, suffix, kv, 2_048)
+        scored = layers(candidates, torch.full((300,), 2_080), kv, alone)
         return _logits(scored, head), prefix_s, time.process_time() - began_s
 
     runs = [compute(lambda kept: kept) for _ in range(5)]
@@ -220,13 +223,11 @@ def _measure_model(figures: Figures) -> None:
             figures.add(f"top10_kept_{name}", len(_best(scored) & _best(whole)))
 
 
-def _extend(layers: Layers, tokens: torch.Tensor, past: Kv | None) -> Kv:
+def _extend(layers: Layers, tokens: torch.Tensor, kv: Kv, first: int) -> None:
     for piece in tokens.split(PIECE, 1):
-        first = 0 if past is None else past.tokens
-        newer = layers.keys_values(piece, torch.arange(first, first + piece.shape[1]), past, causal)
-        past = newer if past is None else past.join(newer)
-    assert past is not None
-    return past
+        positions = torch.arange(first, first + piece.shape[1])
+        kv.put(first, layers.keys_values(piece, positions, kv.part(0, first), causal))
+        first += piece.shape[1]
 
 
 def _logits(x: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
@@ -320,7 +321,7 @@ async def _rank_beside(relay: Load, users: Sequence[int], saturated: bool, secon
             await asyncio.sleep(0.02)
 
     beside = asyncio.create_task(signal_on()) if saturated else None
-    latencies.seconds = await call_at_rate(ask, 40.0, seconds)
+    latencies.seconds = await call_at_rate(ask, _AIF_PER_S, seconds)
     if beside is not None:
         beside.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -107,7 +107,7 @@ async def _keep_house(relay: Relay) -> None:
 
 
 def _open_relay(world: RankWorld, settings: str) -> Relay:
-    relay = Relay(RelaySection(**json.loads(settings)), Metrics(), world.engine.find_parameters)
+    relay = Relay(RelaySection(**json.loads(settings)), Metrics(), world.engine.find_parameters, engine_busy=lambda: world.engine.busy)
     relay.follow([VERSION])
     while relay.spec(VERSION) is None:
         time.sleep(_HOUSEKEEPING_S)

@@ -16,12 +16,11 @@ import torch
 from schemas.features import Scope, encode_features
 from schemas.model.inputs import FeatureTensors, encode_context
 from schemas.model.parameters import Parameters
-from schemas.model.ranker.layers import Kv
+from schemas.model.ranker.layers import Kv, make_room
 from schemas.model.ranker.ranker import Ranker
 from schemas.model.ranker.spec import RankerSpec, encode_items
 from serving.relay.window import Window
 
-MICRO_BATCH = 256  # candidates at a time
 _PREFIX = "ranker."
 
 
@@ -52,12 +51,12 @@ class PageMemory:
             view[:, 1, :, place : place + count] = kv.values[:, 0, :, at : at + count]
             at += count
 
-    def read(self, spec: RankerSpec, pages: Sequence[int], count: int) -> Kv:
-        """The first `count` tokens, in fp32."""
+    def read(self, spec: RankerSpec, pages: Sequence[int], count: int, into: Kv) -> None:
+        """Writes the first `count` tokens into `into`, in fp32."""
         room = self.tokens(spec)
-        used = self._storage_GE[list(pages[: -(-count // room)])]
-        both = self._view(spec, used).permute(1, 2, 3, 0, 4, 5).flatten(3, 4)[..., :count, :].float()
-        return Kv(both[:, 0][:, None], both[:, 1][:, None])
+        for number, first in enumerate(range(0, count, room)):
+            view = self._view(spec, self._storage_GE[pages[number]])[..., : count - first, :]
+            into.put(first, Kv(view[:, 0][:, None], view[:, 1][:, None]))
 
     def poison(self, pages: Sequence[int]) -> None:
         """Fills freed pages with NaN."""
@@ -92,27 +91,31 @@ class RankerBackend:
         self._network = network.eval().to(device)
 
     @torch.inference_mode()
-    def extend(self, window: Window, done: int, end: int, past: Kv | None) -> Kv:
-        """Keys and values of the window's tokens from `done` to `end` (token 0 is the profile), after `past`."""
+    def open(self, window: Window, memory: PageMemory, pages: Sequence[int], done: int) -> Kv:
+        """Room for the window's tokens and the request's context, of which the first `done` are read from pages."""
+        kv = make_room(self.ranker, window.tokens + 1, self._device)
+        memory.read(self.ranker, pages, done, kv)
+        return kv
+
+    @torch.inference_mode()
+    def extend(self, window: Window, done: int, end: int, kv: Kv) -> None:
+        """Writes keys and values of the window's tokens from `done` to `end` (token 0 is the profile) behind the first `done`."""
         first, last = max(0, done - 1), max(0, end - 1)
         items, kinds = (torch.from_numpy(rows[first:last])[None].to(self._device) for rows in (window.items_n, window.kinds_n))
         tokens = self._network.behaviour_tokens(items, kinds)
         if done == 0:
             block = FeatureTensors.from_block(encode_features(self.spec.schema.of(Scope.USER), [window.profile]))
             tokens = torch.cat([self._network.profile_token(_to(block, self._device)), tokens], 1)
-        return self._network.extend(tokens, past)
+        kv.put(done, self._network.extend(tokens, kv.part(0, done)))
 
     @torch.inference_mode()
-    def score(self, past: Kv, context: Any, item_ids: Sequence[Any], aif_logits_CT: np.ndarray) -> np.ndarray:
-        """Final logits float32 [C, T] of candidates after the window's tokens and the request's context."""
-        network = self._network
-        past = past.join(network.extend(network.context_token(_to(encode_context(self.spec, context), self._device)), past))
+    def score(self, kv: Kv, context: Any, item_ids: Sequence[Any], aif_logits_CT: np.ndarray) -> np.ndarray:
+        """Final logits float32 [C, T] of candidates after the window's tokens in `kv` and the request's context, which is written behind them."""
+        network, tokens = self._network, kv.tokens - 1
+        kv.put(tokens, network.extend(network.context_token(_to(encode_context(self.spec, context), self._device)), kv.part(0, tokens)))
         items = torch.from_numpy(encode_items(self.ranker, item_ids))[None].to(self._device)
         logits = torch.from_numpy(aif_logits_CT)[None].to(self._device)
-        tokens = network.candidate_tokens(items, logits)
-        parts = zip(torch.split(tokens, MICRO_BATCH, 1), torch.split(logits, MICRO_BATCH, 1), strict=True)
-        scored = torch.cat([network.score(some, some_logits, past) for some, some_logits in parts], 1)
-        return scored[0].cpu().numpy()
+        return network.score(network.candidate_tokens(items, logits), logits, kv)[0].cpu().numpy()
 
 
 def _to(features: FeatureTensors, device: str) -> FeatureTensors:

@@ -1,18 +1,19 @@
 """The relay: prefixes computed while retrieval runs, and the final rankings that take them over. Two threads beside the engine's.
 
-    signal          decides (core/relay_trigger.py) and reserves pages; the prefix thread computes, a piece at a time, at low priority
+    signal          decides (core/relay_trigger.py) and reserves pages; the prefix thread computes, a piece at a time, while nothing is ranked
     rank            the ranking thread takes the best rung that is in time (core/relay_rungs.py) and orders AIF's answer
     expect, arrive  a signal's prefix is held until its ranking comes, or counts as wasted when its time is over
 
-A ranking never waits for the prefix thread: it takes over an unfinished prefix and computes the rest itself, so a thread of low priority never holds up one of
-high priority. Nothing is computed twice at once: a signal finds the prefix that another has started.
+A ranking never waits for the prefix thread: it takes over an unfinished prefix and computes the rest itself. Nothing is computed twice at once: a signal
+finds the prefix that another has started.
+The prefix thread begins no piece while the engine or the ranking thread has work. A lower priority for the scheduler would do harm: the thread would keep the
+interpreter's lock while others have its core, and the ports would wait for it.
 Keys are (user, version): a prefix never crosses versions, and all of a version's go when it is not resident any more.
 
 Here: threads, queues, who computes what. Not here: torch (backend.py), pages (kv_pool.py), requests (final_call.py).
 """
 
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infra.guarded_thread import GuardedThread
+from infra.guarded_thread import GuardedThread, note_fault
 from infra.metrics import Metrics
 from schemas.errors import Unavailable
 from schemas.ids import Id
@@ -41,7 +42,8 @@ from serving.users.user_store import KnownUser
 if TYPE_CHECKING:
     from serving.relay.backend import RankerBackend
 
-PIECE = 128  # tokens of a prefix between two looks at what else there is to do: 1 to 4 ms
+PIECE = 128  # tokens of a prefix between two looks at what else there is to do: 0.3 to 2 ms
+_GIVE_WAY_S = 0.001
 _TRUNCATED_MIN = 32  # behaviours
 
 
@@ -85,12 +87,18 @@ class _Found:
 
 
 class Relay:
-    """`find_parameters(version)`: a resident version's model, None if it is gone. `device`: of the engine."""
+    """`find_parameters(version)`: a resident version's model, None if it is gone. `device`: of the engine. `engine_busy`: whether AIF has work now."""
 
     def __init__(
-        self, settings: RelaySection, metrics: Metrics, find_parameters: Callable[[int], Parameters | None], device: str = "cpu"
+        self,
+        settings: RelaySection,
+        metrics: Metrics,
+        find_parameters: Callable[[int], Parameters | None],
+        device: str = "cpu",
+        engine_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self.settings, self._metrics, self._find_parameters, self._device = settings, metrics, find_parameters, device
+        self._engine_busy, self._is_ranking = engine_busy, False
         self._pool: KvPool | None = None
         self._backends: dict[int, RankerBackend] = {}
         self._wanted: frozenset[int] = frozenset()
@@ -206,27 +214,33 @@ class Relay:
     def _compute(self, backend: "RankerBackend", pool: KvPool, prefix: Prefix) -> None:
         """The prefix thread: the pieces of one prefix, until it is finished, dropped, or taken over by a ranking."""
         with pool.held(prefix):
-            past = pool.memory.read(backend.ranker, prefix.pages, prefix.done) if prefix.done else None
-            while not (prefix.dropped or prefix.taken_over or prefix.finished or self._stopping.is_set()):
-                window, first = prefix.window, prefix.done
+            window, kv = prefix.window, backend.open(prefix.window, pool.memory, prefix.pages, prefix.done)
+            while not (self._give_way() or prefix.dropped or prefix.taken_over or prefix.done >= window.tokens):
+                first = prefix.done
                 end, began_s = min(first + PIECE, window.tokens), time.perf_counter()
-                piece = backend.extend(window, first, end, past)
+                backend.extend(window, first, end, kv)
                 took_ms = 1000 * (time.perf_counter() - began_s)
                 with pool.lock:
                     if prefix.dropped or prefix.taken_over:
                         break
-                    pool.memory.write(backend.ranker, prefix.pages, first, piece)
+                    pool.memory.write(backend.ranker, prefix.pages, first, kv.part(first, end))
                     prefix.done = end
-                past = piece if past is None else past.join(piece)
                 with self._lock:
                     self.costs = self.costs.fold_prefix(count_work(backend.ranker, end - first, first), took_ms)
             if prefix.finished:
                 pool.save(prefix)
 
+    def _give_way(self) -> bool:
+        """Waits while AIF or the ranking thread has work. Returns whether the relay is stopping."""
+        while (self._is_ranking or self._engine_busy()) and not self._stopping.is_set():
+            time.sleep(_GIVE_WAY_S)
+        return self._stopping.is_set()
+
     # --- the ranking ----------------------------------------------------------------------------------------------------
 
     def submit_rank(self, work: FinalWork) -> "Future[FinalResult]":
-        """The final ranking of AIF's answer. Fails only with Unavailable (`stopping`)."""
+        """The final ranking of AIF's answer. Fails only with Unavailable (`stopping`); an error that nothing expects is logged, and AIF's
+        order is the answer."""
         future: Future[FinalResult] = Future()
         if self._stopping.is_set() or not self._threads:
             future.set_result(_aif_order(work))
@@ -240,21 +254,21 @@ class Relay:
             return _aif_order(work)
         began_s = time.monotonic()
         left_ms = 1000 * (work.due_s - began_s)
-        found = self._find(backend, pool, work, left_ms)
-        rung = self._choose(backend.ranker, pool, work, found, left_ms)
-        if rung is FinalRung.AIF_ORDER:
-            return _aif_order(work)
-        if rung is FinalRung.RELOADED:
-            reloaded = pool.reload(PrefixKey(work.user_id, work.version), backend.ranker, found.window)
-            if reloaded is None:
-                rung = FinalRung.INLINE
-            else:
-                found = replace(found, prefix=reloaded)
-        try:
+        with contextlib.ExitStack() as ending:
+            found = self._find(backend, pool, work, left_ms)
+            if found.prefix is not None:
+                ending.callback(pool.arrive, found.prefix, work.request_id)
+            rung = self._choose(backend.ranker, pool, work, found, left_ms)
+            if rung is FinalRung.AIF_ORDER:
+                return _aif_order(work)
+            if rung is FinalRung.RELOADED:
+                reloaded = pool.reload(PrefixKey(work.user_id, work.version), backend.ranker, found.window)
+                if reloaded is None:
+                    rung = FinalRung.INLINE
+                else:
+                    ending.callback(pool.release, reloaded)
+                    found = replace(found, prefix=reloaded)
             result, computed = self._take(backend, pool, work, found, rung)
-        finally:
-            if rung is FinalRung.RELOADED and found.prefix is not None:
-                pool.release(found.prefix)
         took_ms = 1000 * (time.monotonic() - began_s)
         with self._lock:
             self.costs = self.costs.fold_rank(computed, took_ms)
@@ -306,36 +320,29 @@ class Relay:
         window = {FinalRung.OLDER_PREFIX: found.older, FinalRung.TRUNCATED: found.truncated}.get(rung) or found.window
         prefix = None if rung in (FinalRung.INLINE, FinalRung.TRUNCATED) else found.prefix
         with contextlib.ExitStack() as holding:
-            done, past = 0, None
+            kept = 0
             if prefix is not None:
                 holding.enter_context(pool.held(prefix))
                 if rung in (FinalRung.WAITED, FinalRung.RELOADED):
                     with pool.lock:
                         prefix.taken_over = not prefix.finished
-                done = prefix.done
-                past = pool.memory.read(backend.ranker, prefix.pages, done) if done else None
-            kept = done
-            while done < window.tokens:
-                end = min(done + PIECE, window.tokens)
-                piece = backend.extend(window, done, end, past)
-                past, done = (piece if past is None else past.join(piece)), end
-            if prefix is not None and prefix.taken_over and past is not None:
-                self._store_rest(backend, pool, prefix, past)
-            if found.prefix is not None:
-                pool.arrive(found.prefix, work.request_id)
-        assert past is not None
-        logits_CT = backend.score(past, work.context, work.item_ids, work.aif_logits_CT)
+                kept = prefix.done
+            kv = backend.open(window, pool.memory, [] if prefix is None else prefix.pages, kept)
+            for first in range(kept, window.tokens, PIECE):
+                backend.extend(window, first, min(first + PIECE, window.tokens), kv)
+            if prefix is not None and prefix.taken_over:
+                self._store_rest(backend, pool, prefix, kv)
+        logits_CT = backend.score(kv, work.context, work.item_ids, work.aif_logits_CT)
         computed = count_work(backend.ranker, window.tokens - kept, kept)
         computed += count_work(backend.ranker, len(work.item_ids), window.tokens, causal=False)
         return FinalResult(rung, logits_CT, window.start, len(window), max(0, kept - 1), window.offset), computed
 
     @staticmethod
-    def _store_rest(backend: "RankerBackend", pool: KvPool, prefix: Prefix, past: Any) -> None:
+    def _store_rest(backend: "RankerBackend", pool: KvPool, prefix: Prefix, kv: Any) -> None:
         """Writes what a ranking computed of a prefix that it took over, so that the user's next request finds it whole."""
         with pool.lock:
             tokens, first = prefix.window.tokens, prefix.done
-            rest = replace(past, keys=past.keys[..., first:tokens, :], values=past.values[..., first:tokens, :])
-            pool.memory.write(backend.ranker, prefix.pages, first, rest)
+            pool.memory.write(backend.ranker, prefix.pages, first, kv.part(first, tokens))
             prefix.done, prefix.taken_over = tokens, False
 
     # --- threads --------------------------------------------------------------------------------------------------------
@@ -343,8 +350,6 @@ class Relay:
     def _run_prefixes(self) -> None:
         from serving.relay.backend import limit_threads
 
-        with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self.settings.prefix_nice)
         limit_threads()
         while (job := self._prefixes.get()) is not None:
             job()
@@ -359,13 +364,15 @@ class Relay:
             work, future = entry
             if not future.set_running_or_notify_cancel():
                 continue
+            self._is_ranking = True
             try:
                 result = self._rank(work)
-            except BaseException as error:
-                future.set_exception(error)
-                raise
+            except Exception as error:
+                note_fault("relay-rankings", error, "this ranking keeps AIF's order")
+                result = _aif_order(work)
             self._metrics.counter("relay_rankings").labels(result.rung.value).inc()
             future.set_result(result)
+            self._is_ranking = False
 
     def _show(self, pool: KvPool) -> None:
         self._metrics.gauge("relay_resident_bytes").set(pool.resident_bytes)

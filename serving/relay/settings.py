@@ -12,7 +12,6 @@ class RelaySection(Section):
     budget_ms: float = Field(30.0, ge=1, le=10_000, description="Time that a final ranking may take at its 99th percentile")
     margin_ms: float = Field(6.0, ge=0, le=10_000, description="How much earlier than that a ranking counts as at risk")
     load_share: float = Field(0.6, gt=0, le=1, description="Share of one core's time that prefixes may take")
-    prefix_nice: int = Field(10, ge=0, le=19, description="Niceness of the thread that computes prefixes; 0: as every other thread")
     kv_mib: float = Field(256.0, gt=0, le=1 << 20, description="Memory of the KV pool in MiB, on the engine's device")
     host_mib: float = Field(0.0, ge=0, le=1 << 20, description="Memory in MiB for copies of prefixes beside the pool; 0: none")
     signal_s: float = Field(5.0, gt=0, le=600, description="Time that an admitted prefix waits for its ranking; then it counts as wasted")

@@ -107,6 +107,11 @@ class Engine:
         return min(len(work.behaviours), spec.behaviours_max) - (0 if base is None else base.behaviours)
 
     @property
+    def busy(self) -> bool:
+        """Whether work waits or is being done, from any thread."""
+        return bool(self._work or self._batch)
+
+    @property
     def current(self) -> VersionToken | None:
         """The token of the version that answers, from any thread; None: nothing is live yet."""
         current = self._current
@@ -251,6 +256,7 @@ class Engine:
                 for future, _ in self._batch:
                     with contextlib.suppress(InvalidStateError):  # it has its answer
                         future.set_exception(error)
+            self._batch = []
 
     def _turn(self) -> None:
         while self._messages:

@@ -60,12 +60,16 @@ def full(network: Ranker, request: Request) -> Tensor:
     return network.full(request.before, positions, seen, request.candidates, request.logits)
 
 
+def join(older: Kv, newer: Kv) -> Kv:
+    return Kv(torch.cat([older.keys, newer.keys], -2), torch.cat([older.values, newer.values], -2))
+
+
 def in_pieces(network: Ranker, request: Request, cuts: Sequence[int], micro: int) -> Tensor:
     """The prefix in pieces that end at `cuts`, then `micro` candidates at a time."""
     n, past = request.before.shape[1], None
     for a, b in itertools.pairwise(sorted({0, n, *(cut % n for cut in cuts)})):
         newer = network.extend(request.before[:, a:b], past)
-        past = newer if past is None else past.join(newer)
+        past = newer if past is None else join(past, newer)
     assert past is not None and past.tokens == n
     parts = zip(request.candidates.split(micro, 1), request.logits.split(micro, 1), strict=True)
     return torch.cat([network.score(tokens, logits, past) for tokens, logits in parts], 1)
@@ -99,7 +103,7 @@ def test_fp16_keys_and_values_stay_within_the_bound_of_the_store() -> None:
     past = network.extend(request.before[:, :50])
     kept = Kv(past.keys.half(), past.values.half())
     after = network.extend(request.before[:, 50:], kept)
-    kept = kept.join(Kv(after.keys.half(), after.values.half()))
+    kept = join(kept, Kv(after.keys.half(), after.values.half()))
     assert (full(network, request) - network.score(request.candidates, request.logits, kept)).abs().max() <= 1e-2
 
 
@@ -126,12 +130,12 @@ def test_a_broken_rule_is_found(rule: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(network.layers, "spec", dataclasses.replace(SPEC.ranker, attention_norm=25))  # type: ignore[type-var]
         past = network.extend(request.before[:, :25])
         monkeypatch.setattr(network.layers, "spec", dataclasses.replace(SPEC.ranker, attention_norm=51))  # type: ignore[type-var]
-        past = past.join(network.extend(request.before[:, 25:], past))
+        past = join(past, network.extend(request.before[:, 25:], past))
         wrong = network.score(request.candidates, request.logits, past)
     elif rule == "positions from the newest":
         past = network.extend(request.before[:, :25])
         newer = network.layers.keys_values(request.before[:, 25:], torch.arange(17) - 17, past, layers_file.causal)
-        wrong = network.score(request.candidates, request.logits, past.join(newer))
+        wrong = network.score(request.candidates, request.logits, join(past, newer))
     else:
         name = "alone" if rule == "candidates see each other" else "causal"
         monkeypatch.setattr("schemas.model.ranker.ranker." + name, sees_the_newer)

@@ -1,9 +1,10 @@
 """The relay's rankings equal one pass of the network over the same tokens, whatever was computed before, by whom, and on which version."""
 
 import asyncio
+import dataclasses
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from infra.metrics import Metrics
+from infra.processes import wait_until
 from schemas.behaviour_columns import EMPTY
 from schemas.features import Scope, encode_features
 from schemas.ids import Id
@@ -20,6 +22,7 @@ from schemas.model.parameters import Parameters, parameters_of
 from schemas.model.ranker.spec import encode_items, window_start
 from serving.core.relay_rungs import FinalRung
 from serving.core.relay_trigger import Decision
+from serving.relay.kv_pool import Prefix, PrefixKey
 from serving.relay.relay import FinalResult, FinalWork, Relay
 from serving.relay.settings import RelaySection
 from serving.users.user_store import KnownUser
@@ -82,18 +85,24 @@ class Bench:
             assert np.abs(result.logits_CT - expected).max() <= FP16
         return result
 
+    def prefix(self, user_id: Id, version: int = 1) -> Prefix:
+        assert self.relay._pool is not None
+        prefix = self.relay._pool.find(PrefixKey(user_id, version))
+        assert prefix is not None
+        return prefix
+
     def wait_until_computed(self) -> None:
         done: Future[None] = Future()
         self.relay._prefixes.put(lambda: done.set_result(None))
         done.result(30)
 
 
-def open_bench(**settings: float) -> Bench:
+def open_bench(engine_busy: Callable[[], bool] = lambda: False, **settings: float) -> Bench:
     networks = {version: make_network(SPEC, seed=version).eval() for version in (1, 2)}
     parameters: Mapping[int, Parameters] = {version: parameters_of(network) for version, network in networks.items()}
     networks = {version: build_network(one) for version, one in parameters.items()}
     section = RelaySection(**({"budget_ms": 1.0, "margin_ms": 1.0, "load_share": 1.0, "kv_mib": 4.0} | settings))
-    bench = Bench(Relay(section, Metrics(), parameters.get), networks)
+    bench = Bench(Relay(section, Metrics(), parameters.get, engine_busy=engine_busy), networks)
     bench.relay.follow([1, 2])
     bench.wait_until_computed()
     return bench
@@ -189,6 +198,38 @@ def test_a_prefix_of_another_version_is_never_used_and_goes_with_it(bench: Bench
     bench.relay.follow([2])
     assert bench.rank(work_of(user, version=1)).rung is FinalRung.AIF_ORDER
     assert bench.relay.signal(1, user, 1, "s", 9) is Decision.NO_RANKER
+
+
+def test_prefixes_wait_while_the_engine_has_work() -> None:
+    busy, asked = [True], list[int]()
+
+    def is_busy() -> bool:
+        asked.append(len(asked))
+        return busy[0]
+
+    bench = open_bench(engine_busy=is_busy)
+    try:
+        assert bench.relay.signal(1, user_of(50), 1, "r", 9) is Decision.ADMITTED
+        wait_until(lambda: len(asked) > 3, 30, "the prefix thread to look at the engine")
+        assert bench.prefix(1).done == 0
+        busy[0] = False
+        bench.wait_until_computed()
+        assert bench.prefix(1).finished
+    finally:
+        bench.relay.close()
+
+
+def test_a_ranking_that_fails_or_has_no_time_is_answered_in_aifs_order_and_its_prefix_is_not_wasted(bench: Bench) -> None:
+    works = [
+        work_of(user_of(50), request_id="late", left_s=-1.0),
+        dataclasses.replace(work_of(user_of(50)), item_ids=[{}], request_id="odd"),
+    ]
+    for work in works:
+        bench.relay.signal(1, user_of(50), 1, work.request_id, 9)
+        bench.wait_until_computed()
+        assert bench.rank(work).rung is FinalRung.AIF_ORDER
+        assert not bench.prefix(1).request_ids and not bench.prefix(1).leases
+    assert bench.rank(work_of(user_of(50), request_id="next")).rung is FinalRung.EXTENDED
 
 
 def test_without_risk_nothing_is_computed_before() -> None:

@@ -64,6 +64,19 @@ def check(engine: Engine, version: Version) -> None:
     assert_is_reference(ask(engine, version).result(WAIT_S), version, make_behaviours(version, 30), range(len(version.ids)), 20)
 
 
+def test_the_engine_is_busy_from_the_request_to_its_answer_and_not_after(engine: Engine, version: Version) -> None:
+    engine.install(version.resident()).result(WAIT_S)
+    seen, gate = list[bool](), threading.Event()
+    engine.run(gate.wait)
+    answered = ask(engine, version)
+    answered.add_done_callback(lambda _: seen.append(engine.busy))
+    assert engine.busy  # it waits
+    gate.set()
+    answered.result(WAIT_S)
+    wait_until(lambda: not engine.busy, WAIT_S, "the engine to be idle")
+    assert seen == [True]  # it was being done
+
+
 def test_the_engine_survives_what_would_end_its_thread_and_counts_it(engine: Engine, version: Version) -> None:
     engine.install(version.resident()).result(WAIT_S)
     raise_in(engine_thread(), SystemExit)

@@ -141,6 +141,11 @@ def _fold_statistics(stored: StoredFeatures | None, update: FeaturesUpdate) -> S
     return _changed(stored, order, False, raw, pack_features({**held, _TIME: time_ms}))
 
 
+def statistics_time(features: StoredFeatures) -> int:
+    """As of when the statistics that hold over the record were counted, in ms; -1 without any."""
+    return unpack_features(features.statistics)[_TIME] if features.statistics else -1
+
+
 def _values_of(statistics: bytes) -> dict[str, Any]:
     return {name: value for name, value in unpack_features(statistics).items() if name != _TIME}
 

@@ -5,12 +5,12 @@ decoding (events.py).
 Invariants:
 - One WriteBatch holds the changes of the counters and the next offsets. After a kill the process continues from the offsets in the directory, so an event
   counts once.
-- One WriteBatch holds the updates to send and the numbers in them. After a kill the outbox is sent again; its updates carry the time as of which they were
-  counted, so a shard of the index takes each once (A11).
+- What was sent is what item-features says, folded as the shards of the index fold it (A11). So a process that takes over knows what the one before it sent,
+  also if that one was only frozen and sends more. Its own updates are later than all that it has read. After a kill the outbox is sent again.
 - Nothing is sent before everything that the log held at the start is counted: half of the events would be wrong numbers.
 - A counter is the sum of its steps in the window. What leaves a window is subtracted, and removed from the disk, when the clock moves.
 
-An item's numbers are sent when one of them differs from what its record or the last update says, at most once an interval. Where more items differ than may
+An item's numbers are sent when one of them differs from what the topic says, at most once an interval. Where more items differ than may
 be sent at once, those come first to which most has happened. A turn of waiting counts as a small part of an event: when the share of all items moves, the
 rates of all move a little, and these must not delay what somebody did just now.
 
@@ -30,22 +30,31 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Database, open_database
-from schemas.event_reader import read_item_features
 from schemas.events import StatisticsReport, encode_record
 from schemas.ids import IdKind, decode_index_key, encode_wire_id, partition_of
 from schemas.index.control import Init
 from schemas.limits import UPDATES_PER_RECORD_MAX
-from schemas.statistics import Statistic
+from schemas.statistics import HOUR_MS, Statistic
 from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
 from streams.core.batching import plan_batches, plan_fresh
-from streams.core.item_state import FeaturesUpdate
+from streams.core.item_state import (
+    FeaturesUpdate,
+    StoredFeatures,
+    decode_item,
+    encode_item,
+    fold_features,
+    pack_features,
+    statistics_time,
+    unpack_features,
+)
 from streams.shard.batch_result import BatchResult
 from streams.shard.decode import decode_source_record
 from streams.shard.outbox import OUTBOX, OutboxEntry, Outgoing, encode_outbox_key, put_outbox, read_outbox
 from streams.statistics.counts import Change, Counts
 from streams.statistics.events import Ways, choose_edge, decode_events, events_per_item
 
-COUNTS, ITEMS, SENT, META = "counts", "items", "sent", "meta"
+COUNTS, ITEMS, META = "counts", "items", "meta"
+_FORMAT = 2  # of the directory
 _STATE = b"state"
 _KEY = struct.Struct(">HQ")  # counter, step; the item's index key follows
 _VALUE = struct.Struct("<q")
@@ -62,15 +71,6 @@ class _State(msgspec.Struct):
     newest_ms: int = 0
     clock_ms: int = 0
     next_outbox: int = 0
-
-
-class _Item(msgspec.Struct, array_like=True):
-    """An item's record: its event version, whether it is there, its values of the features that statistics group by, the numbers that it tells."""
-
-    version: int
-    exists: bool
-    groups: dict[str, Any]
-    told: list[float]
 
 
 class Tally:
@@ -92,7 +92,7 @@ class Tally:
         self._kind = IdKind(init.id_kind)
         self.ends: Mapping[str, int] = {}  # of the log, as last seen; the process keeps them current
         self._target: Mapping[str, int] = {}  # everything before it is counted before anything is sent
-        self.database: Database = open_database(directory, (COUNTS, ITEMS, SENT, META, OUTBOX))
+        self.database: Database = open_database(directory, (COUNTS, ITEMS, META, OUTBOX))
         self._read()
 
     # --- what it holds ---
@@ -105,14 +105,13 @@ class Tally:
         self._ways = Ways(counts.counters)
         counts.clock_ms = self._state.clock_ms
         self._sent_SI = np.zeros((len(counts.statistics), 0))
-        self._patched_I = np.zeros(0, bool)
+        self._sent_at_I = np.zeros(0, np.int64)  # as of when they were counted; -1: the record of the item tells them
+        self._sent_at_max = -1
         self._heat_I = np.zeros(0, np.int64)
         self._newest_at_s, self._sent_at_s, self._made_at_s, self._changed = self._clock.monotonic(), float("-inf"), float("-inf"), True
         self._outbox_from = next(iter(entry.sequence for entry in self.pending_outbox(1)), self._state.next_outbox)
         for key, value in self.database.scan(ITEMS):
-            self._place_item(key, msgspec.msgpack.decode(value, type=_Item))
-        for key, value in self.database.scan(SENT):
-            self._note_sent(counts.place_of(key), np.frombuffer(value))
+            self._place_item(key, _features_of(value))
         for number, first in enumerate(counts.first_buckets(counts.clock_ms)):
             for raw_key, value in self.database.scan(COUNTS, _KEY.pack(number, max(0, first)), _KEY.pack(number + 1, 0)):
                 change = Change(number, _KEY.unpack_from(raw_key)[1], raw_key[_KEY.size :])
@@ -123,21 +122,22 @@ class Tally:
         if more > 0:
             room = max(more, len(self._heat_I))
             self._sent_SI = np.hstack([self._sent_SI, np.repeat(self.counts.told_by({})[:, None], room, axis=1)])
-            self._patched_I = np.append(self._patched_I, np.zeros(room, bool))
+            self._sent_at_I = np.append(self._sent_at_I, np.full(room, -1))
             self._heat_I = np.append(self._heat_I, np.zeros(room, np.int64))
 
-    def _place_item(self, key: bytes, item: _Item) -> None:
-        """An item whose record tells its numbers, until the first update is sent."""
-        place = self.counts.set_item(key, item.exists, item.groups)
+    def _place_item(self, key: bytes, features: StoredFeatures) -> bool:
+        """Takes what the topic says of an item. What was sent after that holds still. False: it is what this process sent last."""
+        values = {} if features.dead else unpack_features(features.raw)
+        place, at_ms = self.counts.set_item(key, not features.dead, values), statistics_time(features)
         self._grow()
-        if not item.exists:
-            self._patched_I[place] = False
-        if not self._patched_I[place]:
-            self._sent_SI[:, place] = item.told
-
-    def _note_sent(self, place: int, number_S: np.ndarray) -> None:
-        self._grow()
-        self._sent_SI[:, place], self._patched_I[place] = number_S, True
+        if features.dead:
+            self._sent_at_I[place] = at_ms = -1
+        is_known = 0 <= at_ms == self._sent_at_I[place]
+        if at_ms >= self._sent_at_I[place]:
+            self._sent_SI[:, place], self._sent_at_I[place] = self.counts.told_by(values), at_ms
+            if at_ms <= self._clock.now_ms() + HOUR_MS:
+                self._sent_at_max = max(self._sent_at_max, at_ms)
+        return not is_known
 
     @property
     def next_offsets(self) -> dict[str, int]:
@@ -185,10 +185,7 @@ class Tally:
         edges = {change: choose_edge(counts.counters[change.counter], stored[change], time_ms) for change, time_ms in edges.items()}
         totals = {change: (stored[change] or 0) + more for change, more in counted.items()}
         batch.put_all(COUNTS, [(_key(change), _VALUE.pack(value)) for change, value in {**totals, **edges}.items()])
-        for key, item in items.items():
-            batch.put(ITEMS, key, msgspec.msgpack.encode(item))
-            if not item.exists:
-                batch.delete(SENT, key)
+        batch.put_all(ITEMS, [(key, encode_item(features, None)) for key, features in dict(items).items()])
         after = msgspec.structs.replace(
             self._state,
             offsets={**self._state.offsets, **{f"{r.topic}/{r.partition}": r.offset + 1 for r in records}},
@@ -196,12 +193,11 @@ class Tally:
         )
         self._commit(batch, after)
         counts.add({**counted, **edges})
-        for key, item in items.items():
-            self._place_item(key, item)
+        moved = [self._place_item(key, features) for key, features in items]
         self._grow()
         for key, happened in events_per_item(counted).items():
             self._heat_I[counts.place_of(key)] += _HEAT_OF_EVENT * happened
-        self._changed |= bool(events or items)
+        self._changed |= bool(events) or any(moved)
 
     def _stored(self, changes: Mapping[Change, int]) -> dict[Change, int | None]:
         """What the directory has under the keys of some changes. A counter without a window has one key for each item, and that is in memory."""
@@ -216,24 +212,19 @@ class Tally:
             found[change] = None if raw is None else _VALUE.unpack(raw)[0]
         return found
 
-    def _decode_items(self, records: Sequence[SourceRecord]) -> dict[bytes, _Item]:
-        """The items of some records as they are after them. Of a record of updates of statistics alone, as this process sends them, nothing is made."""
-        updates: list[FeaturesUpdate] = []
-        for record in records:
-            read = read_item_features(record.value) if record.value is not None else None
-            if read is None or any(update.op != "statistics" for update in read):
-                decoded = decode_source_record(record, self._kind, self._init.shards)
-                updates += [u for u in decoded.updates if isinstance(u, FeaturesUpdate) and not u.is_statistics]
-        keys = list(dict.fromkeys(update.key for update in updates))
+    def _decode_items(self, records: Sequence[SourceRecord]) -> list[tuple[bytes, StoredFeatures]]:
+        """What each update of some records makes of its item, of the features that are needed here; without superseded ones."""
+        decoded = [decode_source_record(record, self._kind, self._init.shards) for record in records]
+        updates = [update for one in decoded for update in one.updates if isinstance(update, FeaturesUpdate)]
+        keys, needed = list({update.key for update in updates}), {*self.counts.statistics, *self.counts.group_names}
         stored = zip(keys, self.database.multi_get(ITEMS, keys), strict=True)
-        held = {key: msgspec.msgpack.decode(raw, type=_Item) for key, raw in stored if raw is not None}
-        found: dict[bytes, _Item] = {}
+        held, found = {key: _features_of(raw) for key, raw in stored if raw is not None}, []
         for update in updates:
-            before = found.get(update.key) or held.get(update.key)
-            version = update.version if update.version is not None else (before.version if before else 0)
-            if before is None or version >= before.version:
-                groups = {name: update.features.get(name) for name in self.counts.group_names}
-                found[update.key] = _Item(version, not update.dead, groups, self.counts.told_by(update.features).tolist())
+            features = {name: value for name, value in update.features.items() if name in needed}
+            update = msgspec.structs.replace(update, features=features, raw=b"" if update.dead else pack_features(features))
+            if (after := fold_features(held.get(update.key), update)) is not None:
+                held[update.key] = after
+                found.append((update.key, after))
         return found
 
     def _commit(self, batch: Any, after: _State) -> None:
@@ -272,12 +263,11 @@ class Tally:
         if self._changed or now_s - self._made_at_s >= _REMAKE_EVERY_S:
             self._made_at_s = now_s
             passed_ms = int((now_s - self._newest_at_s) * 1_000) + 1
-            for first, end in self.move_clock(max(self._state.newest_ms + passed_ms, self.clock_ms + 1)):
+            for first, end in self.move_clock(max(self._state.newest_ms + passed_ms, self.clock_ms + 1, self._sent_at_max + 1)):
                 batch.delete_range(COUNTS, first, end)
             number_SI = self.counts.numbers()
             places = self._choose(number_SI)
             self._put_updates(outgoing, places, number_SI)
-            batch.put_all(SENT, [(self.counts.keys[place], number_SI[:, place].tobytes()) for place in places])
         if self._has_reached(self.ends):
             report = StatisticsReport(at_ms=self._clock.now_ms(), as_of_ms=self.clock_ms, names=list(self.counts.statistics))
             outgoing.add(STATISTICS_REPORTS, 0, None, encode_record(report), ())
@@ -285,7 +275,7 @@ class Tally:
             put_outbox(batch, outgoing.entries)
             after = msgspec.structs.replace(self._state, clock_ms=self.clock_ms, next_outbox=outgoing.next_sequence)
             self._commit(batch, after)
-        self._sent_SI[:, places], self._patched_I[places], self._heat_I[places] = number_SI[:, places], True, 0
+        self._sent_SI[:, places], self._sent_at_I[places], self._heat_I[places] = number_SI[:, places], self.clock_ms, 0
         return outgoing.entries
 
     def _choose(self, number_SI: np.ndarray) -> np.ndarray:
@@ -334,9 +324,15 @@ class Tally:
         self.database.close()
 
 
+def _features_of(value: bytes) -> StoredFeatures:
+    features = decode_item(value).features
+    assert features is not None
+    return features
+
+
 def directory_name(statistics: Mapping[str, Statistic], index_id: str) -> str:
     """The name of the directory for these statistics of an index: others count the log from its beginning."""
-    return hashlib.sha256(repr((index_id, sorted(statistics.items(), key=lambda named: named[0]))).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((_FORMAT, index_id, sorted(statistics.items(), key=lambda named: named[0]))).encode()).hexdigest()[:16]
 
 
 def _key(change: Change) -> bytes:

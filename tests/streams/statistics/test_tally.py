@@ -41,14 +41,24 @@ def stream(process: Process, seed: int, kills: float) -> list[str]:
     return found
 
 
-def serve(process: Process, seed: int, kills: float) -> list[tuple[int, str]]:
-    """Streams a log and sends updates; (item, statistic) whose served number is not the imported one."""
+def serve(process: Process, seed: int, kills: float, frozen: Process | None = None) -> list[tuple[int, str]]:
+    """Streams a log and sends updates; (item, statistic) whose served number is not the imported one. `frozen`: sends before `process` begins, and once
+    more after that, when it has slept for days and knows nothing of it."""
     random = np.random.default_rng(seed)
-    process.count(random, kills, 0.5)
-    process.publish(random, kills, rounds=3)
+    for share, rounds in ((0.5, 3), (1.0, 60)):
+        if frozen is not None:
+            frozen.count(random, kills, share / 2)
+            frozen.publish(random, kills, rounds=3)
+            process.restart()
+        process.count(random, kills, share)
+        process.publish(random, kills, rounds)
+    if frozen is not None:
+        frozen.count(random, kills, 0.6)
+        frozen.clock.seconds += 5 * 86_400
+        frozen.publish(random, rounds=1, reads=False)
     offsets = process.count(random, kills)
     process.publish(random, kills)
-    served, told = process.served(), process.world.imported(process.tally.clock_ms, offsets)
+    served, told = process.world.served(), process.world.imported(process.tally.clock_ms, offsets)
     numbers = {item: numbers_served(served[item]) for item in range(ITEMS)}
     return [(item, name) for item in range(ITEMS) for name in STATISTICS if numbers[item][name] != told[name][item]]
 
@@ -68,6 +78,17 @@ def test_what_is_served_after_all_updates_is_what_an_import_tells(seed: int, kil
     with TemporaryDirectory() as folder:
         process = Process(LogWorld(seed), Path(folder), updates_max=updates_max)
         assert serve(process, seed, kills) == []
+        process.tally.close()
+
+
+@given(seeds, kill_shares)
+@settings(max_examples=12, deadline=None)
+def test_a_process_that_takes_over_corrects_what_the_frozen_one_sends_later(seed: int, kills: float) -> None:
+    with TemporaryDirectory() as folder, TemporaryDirectory() as other:
+        world = LogWorld(seed)
+        frozen, process = Process(world, Path(folder)), Process(world, Path(other))
+        assert serve(process, seed, kills, frozen) == []
+        frozen.tally.close()
         process.tally.close()
 
 

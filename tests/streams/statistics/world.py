@@ -88,6 +88,23 @@ class LogWorld:
         log.append(SourceRecord(topic, partition, len(log), None, msgspec.json.encode({"schema": 1, **value})))
         return topic, partition, len(log) - 1
 
+    def append(self, entry: OutboxEntry) -> None:
+        """An update that a process sent."""
+        if entry.topic == ITEM_FEATURES:
+            log = self.records[ITEM_FEATURES, entry.partition or 0]
+            log.append(SourceRecord(ITEM_FEATURES, entry.partition or 0, len(log), None, entry.value))
+
+    def served(self) -> dict[int, dict[str, Any]]:
+        """The items' features as the shards of the index have them."""
+        stored: dict[bytes, StoredFeatures] = {}
+        for record in (record for (topic, _), log in self.records.items() if topic == ITEM_FEATURES for record in log):
+            decoded = decode_source_record(record, IdKind(INIT.id_kind), SHARDS)
+            assert not decoded.rejected
+            for update in decoded.updates:
+                after = fold_features(stored.get(update.key), update)  # type: ignore[arg-type]
+                stored = {**stored, **({update.key: after} if after is not None else {})}
+        return {item: unpack_features(stored[encode_index_key(item)].raw) for item in range(ITEMS)}
+
     def imported(self, time_ms: int, ends: Mapping[str, int]) -> dict[str, np.ndarray]:
         """What an import of the events before the offsets `ends` tells as of a time."""
         found = {}
@@ -111,18 +128,24 @@ class Process:
         self.world, self._directory, self._tally, self._updates_max = world, directory, tally, updates_max
         self.clock = ManualClock()
         self.clock.seconds = START_MS / 1_000 + 30 * 86_400
-        self.sent: list[OutboxEntry] = []
+        self._share = 0.0
         self.start()
 
     def start(self) -> None:
-        """Opens the directory; the broker has what was confirmed, and perhaps more."""
+        """Opens the directory; the broker has what was confirmed, and perhaps more, and of the events what was counted last."""
         self.tally = self._tally(self._directory, STATISTICS, INIT, self.clock, updates_max=self._updates_max)
-        ends = {f"{topic}/{p}": len(log) for (topic, p), log in self.world.records.items()}
+        ends = {"/".join(map(str, name)): end for name, end in self._ends().items()}
         self.tally.open_log(dict.fromkeys(ends, 0), ends)
+
+    def restart(self) -> None:
+        """As after a kill."""
+        self.tally.database.close()
+        self.start()
 
     def count(self, random: np.random.Generator, kills: float, share: float = 1.0) -> dict[str, int]:
         """Reads all items and a share of every other partition in random batches, and dies before or after some writes. Returns the offsets reached."""
-        ends = {name: int(len(log) * (1.0 if name[0] == ITEM_FEATURES else share)) for name, log in self.world.records.items()}
+        self._share = share
+        ends = self._ends()
         while left := [name for name, end in ends.items() if self._next(name) < end]:
             name = left[random.integers(0, len(left))]
             first = max(0, self._next(name) - int(random.integers(0, 3)))  # some records come twice
@@ -130,17 +153,24 @@ class Process:
             self.dies(lambda batch=batch: self.tally.apply(batch), random, kills)
         return self.tally.next_offsets
 
+    def _ends(self) -> dict[tuple[str, int], int]:
+        shares = {ITEM_FEATURES: 1.0}
+        return {name: int(len(log) * shares.get(name[0], self._share)) for name, log in self.world.records.items()}
+
     def _next(self, name: tuple[str, int]) -> int:
         return self.tally.next_offsets["/".join(map(str, name))]
 
-    def publish(self, random: np.random.Generator, kills: float = 0.0, rounds: int = 60) -> None:
-        """Sends until nothing changes; some entries are sent twice, as after a lost confirmation."""
+    def publish(self, random: np.random.Generator, kills: float = 0.0, rounds: int = 60, reads: bool = True) -> None:
+        """Sends until nothing changes; some entries are sent twice, as after a lost confirmation. `reads`: also what was sent meanwhile."""
         for _ in range(rounds):
             self.clock.seconds += 1.0
+            if reads and random.random() < 0.5:
+                self.count(random, kills, self._share)
             entries = self.dies(self.tally.write_watermark, random, kills)
             if entries is None:
                 entries = self.tally.pending_outbox(1_000)
-            self.sent += [*entries, *(e for e in entries if random.random() < 0.2)]
+            for entry in [*entries, *(e for e in entries if random.random() < 0.2)]:
+                self.world.append(entry)
             if random.random() < 0.5 and entries:
                 self.tally.confirm_outbox(entries[-1].sequence)
 
@@ -159,28 +189,10 @@ class Process:
         try:
             return step()
         except Killed:
-            database.write = write  # type: ignore[method-assign]
-            database.close()
-            self.start()
+            self.restart()
             return None
         finally:
             database.write = write  # type: ignore[method-assign]
-
-    def served(self) -> dict[int, dict[str, Any]]:
-        """The items' features as the shards of the index have them after what was sent."""
-        stored: dict[bytes, StoredFeatures] = {}
-        logs: dict[int, list[SourceRecord]] = {p: list(log) for (topic, p), log in self.world.records.items() if topic == ITEM_FEATURES}
-        for entry in self.sent:
-            if entry.topic == ITEM_FEATURES:
-                log = logs[entry.partition or 0]
-                log.append(SourceRecord(ITEM_FEATURES, entry.partition or 0, len(log), None, entry.value))
-        for record in (record for log in logs.values() for record in log):
-            decoded = decode_source_record(record, IdKind(INIT.id_kind), SHARDS)
-            assert not decoded.rejected
-            for update in decoded.updates:
-                after = fold_features(stored.get(update.key), update)  # type: ignore[arg-type]
-                stored = {**stored, **({update.key: after} if after is not None else {})}
-        return {item: unpack_features(stored[encode_index_key(item)].raw) for item in range(ITEMS)}
 
 
 def numbers_served(features: Mapping[str, Any]) -> dict[str, float]:

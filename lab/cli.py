@@ -49,12 +49,13 @@ def statistics(
     rate: Annotated[float, typer.Option(min=1.0, help="Behaviours per second, one per record.")] = 2_000.0,
     seconds: Annotated[float, typer.Option(min=1.0, help="Seconds of the measurement.")] = 30.0,
     items: Annotated[int, typer.Option(min=1_000, help="Items of the synthetic catalogue.")] = 20_000,
+    kills: Annotated[int, typer.Option(min=0, help="Faults meanwhile: kill -9, a freeze, a third process, in turn.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Behaviour to statistic in a served score, and streamed statistics against imported ones: visible_p99_ms, rate_per_s, parity_bits."""
     from lab.system.statistics import measure_statistics
 
-    print_figures(measure_statistics(rate, seconds, items).as_dict(), as_json)
+    print_figures(measure_statistics(rate, seconds, items, kills).as_dict(), as_json)
 
 
 def crash(

@@ -100,11 +100,11 @@ class BenchStage(Stage):
 
 
 @contextmanager
-def open_bench_stage(**settings: str) -> Iterator[BenchStage]:
+def open_bench_stage(id_kind: IdKind = IdKind.INT64, /, **settings: str) -> Iterator[BenchStage]:
     """A stage with its broker, removed at the end with everything in it, also when a TERM ends the bench. What an error leaves of it are the logs."""
     leave_in_order()
     directory = Path(tempfile.mkdtemp(prefix="aif-bench-"))
-    stage = BenchStage(directory, IdKind.INT64, settings=settings)
+    stage = BenchStage(directory, id_kind, settings=settings)
     try:
         stage.start_broker()
         yield stage

@@ -3,6 +3,8 @@
     load      behaviours at a given rate, one per record, over the whole catalogue but the probes
     probes    items whose bid is the count of their behaviours: the score is y * bid, so the right new score is known: the old one times (n + 1) / n
 
+    faults    with `--kills`, two processes of which one counts: kill -9 of it, a freeze beyond its session, a third process that joins and leaves
+
 The model has further statistics, scaled so that no score depends on them: they are compared at the end, bit for bit, with those of an import of the very
 behaviours that were published. Here: load, probes, the comparison. Not here: looking for scores (freshness.py).
 """
@@ -10,6 +12,8 @@ behaviours that were published. Here: load, probes, the comparison. Not here: lo
 import dataclasses
 import itertools
 import math
+import os
+import signal
 import time
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -24,6 +28,8 @@ from infra.figures import Figures
 from infra.kafka.admin import end_offsets
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import read_topic
+from infra.processes import Child, wait_until
+from infra.supervisor import Supervised
 from lab.catalogues.catalogue import Catalogue
 from lab.catalogues.open_catalogue import open_world
 from lab.demo.server import RankingServer
@@ -35,6 +41,8 @@ from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, St
 from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.statistics import DAY_MS, HOUR_MS, NEVER, Log, Measure, Statistic
 from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
+from streams.statistics.owner import KEPT_BY_OTHER, KEPT_HERE
+from streams.statistics.program import STARTS
 
 STATISTICS = read_bench("bench statistics")
 
@@ -46,6 +54,7 @@ _USERS, _HISTORY = 5_000, 5
 _FIRST_USER = 1_000_000
 _KINDS = ("click", "buy")
 _NO_EFFECT = 1e9
+_FROZEN_S, _TAKEN_OVER_S_MAX = 9.0, 120.0
 _B = Log.BEHAVIOURS
 _KEPT: Mapping[str, Statistic] = {
     "bid": Statistic(_B, Measure.EXACT),
@@ -141,9 +150,52 @@ class BehaviourLoad(Background):
             self.seconds = time.monotonic() - began
 
 
-def measure_statistics(rate: float, seconds: float, items: int) -> Figures:
-    """`seconds` of behaviours at `rate` a second, then the comparison."""
-    figures = Figures(STATISTICS, {"rate": rate, "seconds": seconds, "items": items})
+class Keepers:
+    """The processes that keep the statistics: a second one where faults are to come, so that one can take over."""
+
+    def __init__(self, stage: BenchStage, faults: bool) -> None:
+        self._stage = stage
+        self._services = [self._serve(f"statistics-{n}") for n in range(2 if faults else 1)]
+
+    def _serve(self, name: str) -> Supervised:
+        service = Supervised(lambda: self._start(name))
+        self._stage.services.append(service)
+        return service
+
+    def _start(self, name: str) -> Child:
+        code = "from infra.cli import main; main()"
+        return self._stage.start_python(name, code, "statistics", AIF_STATISTICS__DATA_DIR=str(self._stage.directory / name))
+
+    def fail(self, number: int) -> None:
+        """The next kind of fault; returns when reports come again."""
+        children = [service.child for service in self._services]
+        wait_until(
+            lambda: sorted(map(_counts, children), key=str) == [False, True], _TAKEN_OVER_S_MAX, "one process to count and one to wait"
+        )
+        began_ms, owner = time.time_ns() // 1_000_000, next(filter(_counts, children))
+        if number % 3 == 0:
+            owner.kill()
+        elif number % 3 == 1:
+            os.killpg(owner.pid, signal.SIGSTOP)
+            time.sleep(_FROZEN_S)
+            os.killpg(owner.pid, signal.SIGCONT)
+        else:
+            third = self._start("statistics-2")
+            wait_until(lambda: KEPT_BY_OTHER in third.log_path.read_text(), _TAKEN_OVER_S_MAX, "the third process to have joined")
+            self._stage.stop_worker(third)
+        self._stage.wait_for(lambda: _reported_ms(self._stage)[-1] > began_ms + 1_000 * _FROZEN_S, "reports of the statistics to go on")
+
+
+def _counts(child: Child) -> bool | None:
+    """Whether the last assignment gave it the partitions; None before its first."""
+    log = child.log_path.read_text().rpartition(STARTS)[2]
+    here, other = log.rfind(KEPT_HERE), log.rfind(KEPT_BY_OTHER)
+    return None if here == other else here > other
+
+
+def measure_statistics(rate: float, seconds: float, items: int, kills: int = 0) -> Figures:
+    """`seconds` of behaviours at `rate` a second, in which `kills` faults come, then the comparison."""
+    figures = Figures(STATISTICS, {"rate": rate, "seconds": seconds, "items": items, "kills": kills})
     world = open_world(items)
     catalogue = cast(Catalogue, SimpleNamespace(schema=schema_with_statistics(world.schema), model=world.model))
     with open_bench_stage() as stage:
@@ -152,30 +204,36 @@ def measure_statistics(rate: float, seconds: float, items: int) -> Figures:
         worker = stage.start_worker()
         stage.wait_live(stage.publish_model(catalogue), worker)
         stage.serve("server", "serve", "--port", str(stage.port))
-        stage.serve("statistics", "statistics")
+        keepers = Keepers(stage, kills > 0)
         server = RankingServer(stage.url)
         stage.wait_for(server.is_ready, "the server to have loaded the version")
         listed, published = list(world.items()), Published()
         probed = listed[:_PROBES]
         with stage.publisher() as publisher:
             published.publish_history(publisher, [int(u.item_id) for u in listed])
-        stage.wait_for(lambda: _as_of(stage) > 0, "the first report of the statistics")
-        _wait_quiet(stage)
+        stage.wait_for(lambda: as_of(stage) > 0, "the first report of the statistics")
+        wait_quiet(stage)
         not_servable(stage, server)  # waits until the answers have all of them
         began = tell("behaviours", began)
         load = BehaviourLoad(stage, [int(u.item_id) for u in listed[_PROBES:]], rate, published)
         with StatisticsProber(stage, probed, worker, published) as prober, load:
-            first_s = time.monotonic() + _WARM_UP_S
-            prober.stopping.wait(_WARM_UP_S + seconds)
-        _wait_quiet(stage)
+            first_s, first_ms = time.monotonic() + _WARM_UP_S, time.time_ns() // 1_000_000
+            for number in range(kills):
+                keepers.fail(number)
+                tell(f"fault {number + 1} of {kills}", began)
+            prober.stopping.wait(max(0.0, first_s + seconds - time.monotonic()))
+        wait_quiet(stage)
         tell("compare with an import", began)
         _compare(figures, stage, listed, published)
+        reported_ms = np.array([at_ms for at_ms in _reported_ms(stage) if at_ms >= first_ms - 2_000])
     _add_times(figures, [s for s in prober.seen if s.published_at >= first_s], sum(math.isinf(s.visible_s) for s in prober.seen))
     figures.add("rate_per_s", load.per_s)
+    figures.add("kills", kills)
+    figures.add("report_gap_max_s", float(np.diff(reported_ms).max()) / 1e3)
     return figures
 
 
-def _wait_quiet(stage: BenchStage) -> None:
+def wait_quiet(stage: BenchStage) -> None:
     """Until no update of an item was sent for a while."""
     before: dict[int, int] = {}
     while (ends := end_offsets(stage.connection, stage.topic_prefix + ITEM_FEATURES)) != before:
@@ -183,20 +241,31 @@ def _wait_quiet(stage: BenchStage) -> None:
         time.sleep(_QUIET_S)
 
 
-def _as_of(stage: BenchStage) -> int:
+def _reports(stage: BenchStage) -> list[StatisticsReport]:
+    records = read_topic(stage.connection, STATISTICS_REPORTS, prefix=stage.topic_prefix)
+    return [decode_record(StatisticsReport, record.value) for record in records]
+
+
+def _reported_ms(stage: BenchStage) -> list[int]:
+    """When each report was made."""
+    return [report.at_ms for report in _reports(stage)]
+
+
+def as_of(stage: BenchStage) -> int:
     """As of when the newest report says that the statistics are; 0 before the first."""
-    records = list(read_topic(stage.connection, STATISTICS_REPORTS, prefix=stage.topic_prefix))
-    return decode_record(StatisticsReport, records[-1].value).as_of_ms if records else 0
+    return max((report.as_of_ms for report in _reports(stage)), default=0)
 
 
 def _compare(figures: Figures, stage: BenchStage, items: list[ItemFeaturesUpdate], published: Published) -> None:
     """Every bit of every number that the last updates tell, beside an import of the same behaviours as of the same time."""
-    as_of_ms, told, updates = _as_of(stage), dict[Any, dict[str, float]](), 0
+    as_of_ms, told, told_at, updates = as_of(stage), dict[Any, dict[str, float]](), dict[Any, int](), 0
     for record in read_topic(stage.connection, ITEM_FEATURES, prefix=stage.topic_prefix):
         if b'"op":"statistics"' in (record.value or b""):
             for update in decode_record(ItemFeaturesRecord, record.value).updates:
-                told[update.item_id] = {name: _number(update.features.get(name), name) for name in _KEPT}
                 updates += 1
+                if update.version > told_at.get(update.item_id, -1):
+                    told_at[update.item_id] = update.version
+                    told[update.item_id] = {name: _number(update.features.get(name), name) for name in _KEPT}
     nothing = {name: _number(None, name) for name in _KEPT}
     imported = published.imported(items, as_of_ms)
     differing = 0

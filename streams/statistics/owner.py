@@ -22,6 +22,7 @@ from streams.shard.task import SerialTask
 from streams.statistics.tally import Tally
 
 TOPICS = (USER_BEHAVIOURS, IMPRESSIONS, ITEM_FEATURES)
+KEPT_HERE, KEPT_BY_OTHER = "this process keeps the statistics", "another process of the group keeps the statistics"
 _log = logging.getLogger("aif.streams.statistics")
 
 
@@ -48,9 +49,10 @@ class TallyOwner:
         await self.close_partitions()
         self.assigned = True
         if not partitions:
-            _log.info("another process of the group keeps the statistics; this one waits for its end")
+            _log.info("%s; this one waits for its end", KEPT_BY_OTHER)
             return {}
         tally, offsets = await asyncio.to_thread(self._open, partitions)
+        _log.info("%s from now on", KEPT_HERE)
         self.task = self._make_task(tally)
         self.task.admit()
         return {(topic, p): offsets[f"{topic}/{p}"] for topic, p in partitions}

@@ -35,6 +35,7 @@ from streams.shard.task import SerialTask
 from streams.statistics.owner import TOPICS, TallyOwner
 from streams.statistics.tally import Tally, directory_name
 
+STARTS = "joining the group for the statistics"
 _LOOK_EVERY_S, _CONTROL_EVERY_S, _FAUST_END_S_MAX = 0.5, 1.0, 1.5
 _log = logging.getLogger("aif.streams.statistics")
 
@@ -98,7 +99,7 @@ class StatisticsProgram:
         init, section = self._control.state.init, self.settings.statistics
         assert init is not None
         await asyncio.to_thread(self._prepare, init)
-        _log.info("keeping the statistics %s", ", ".join(wanted))
+        _log.info("%s: %s", STARTS, ", ".join(wanted))
 
         def open_tally(directory: Path) -> Tally:
             return Tally(directory, wanted, init, self._clock, section.interval_s, section.updates_max)

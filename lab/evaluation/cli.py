@@ -70,6 +70,12 @@ def data(
     end: Annotated[str | None, typer.Option("--until", help="Measure what is taken before this date or time.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the model here, its figures in the card.")] = None,
     rungs: Annotated[bool, typer.Option("--rungs", help="Measure too what each rung of the ladder costs in quality.")] = False,
+    live: Annotated[
+        float,
+        typer.Option(
+            "--live", min=0.0, help="Then serve the model while so many hours of the log go on, with kept, stale and fresh statistics."
+        ),
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Train one model on mapped files and measure it on their held-out users against popularity and repeats, with paired intervals.
@@ -81,7 +87,7 @@ def data(
 
     if loss is not None and loss not in LOSSES:
         raise typer.BadParameter(f"{loss!r}, expected one of {sorted(LOSSES)}", param_hint="--loss")
-    options = DataOptions(directory, mapping, steps, loss, learning_rate, batch_requests, hash_bits, seed, out, start, end, rungs)
+    options = DataOptions(directory, mapping, steps, loss, learning_rate, batch_requests, hash_bits, seed, out, start, end, rungs, live)
     print_figures(run_data(options).as_dict(), as_json)
 
 

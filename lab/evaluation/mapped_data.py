@@ -32,6 +32,8 @@ from infra.progress import counted, open_progress, tell_parts
 from lab.catalogues.catalogue import Evaluation
 from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from lab.evaluation.candidates import Candidates, candidate_scores, collect_candidates
+from lab.evaluation.live_data import FRESH as FRESH_IMPORT
+from lab.evaluation.live_data import KEPT, Answers, Questions, serve_live
 from lab.evaluation.rungs import FRESH, RUNGS, on_rung
 from lab.figures.declared import read_bench
 from schemas.model.checkpoint import write_checkpoint
@@ -83,6 +85,7 @@ class DataOptions:
     start: str | None = None
     end: str | None = None
     rungs: bool = False
+    live_hours: float = 0.0
 
     def mapped(self) -> DataMapping:
         """The mapping, with the period from the command line, and with as many users as `CANDIDATES_MAX` leaves room for."""
@@ -144,11 +147,34 @@ def run_data(options: DataOptions) -> Figures:
     figures.add(f"{catalogue.name}.users", len(evaluation.users))
     figures.add(f"{catalogue.name}.requests", len(data))
     figures.add(f"{catalogue.name}.aif.fit_s", report.seconds)
+    if options.live_hours:
+        _add_served(figures, catalogue.name, *serve_live(mapping, options.directory, network, options.live_hours))
     if options.out is not None:
         card = {name: entry["value"] for name, entry in figures.as_dict()["figures"].items()}
         about = {"train": chosen.to_dict(), "steps": report.steps, "told_until_ms": evaluation.now_ms}
         write_checkpoint(options.out, network, options.out.stem, card | about)
     return figures
+
+
+def _add_served(figures: Figures, name: str, questions: Questions, answers: Mapping[str, Answers]) -> None:
+    """Every measure of what was served, by arm, and what the kept statistics gain over the stale ones and over a fresh import."""
+    evaluation, shown, measured = questions.evaluation, questions.shown, dict[str, dict[str, UserValues]]()
+    user_X = np.repeat([s.user for s in shown], [len(s.items) for s in shown])
+    clicked_X = np.array([clicked for s in shown for clicked in s.clicked])
+    for arm, answer in answers.items():
+        measured[arm] = measure(questions.candidates, answer.candidates_UC, evaluation.k)
+        if shown:
+            measured[arm][SHOWN_GAUC] = user_aucs(user_X, answer.shown_X, clicked_X)
+    for arm, measures in measured.items():
+        for measure_name, values in measures.items():
+            bootstrap = Bootstrap(len(values.value_U))
+            figures.add_interval(f"{name}.{arm}.{measure_name}", bootstrap.interval(values))
+            if arm != KEPT:
+                figures.add_interval(f"{name}.{KEPT}.{measure_name}_over_{arm}", bootstrap.difference(measured[KEPT][measure_name], values))
+    kept, fresh = answers[KEPT], answers[FRESH_IMPORT]
+    differs = (kept.candidates_UC != fresh.candidates_UC).sum() + (kept.shown_X != fresh.shown_X).sum()
+    figures.add(f"{name}.{KEPT}.scores", kept.candidates_UC.size + kept.shown_X.size)
+    figures.add(f"{name}.{KEPT}.scores_unlike_fresh", int(differs))
 
 
 def _join(

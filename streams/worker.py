@@ -43,7 +43,7 @@ from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHEC
 from streams.builders.template import open_builder_template
 from streams.data_directory import check_holds_no_shard, hold_directory
 from streams.faust_shell import EXIT_OPERATOR, ShellApp, add_agent, consume, exit_code_of, leave_process, make_app, stop_process
-from streams.garbage import settle_garbage_collection
+from streams.garbage import settle_garbage_collection, share_heaps
 from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
 from streams.shard.log_ends import LogRange, fetch_log_ranges
@@ -334,6 +334,7 @@ def read_shards(tasks: Sequence[ShardTask], before: _Held) -> _Held:
 
 def run_worker(settings: WorkerSettings) -> None:
     """Runs a worker in this process until it is asked to stop. Exits with EXIT_OPERATOR where it cannot start before an operator decides."""
+    share_heaps()
     template = open_builder_template() if settings.build.warm else None
     watch_threads()
     worker = Worker(settings, template)

@@ -28,8 +28,9 @@ from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 _READY_S_MAX = 60.0
 _STOP_S_MAX = 15.0
 _PORT_TRIES = 3
-# Samples of Kafka's own metrics become old garbage, 3 MiB a minute. The serial collector expands the heap to its maximum before it collects them.
-_COLLECTOR = ("-XX:+UseG1GC", "-XX:G1PeriodicGCInterval=60000", "-XX:ParallelGCThreads=2", "-XX:ConcGCThreads=1")
+# Samples of Kafka's own metrics become old garbage, 3 MiB a minute. The serial collector expands the heap to its maximum before it collects them, and G1
+# expands it for young objects unless these have a bound.
+_COLLECTOR = ("-XX:+UseG1GC", "-XX:MaxNewSize=32m", "-XX:ParallelGCThreads=2", "-XX:ConcGCThreads=1")
 _JVM_OPTIONS = ("-Xms64m", "-Xmx512m", *_COLLECTOR, "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Djava.awt.headless=true")
 
 

@@ -259,15 +259,22 @@ async def send_at_rate(
 
 
 async def send_at(
-    target: Target, bodies: Sequence[bytes], moments_s: Sequence[float], on_answer: Callable[[int, str, float, bytes], None]
+    target: Target,
+    bodies: Sequence[bytes],
+    moments_s: Sequence[float],
+    on_answer: Callable[[int, str, float, bytes], None],
+    on_leaving: Callable[[int, float], None] = lambda number, late_ms: None,
 ) -> None:
-    """Body i at the moment i. `on_answer(number, outcome, ms, body)` is called with every answer, a refusal included; its body is empty if there was none."""
+    """Body i at the moment i. `on_answer(number, outcome, ms, body)` is called with every answer, a refusal included; its body is empty if there was none.
+    `on_leaving(number, late_ms)`: when it leaves, by the sender's own lag later than it was meant to."""
     requests, connections = [target.encode(body) for body in bodies], Connections(target.url, _CONNECTIONS_MAX)
 
     async def send(number: int, intended_s: float) -> None:
         body = b""
         try:
-            status, body = await connections.exchange(requests[number], lambda: None)
+            status, body = await connections.exchange(
+                requests[number], lambda: on_leaving(number, (time.perf_counter() - intended_s) * 1000)
+            )
             outcome = _outcome(status)
         except (OSError, TimeoutError, ValueError):
             outcome = FAILED

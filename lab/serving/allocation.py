@@ -7,6 +7,7 @@ decides about another one. Each turn draws a new trace; all variants of a turn g
 
 import json
 import math
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from lab.figures.declared import read_bench
 from lab.load import FAILED, OK, Latencies, Target, encode_inferences, run_to_the_microsecond, send_at, send_in_turns
 from lab.serving.overload import OverloadPlan, merge_turns, open_server, ratio_of_turns
 from schemas.errors import Unavailable
+from serving.short_turns import take_short_turns
 
 ALLOCATION_BENCH = read_bench("bench allocation")
 
@@ -71,10 +73,13 @@ def measure_allocation(plan: AllocationPlan) -> Figures:
     figures = Figures(ALLOCATION_BENCH, asdict(plan))
     world = OverloadPlan(plan.items, plan.users, plan.behaviours, plan.candidates)
     with open_server(world) as server, httpx.Client(base_url=server.url, timeout=60.0) as http:
+        take_short_turns(
+            {threading.get_native_id()}
+        )  # the sender shares a core with the ports, and its time slice would be in every latency
         say("each candidate's value by full work ...")
         judged = judge(server.url, server.requests, plan)
         variants = {"off": len(judged.ids_RC[0]), "queue": len(judged.ids_RC[0]), **{f"static_{n}": n for n in plan.static}}
-        whole, capacities = encode(server.url, judged.ids_RC, plan), list[float]()
+        whole, capacities, without_core_s = encode(server.url, judged.ids_RC, plan), list[float](), 0.0
         say(f"{plan.turns} turns of {', '.join(variants)}, {3 * plan.seconds:g} s each ...")
         windows: dict[str, dict[str, list[Window]]] = {name: defaultdict(list) for name in variants}
         for turn in range(plan.turns):
@@ -86,14 +91,17 @@ def measure_allocation(plan: AllocationPlan) -> Figures:
                 http.post("/v1/allocation/mode", json={"mode": "queue" if name == "queue" else "off"}).raise_for_status()
                 time.sleep(_REST_S)
                 target, bodies = encode(server.url, judged.ids_RC[:, :length], plan)
+                before_s = server.without_core_s()
                 for phase, window in run_trace(target, bodies, moments_s, phase_R, judged.values).items():
                     windows[name][phase].append(window)
+                without_core_s += server.without_core_s() - before_s if name == "queue" else 0.0
                 spike = windows[name]["spike"][-1]
                 say(
                     f"turn {turn + 1}, {name}: {spike.latencies.count(OK)} of {spike.requests} ranked in the spike, value {share(spike):.3f}"
                 )
         status = http.get("/v1/allocation").raise_for_status().json()
     add_figures(figures, windows, plan)
+    figures.add("without_core_pct", 100 * without_core_s / (len(PHASES) * plan.seconds * plan.turns))
     figures.add("capacity_per_s", float(np.mean(capacities)))
     figures.add("decision_p50_us", status["decision_p50_us"])
     figures.add("decision_p99_us", status["decision_p99_us"])
@@ -162,7 +170,11 @@ def run_trace(
             answers.append((number, body))
 
     places = np.arange(len(moments_s)) % len(bodies)
-    run_to_the_microsecond(send_at(target, [bodies[place] for place in places.tolist()], moments_s.tolist(), note))
+
+    def leave(number: int, late_ms: float) -> None:
+        windows[PHASES[phase_R[number]]].latencies.late.add(late_ms)
+
+    run_to_the_microsecond(send_at(target, [bodies[place] for place in places.tolist()], moments_s.tolist(), note, leave))
     for phase, count in zip(PHASES, np.bincount(phase_R, minlength=3).tolist(), strict=True):
         windows[phase].requests = count
     for number, body in answers:
@@ -207,6 +219,8 @@ def add_figures(figures: Figures, windows: Mapping[str, Mapping[str, Sequence[Wi
     before, spike = (merge_turns(latencies("queue", phase)) for phase in ("before", "spike"))
     figures.add("steady_p99_ms", before.quantile(OK, 0.99))
     figures.add("spike_p99_ms", spike.quantile(OK, 0.99))
+    figures.add("steady_late_p99_ms", before.late.get_quantile_value(0.99))
+    figures.add("spike_late_p99_ms", spike.late.get_quantile_value(0.99))
     figures.add("off_steady_p99_ms", merge_turns(latencies("off", "before")).quantile(OK, 0.99))
     figures.add("answers_spike", spike.count(OK))
     figures.add("candidates_mean_spike", sum(one.candidates for one in windows["queue"]["spike"]) / max(1, spike.count(OK)))

@@ -35,7 +35,7 @@ from serving.core.choice import Arm, Slices, arm_of
 from serving.core.ladder import count_in_time
 from serving.core.price import Floor, Price, fold_floor, highest, queue_price
 
-BOUND_WORK = 3.0  # the queue at which the price is infinite, in multiples of the mean full work
+BOUND_WORK = 3.5  # the queue at which the price is infinite, in multiples of the mean full work
 TARGET = 0.95  # share of the engine's time that the plan spends
 TICK_S = 0.2
 _PLAN_WEIGHT = 0.4  # of the newest tick in the offered work

@@ -37,9 +37,16 @@ class Price:
 
 
 def queue_price(wait_ms: float, bound_ms: float, unit: float) -> float:
-    """unit x^2 / (1 - x) of the filled share x = wait / bound: 0 without a queue, infinite at the bound. `bound_ms` is at least the dearest action's cost."""
+    """unit (2 x^2 / (1 - x))^2 of the filled share x = wait / bound: 0 without a queue, the unit at half the bound, infinite at the bound.
+
+    So steep, because the plan holds the mean: this price has to end the peaks, and a gentle one would shorten lists in calm times for nothing.
+    `bound_ms` is at least the dearest action's cost.
+    """
     x = max(0.0, wait_ms) / bound_ms
-    return math.inf if x >= 1 else unit * x * x / (1 - x)
+    if x >= 1:
+        return math.inf
+    root = 2 * x * x / (1 - x)
+    return unit * root * root
 
 
 @dataclass(frozen=True, slots=True)

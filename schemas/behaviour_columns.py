@@ -70,8 +70,25 @@ class BehaviourColumns(Sequence[BehaviourEvent]):
     __slots__ = ("_columns", "_end", "_start")
 
     def __init__(self, columns: _Columns, start: int, end: int) -> None:
-        """Used by `EMPTY`, slices and `append`. Create others with `EMPTY.append`."""
+        """Used by `EMPTY`, `of`, slices and `append`. Create others with `EMPTY.append`."""
         self._columns, self._start, self._end = columns, start, end
+
+    @classmethod
+    def of(
+        cls,
+        items: "np.ndarray | list[Id]",
+        times_L: np.ndarray,
+        kinds_L: np.ndarray,
+        names: Sequence[str],
+        features: Sequence[Mapping[str, Any]] | None,
+    ) -> "BehaviourColumns":
+        """The behaviours of whole columns, as the properties give them."""
+        columns = _Columns(0, not isinstance(items, np.ndarray))
+        columns.room = columns.used = len(times_L)
+        columns.items, columns.times, columns.kinds = items, times_L, kinds_L
+        columns.names, columns.codes = [*names], {name: code for code, name in enumerate(names)}
+        columns.features = None if features is None else [*features]
+        return cls(columns, 0, columns.used)
 
     @property
     def item_ids(self) -> "np.ndarray | list[Id]":

@@ -18,7 +18,7 @@ from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
 from serving.users.user_store import FAMILIES, StoreBounds, UserStore
 
-FORMAT = 2  # of the directory; another format has another folder. Format 1 did not store refused records
+FORMAT = 3  # of the directory; another format has another folder, so a view of format 2, with events as JSON, is not read
 _SERVERS_PER_HOST_MAX = 64
 _log = logging.getLogger("aif.serving.users")
 

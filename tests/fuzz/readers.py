@@ -35,10 +35,10 @@ from serving.core.infer_body import decode_infer_body
 from serving.core.user_view import (
     Head,
     ViewState,
+    append_events,
     decode_events,
     decode_head,
     decode_view_state,
-    encode_event,
     encode_head,
     encode_view_state,
 )
@@ -205,7 +205,7 @@ def _read_user(topic: str, raw: bytes) -> None:
         decoded = decode_user_record(_source(topic, raw), kind, 1)
         assert len(decoded) + len(decoded.rejections) > 0
         for one in decoded.changes:
-            decode_events([encode_event(event) for event in one.events])
+            decode_events(append_events(b"", Head(), one.events).values())
         if decoded.rejections:
             refused = RefusedRecord(decoded.record, decoded.rejections)
             assert decode_refused(encode_refused(refused)).record == refused.record
@@ -302,7 +302,7 @@ READERS: Sequence[Reader] = (
     Reader("stored features", lambda: pack_features({"price": 1.5, "tags": ["a", 1], "gone": None}), unpack_features),
     Reader("outbox entry", lambda: encode_outbox_entry(OutboxEntry(0, "t", 1, b"k", b"v", (("h", b"x"),))), _outbox),
     Reader("user head", lambda: encode_head(Head(1, 2, 3)), decode_head),
-    Reader("user events", lambda: [json.loads(encode_event(EVENT))] * 2, lambda raw: decode_events([raw[1:-1]])),
+    Reader("user events", lambda: append_events(b"", Head(), [EVENT] * 2)[0], lambda raw: decode_events([raw])),
     Reader("user view state", lambda: json.loads(encode_view_state(ViewState({USER_FEATURES: {0: 1}}, {"a": "b"}, 1, 2))), decode_view_state),
     Reader("refused record", lambda: encode_refused(RefusedRecord(_source(NEW_ITEMS, b"v"), [Rejection(0, "a", "b", "c")])), decode_refused),
     Reader("rank body", lambda: RANK, lambda raw: decode_body(RankRequest, raw)),

@@ -2,7 +2,7 @@
 
     L = sum over pairs (i above j) of DeltaNDCG(i, j) * log(1 + exp(-(y_i bid_i / (y_j bid_j) - 1)))
 
-Here: the loss of a batch of requests as a pure function of tensors, and its weights. Not here: the network, batches, optimisers.
+Here: the loss of a batch of requests as a pure function of tensors, and its weights. Not here: the level of y (losses.py), the network, batches, optimisers.
 "i above j" is the order of the gains: the teacher's eCPM, or click times bid where there is no teacher. A pair of equal gains
 has no weight. DeltaNDCG(i, j) = |gain_i - gain_j| * |1/log2(1 + r_i) - 1/log2(1 + r_j)| / IDCG with ranks r in that order.
 

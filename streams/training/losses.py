@@ -3,7 +3,7 @@
 Here: the sum for a batch; its weights are choices of [train] (schemas/train_choices.py), whose defaults trainer.py explains. Not here: COPR itself (copr.py),
 batches, optimisers.
 
-    copr       the order of the ranking teacher's eCPM. It determines ratios of y only, so it is used together with `click`
+    copr       the order of the ranking teacher's eCPM. It does not set the level of a request's y (`keep_level`), so it is used together with `click`
     click      cross-entropy of y with the drawn clicks; with `soft_labels`, with the teacher's click probability (its eCPM over the bid) where it
                is known, which is without the noise of a draw
     softmax    each positive against the negatives of its request; for catalogues of positives with sampled negatives
@@ -25,6 +25,7 @@ from schemas.model.score import bid_exponent
 from schemas.train_choices import TrainChoices
 from streams.training.copr import copr_loss, label_gains
 
+_WEIGHT_MIN = 1e-12  # the smallest divisor of a level, where every y is 0 or 1
 _BID_MIN = 1e-12  # the smallest divisor of an eCPM
 _SCORE_MAX = 1e30  # an eCPM over a tiny bid is cut here, so that the sum over a request stays finite in fp32
 
@@ -73,7 +74,9 @@ def batch_losses(
     if weights.copr:
         exponent = bid_exponent(rank_by)
         bid_BC = labels.bid_BC**exponent
-        copr = copr_loss(logits_BC, bid_BC, label_gains(teacher_scores(labels, exponent), labels.clicked_BC, bid_BC), shown_BC)
+        copr = copr_loss(
+            keep_level(logits_BC, shown_BC), bid_BC, label_gains(teacher_scores(labels, exponent), labels.clicked_BC, bid_BC), shown_BC
+        )
     if weights.click:
         target_BC = teacher_clicks(labels) if weights.soft_labels else labels.clicked_BC
         click = click_loss(logits_BC, target_BC, shown_BC)
@@ -87,6 +90,17 @@ def batch_losses(
                 loss = click_loss(of_task_BC, came_BC, counted_BC)
                 outcomes, total = outcomes + loss, total + weight * loss
     return LossValues(total, copr, click, outcomes)
+
+
+def keep_level(logits_BC: Tensor, mask_BC: Tensor) -> Tensor:
+    """The same logits; of a loss of these, the gradient by each request's logits sums to 0: it moves no shift that they have in common.
+
+    EPSILON makes Eq. 10 depend on the level of y: all y rise until the clicks' loss holds them, at 1.4 to 1.8 times the expected clicks. So the level is
+    left to the clicks. The gradient g becomes g - w sum(g) / sum(w), with w = y (1 - y): equal shares would push what is low already to minus infinity.
+    """
+    weight_BC = (torch.sigmoid(logits_BC) * torch.sigmoid(-logits_BC) * mask_BC).detach()
+    level_B = (weight_BC * logits_BC.masked_fill(~mask_BC, 0)).sum(dim=1) / weight_BC.sum(dim=1).clamp(min=_WEIGHT_MIN)
+    return logits_BC + (level_B.detach() - level_B)[:, None]
 
 
 def click_loss(logits_BC: Tensor, clicked_BC: Tensor, mask_BC: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""COPR (Eq. 10): the formula by plain loops, and the closed form of its gradient. Finite differences, and extreme logits: test_losses.py."""
+"""COPR (Eq. 10): the formula by plain loops, and the closed form of its gradient. Extreme logits, and the level: test_losses.py."""
 
 import math
 
@@ -63,6 +63,12 @@ def test_the_gradient_of_one_pair_has_its_closed_form(logits: tuple[float, float
     slope = delta_ndcg(gains, mask)[0, 0, 1].item() / (1 + math.exp(rho - 1)) * rho
     assert x.grad is not None
     assert x.grad[0].tolist() == pytest.approx([-slope * (1 - y_i), slope * (1 - y_j) * y_j / (y_j + EPSILON)], rel=1e-6)
+
+
+def test_its_gradient_is_that_of_finite_differences() -> None:
+    logits, bids, gains, mask = sample()
+    mask[0, 4:] = False
+    assert torch.autograd.gradcheck(lambda x: copr_loss(x, bids, gains, mask), (logits.requires_grad_(True),))
 
 
 @pytest.mark.parametrize("at", [0, 3, 6])

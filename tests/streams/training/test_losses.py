@@ -43,6 +43,15 @@ def test_bids_have_no_part_in_a_model_that_ranks_by_click_nor_in_what_its_teache
     assert ours == pytest.approx(theirs, rel=1e-12) and ours != batch_losses(TrainChoices(), logits, labels, "ecpm").total.item()
 
 
+def test_copr_leaves_what_all_logits_of_a_request_have_in_common_to_the_clicks() -> None:
+    logits, labels = sample()
+    labels.mask_BC[:, 4:] = False
+    logits.requires_grad_(True)
+    batch_losses(TrainChoices(copr=1.0, click=0.0), logits, labels, "ecpm").copr.backward()
+    assert logits.grad is not None and logits.grad[:, :4].abs().max() > 1e-3 and not logits.grad[:, 4:].any()
+    assert logits.grad.sum(dim=1).abs().max() < 1e-12
+
+
 def test_soft_labels_are_the_teachers_click_probability_and_the_click_where_there_is_none() -> None:
     nan = float("nan")
     labels = Labels(*(torch.tensor([v]) for v in ([2.0, 4.0, 1.0], [1.0, nan, 9.0], [0.0, 1.0, 0.0])), torch.ones(1, 3, dtype=torch.bool))
@@ -109,7 +118,6 @@ def test_masked_items_have_no_gradient() -> None:
 @pytest.mark.parametrize(
     "weights",
     [
-        TrainChoices(copr=1.0, click=0.0),
         TrainChoices(copr=0.0, click=1.0, softmax=0.0, soft_labels=True),
         TrainChoices(copr=0.0, click=0.0, softmax=1.0),
     ],

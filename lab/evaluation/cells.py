@@ -75,9 +75,9 @@ class CellPlan:
 
     @property
     def teachers(self) -> "CellPlan":
-        """The plan by which `taught_by` is trained: on drawn clicks, because a teacher outside of a simulation has nothing else."""
+        """The plan by which `taught_by` is trained: on drawn clicks, because a teacher outside of a simulation has nothing else; the same for all seeds."""
         assert self.taught_by is not None
-        of_clicks = dataclasses.replace(self.train, copr=0.0, click=1.0, softmax=0.0, outcomes=1.0, soft_labels=False)
+        of_clicks = dataclasses.replace(self.train, copr=0.0, click=1.0, softmax=0.0, outcomes=1.0, soft_labels=False, seed=0)
         return dataclasses.replace(self, variant=self.taught_by, taught_by=None, train=of_clicks)
 
     @property

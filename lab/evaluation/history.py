@@ -19,7 +19,7 @@ from infra.figures import Figures
 from lab.catalogues.world import KUAIRAND_1K, LIGHT, WorldSize
 from lab.evaluation.cells import Cell, CellPlan, run_cells
 from lab.evaluation.family.variant import AIF
-from lab.evaluation.plan import SIGNALS, SPEC, TRAIN, WORLD_SEED
+from lab.evaluation.plan import SIGNALS, SOFT, SPEC, WORLD_SEED
 from lab.figures.declared import read_bench
 from lab.figures.markdown import heading, paragraph, table
 from lab.serving.world import engine_case, open_rank_world, time_in_turns
@@ -43,7 +43,7 @@ class HistoryPlan:
 
     def cell(self, length: int, reads: int | None = None) -> CellPlan:
         """The served model that reads `length` behaviours, or `reads` when it is measured."""
-        train = dataclasses.replace(TRAIN, steps=self.steps)
+        train = dataclasses.replace(SOFT, steps=self.steps)
         return CellPlan(
             AIF, self.size, (*SPEC, ("behaviours_max", length), ("sim_behaviours", length)), train, SIGNALS, WORLD_SEED, reads=reads
         )

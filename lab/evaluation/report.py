@@ -15,13 +15,15 @@ import numpy as np
 from infra.figures import Figures
 from infra.files import write_file_durably
 from lab.evaluation.bits import ALLOWED_PT
+from lab.evaluation.costs import USER_ROWS
 from lab.evaluation.data_section import data_section
 from lab.evaluation.family.codes import CLUSTERS, MOMENT_WIDTH
 from lab.evaluation.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
 from lab.evaluation.history import history_section
 from lab.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
-from lab.evaluation.plan import OTHER_LOSSES, TWO_TASKS, WORLD_SEED, TablesPlan, plan_tables
+from lab.evaluation.plan import OTHER_LABELS, SPEC, TWO_TASKS, UPPER_BOUND, WORLD_SEED, TablesPlan, plan_tables
 from lab.figures.markdown import heading, join_blocks, paragraph, picture, table
+from schemas.model.spec import ModelSpec
 
 RESULTS, FIGURES = "RESULTS.md", "figures.json"
 _GAINS, _BRIDGES, _BITS = "table2.png", "bridges.png", "bits.png"
@@ -97,7 +99,8 @@ def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: S
         _bridges(found),
         _bits(found),
         _teacher(found),
-        _losses(found),
+        _labels(found),
+        _upper_bound(found),
         _tasks(found),
     )
     others = (history_section(raw) if raw["command"] == "eval history" else data_section(raw) for raw in other_data)
@@ -117,14 +120,17 @@ def _head(found: Lookup, plan: TablesPlan, figures: Figures) -> list[str]:
     made = f"""Written by `{kind}` on {machine["cores"]} cores of {machine["processor"]}, torch {versions["torch"]}, Python {versions["python"]}:
     {found.text("cells", 0)} of {found.text("cells_planned", 0)} trainings of the plan, {found.text("cells_cpu_s", 0)} seconds of processor time.
     Synthetic world {WORLD_SEED}: {size.items:,} items, {size.users:,} users, {size.users * size.requests_per_user:,} requests of
-    {size.shown_per_request} shown items. Histories have {shape.lengths[0][1]:,} to {shape.longest:,} behaviours, {median:,} in the median.
-    {plan.steps:,} steps, {plan.seeds} seed(s); a model's figure is the mean over its seeds,
-    [low, high] the 95% interval of a paired bootstrap over users, 1,000 resamples. The interval does not cover differences between seeds."""
+    {size.shown_per_request} shown items. Histories have {shape.lengths[0][1]:,} to {shape.longest:,} behaviours, {median:,} in the median (the paper's
+    have about 100,000); models read the latest {ModelSpec.behaviours_max:,}. {plan.steps:,} steps, {plan.seeds} seed(s); a model's figure is the
+    mean over its seeds, [low, high] the 95% interval of a paired bootstrap over users, 1,000 resamples. The interval does not cover differences between
+    seeds; their standard deviation stands beside it."""
+    labels = """As in the paper, models learn from drawn clicks and from a ranking teacher's order by COPR (Eq. 10). The teacher learnt from drawn clicks,
+    too, with one seed for all models: a cascade has one ranking stage. Models that learnt the true click probability are in a table of their own."""
     trust = f"""{size.held_out} users are kept out of training; {found.text("users", 0)} of them are measured here, against the true click probability (which
     reaches a GAUC of {found.text("world.truth.gauc", 4)}). The
     plan (weights of the world's signals, sizes, steps, learning rate) was chosen on another world, of seed 0. No choice used these users or items. The paper
     uses other data: order and sign can agree, sizes need not."""
-    return [heading("Results", 1), paragraph(made), paragraph(trust), *([_full_plan(found, plan)] if plan.quick else [])]
+    return [heading("Results", 1), paragraph(made), paragraph(labels), paragraph(trust), *([_full_plan(found, plan)] if plan.quick else [])]
 
 
 def _full_plan(found: Lookup, plan: TablesPlan) -> str:
@@ -133,7 +139,7 @@ def _full_plan(found: Lookup, plan: TablesPlan) -> str:
     measured = (found.number("cells_cpu_s") or 0.0) / max(1, found.number("cells") or 1) / plan.steps
     hours = measured * full.steps * len(full.cells) / 3_600
     return paragraph(f"""This is the quick plan. The full one (`aif eval tables`: {len(full.cells)} trainings of {full.steps:,} steps, {full.seeds} seeds) adds
-    bridges from 1 to 32 and Full-Cross, bits from 32 to 256, two tasks and other losses; by the times of this run it takes {hours:.1f} hours of one core,
+    bridges from 1 to 32 and Full-Cross, bits from 32 to 256, two tasks and other labels; by the times of this run it takes {hours:.1f} hours of one core,
     and resumes where it was stopped.""")
 
 
@@ -142,7 +148,7 @@ def _points(value: float | None) -> str:
 
 
 def _table_2(found: Lookup) -> list[str]:
-    header = ("Model", "GAUC", "HR@100", "HR, pt", "GAUC, pt", "lost against AIF, pt", "CTR, %", "RPM, %")
+    header = ("Model", "GAUC", "seeds: GAUC", "HR@100", "seeds: HR", "HR, pt", "GAUC, pt", "lost against AIF, pt", "CTR, %", "RPM, %")
     paper_header = ("paper: HR", "GAUC", "CTR", "RPM")
     ab_ctr, ab_rpm = (found.interval(f"world.ab.aif.{name}_lift_pct", 2) for name in ("ctr", "rpm"))
     text = f"""Gap between Base and Base(full features): {found.interval("gauc_gap_pt", 2)} points of GAUC (paper 7.83); AIF closes
@@ -159,7 +165,7 @@ def _row_2(variant: Variant, found: Lookup) -> list[str]:
     lifts = [found.interval(f"{prefix}.{m}_lift_pct", 2) for m in ("ctr", "rpm")]
     gains = [_points(found.gain_pt(name, m)) for m in ("hr_at_100", "gauc")]
     theirs = map(_points, _PAPER_2[name])
-    quality = [found.interval(f"{prefix}.gauc", 4), found.text(f"{prefix}.hr_at_100", 4)]
+    quality = _quality(found, name)[:-1]
     return [variant.title, *quality, *gains, found.interval(f"{prefix}.gauc_drop_pt", 2), *lifts, *theirs]
 
 
@@ -186,9 +192,13 @@ def _bridges(found: Lookup) -> list[str]:
     rows = [_bridge_row(variant, found) for variant in BRIDGES if found.number(f"world.{variant.name}.gauc") is not None]
     if not rows:
         return []
-    text = """Costs are of one request with 10,000 candidates: multiply-adds for each candidate, and milliseconds on one thread. With bridges the
-    user's vectors are computed once, so a candidate costs n weights. With Full-Cross it costs attention to every row of the user and the layers of f."""
-    header = ("Model", "seeds", "GAUC", "spread over seeds", "HR@100", "multiply-adds", "ms")
+    ratio = (found.number("full_cross_madds") or 0) / (found.number("bridges_8_madds") or 1)
+    text = f"""Costs are of one request with 10,000 candidates: multiply-adds for each candidate, and milliseconds on one thread. With bridges the
+    user's vectors are computed once, so a candidate costs n weights. With Full-Cross it costs attention to every row of the user and the layers of f:
+    {ratio:.0f} times as many multiply-adds as 8 bridges. The paper says hundreds of times. It counts interactions, and there are as many fewer of these as
+    there are candidates for each bridge: 10,000 to 8 is 1,250. Multiply-adds differ less, because the weighted sum of line 4 remains for each candidate,
+    and because attention and f are small here: {USER_ROWS} rows of {dict(SPEC)["width"]} numbers, one hidden layer."""
+    header = ("Model", "seeds", "GAUC", "seeds: GAUC", "HR@100", "multiply-adds", "ms")
     return [
         heading("Bridges"),
         table(header, rows),
@@ -232,20 +242,41 @@ def _bits(found: Lookup) -> list[str]:
 def _teacher(found: Lookup) -> list[str]:
     if found.number("teacher_margin_pt") is None:
         return []
-    with_clicks = found.interval("teacher_click_margin_pt", 2)
     text = f"""The ranking teacher (every feature crossed with every candidate, attention to all of the history, exact similarity, vectors twice as wide)
-    has a GAUC of {found.interval("world.teacher.gauc", 4)}: {found.interval("teacher_margin_pt", 2)} points above AIF with the same labels"""
-    text += "." if with_clicks == "-" else f", and {with_clicks} where both learn from drawn clicks."
+    has a GAUC of {found.interval("world.teacher.gauc", 4)}: {found.interval("teacher_margin_pt", 2)} points above AIF, and
+    {found.interval("teacher_click_margin_pt", 2)} above AIF with its own labels, drawn clicks alone."""
     return [heading("Ranking teacher"), paragraph(text)]
 
 
-def _losses(found: Lookup) -> list[str]:
-    if not any(found.number(f"world.{variant.name}.gauc") is not None for variant, *_ in OTHER_LOSSES):
+def _labels(found: Lookup) -> list[str]:
+    names = [AIF.name, *(variant.name for variant, *_ in OTHER_LABELS)]
+    if not any(found.number(f"world.{name}.gauc") is not None for name in names[1:]):
         return []
-    titles = {AIF.name: "the true probability (all other tables)"} | {variant.name: variant.title for variant, *_ in OTHER_LOSSES}
-    names = ("gauc", "hr_at_100", "calibration")
-    rows = [[title, *(found.text(f"world.{model}.{name}", 4) for name in names)] for model, title in titles.items()]
-    return [heading("Losses"), table(("AIF trained with", "GAUC", "HR@100", "predicted / expected clicks"), rows)]
+    titles = ["drawn clicks, and COPR in the teacher's order (all other tables)", *(variant.title for variant, *_ in OTHER_LABELS)]
+    rows = [[title, *_quality(found, name)] for name, title in zip(names, titles, strict=True)]
+    gains = f"""COPR gains {found.interval("copr_hr_gain_pt", 2)} points of HR@100 and {found.interval("copr_gauc_gain_pt", 2)} of GAUC over drawn clicks
+    alone."""
+    return [heading("Labels and COPR"), table(("AIF trained with", *_QUALITY), rows), paragraph(gains)]
+
+
+def _upper_bound(found: Lookup) -> list[str]:
+    rows = [[v.title, *_quality(found, v.name)] for v, *_ in UPPER_BOUND if found.number(f"world.{v.name}.gauc") is not None]
+    if not rows:
+        return []
+    text = "The same models with the true click probability as label, which no log has: noise of drawn clicks and errors of a teacher are left out."
+    return [heading("Upper bound: the true probability as label"), paragraph(text), table(("Model", *_QUALITY), rows)]
+
+
+_QUALITY = ("GAUC", "seeds: GAUC", "HR@100", "seeds: HR", "predicted / expected clicks")
+
+
+def _quality(found: Lookup, model: str) -> list[str]:
+    """The cells of `_QUALITY`."""
+    prefix = f"world.{model}"
+    measures = (
+        text for m in ("gauc", "hr_at_100") for text in (found.interval(f"{prefix}.{m}", 4), found.text(f"{prefix}.{m}_seed_sd", 4))
+    )
+    return [*measures, found.text(f"{prefix}.calibration", 3)]
 
 
 def _tasks(found: Lookup) -> list[str]:

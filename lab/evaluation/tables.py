@@ -112,10 +112,18 @@ def _add_bits(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
 
 
 def _add_teacher(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
-    """Adds the teacher's margin over AIF for each kind of label with which both were trained: true probabilities, drawn clicks."""
-    for name, teacher, student in (("teacher", TEACHER.name, AIF.name), ("teacher_click", "teacher_click", "aif_click")):
-        if teacher in models and student in models:
-            figures.add_interval(f"{name}_margin_pt", _points_lost(bootstrap, models[teacher]["gauc"], models[student]["gauc"]))
+    """Adds the teacher's margin over AIF, which learns its order, and over AIF with drawn clicks alone, as the teacher has them; what COPR is worth."""
+
+    def gained(better: str, worse: str, measure: str) -> Interval | None:
+        both = better in models and worse in models
+        return _points_lost(bootstrap, models[better][measure], models[worse][measure]) if both else None
+
+    for name, student in (("teacher", AIF.name), ("teacher_click", "aif_click")):
+        if (found := gained(TEACHER.name, student, "gauc")) is not None:
+            figures.add_interval(f"{name}_margin_pt", found)
+    for name, measure in (("gauc", "gauc"), ("hr", "hr_at_100")):
+        if (found := gained(AIF.name, "aif_click", measure)) is not None:
+            figures.add_interval(f"copr_{name}_gain_pt", found)
 
 
 def _points_lost(bootstrap: Bootstrap, reference: UserValues, model: UserValues) -> Interval:
@@ -134,12 +142,11 @@ def _split_lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues, user
 
 
 def _add_numbers(figures: Figures, cells: Sequence[Cell]) -> None:
-    """Adds each model's seconds of fit and of processor, parameters and calibration, as means over its seeds, and the spread of GAUC over them."""
+    """Adds each model's seconds of fit and of processor, parameters and calibration, as means over its seeds, and the spread of GAUC and HR over them."""
     for model in dict.fromkeys(cell.model for cell in cells):
         of_model = [cell for cell in cells if cell.model == model]
         for name in ("fit_s", "cpu_s", "parameters", "calibration"):
             figures.add(f"world.{model}.{name}", float(np.mean([cell.numbers[name] for cell in of_model])))
         figures.add(f"world.{model}.seeds", len(of_model))
-        if len(of_model) > 1:
-            gaucs = [cell.users["gauc"].mean() for cell in of_model]
-            figures.add(f"world.{model}.gauc_seed_sd", float(np.std(gaucs, ddof=1)))
+        for name in ("gauc", "hr_at_100") if len(of_model) > 1 else ():
+            figures.add(f"world.{model}.{name}_seed_sd", float(np.std([cell.users[name].mean() for cell in of_model], ddof=1)))

@@ -68,6 +68,7 @@ def test_a_taught_model_learns_the_order_of_a_teacher_who_saw_clicks_alone() -> 
     train = tiny_plan().train.replaced({"copr": 1.0, "click": 0.0})
     plan = dataclasses.replace(tiny_plan(), train=train, taught_by=TEACHER)
     assert plan.teachers.train == train.replaced({"copr": 0.0, "click": 1.0, "soft_labels": False}) and plan.teachers.variant == TEACHER
+    assert dataclasses.replace(plan, train=train.replaced({"seed": 1})).teachers == plan.teachers
     by_truth = dataclasses.replace(plan, taught_by=None)
     assert not same(run_cell(plan), run_cell(by_truth))
 

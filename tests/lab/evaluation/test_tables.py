@@ -12,7 +12,7 @@ from infra.figures import Figures
 from lab.evaluation.cells import Cell
 from lab.evaluation.costs import measure_costs
 from lab.evaluation.family.variant import BRIDGES, MORE_CANDIDATES, TABLE_2, TABLE_3, TEACHER
-from lab.evaluation.plan import OTHER_LOSSES, TWO_TASKS, plan_tables
+from lab.evaluation.plan import OTHER_LABELS, TWO_TASKS, UPPER_BOUND, plan_tables
 from lab.evaluation.program import run_tables
 from lab.evaluation.report import RESULTS, write_report
 from lab.evaluation.tables import TABLES, add_world_figures, average_seeds
@@ -103,12 +103,14 @@ def test_an_ab_test_splits_users_by_their_ids_wherever_they_stand() -> None:
 
 def test_the_plans_hold_every_model_of_the_tables() -> None:
     quick, full = plan_tables(quick=True), plan_tables(quick=False)
-    expected = {v.name for v in (*TABLE_2, *TABLE_3, *BRIDGES, TEACHER, TWO_TASKS)} - {MORE_CANDIDATES.name} | {
-        v.name for v, *_ in OTHER_LOSSES
+    expected = {v.name for v in (*TABLE_2, *TABLE_3, *BRIDGES, TWO_TASKS)} - {MORE_CANDIDATES.name} | {
+        v.name for v, *_ in (*OTHER_LABELS, *UPPER_BOUND)
     }
     assert {c.variant.name for c in full.cells} == expected and {c.train.seed for c in full.cells} == {0, 1, 2}
     assert {v.name for v in TABLE_2} - {MORE_CANDIDATES.name} <= {c.variant.name for c in quick.cells}
     assert len({c.file_name for c in full.cells}) == len(full.cells)
+    assert all(c.taught_by == TEACHER and c.train.copr and not c.train.soft_labels for c in quick.cells)
+    assert len({c.teachers.digest for c in full.cells if c.taught_by}) == 1  # a cascade has one ranking stage
 
 
 def test_the_spread_over_seeds_is_told_where_there_are_several() -> None:
@@ -125,9 +127,10 @@ def test_bits_are_told_by_measured_losses_and_by_their_law() -> None:
     assert figures.value("hash_bits_for_0.1") is None and figures.value("hash_bits_for_0.1_by_law") == 624
 
 
-def test_the_teachers_margin_is_with_the_same_labels() -> None:
-    figures = figures_of([cell("aif", 0, 0.79), cell("teacher", 0, 0.80), cell("aif_click", 0, 0.77), cell("teacher_click", 0, 0.79)])
-    assert figures.value("teacher_margin_pt") == pytest.approx(1.0) and figures.value("teacher_click_margin_pt") == pytest.approx(2.0)
+def test_the_teachers_margins_and_what_copr_gains() -> None:
+    figures = figures_of([cell("aif", 0, 0.79), cell("teacher", 0, 0.80), cell("aif_click", 0, 0.77)])
+    assert figures.value("teacher_margin_pt") == pytest.approx(1.0) and figures.value("teacher_click_margin_pt") == pytest.approx(3.0)
+    assert figures.value("copr_gauc_gain_pt") == pytest.approx(2.0) and figures.value("copr_hr_gain_pt") == pytest.approx(2.0)
 
 
 def test_the_report_stands_beside_the_paper_and_holds_pictures(tmp_path: Path) -> None:
@@ -142,9 +145,9 @@ def test_the_report_stands_beside_the_paper_and_holds_pictures(tmp_path: Path) -
 
 def test_sections_without_figures_are_left_out_and_those_with_them_are_there(tmp_path: Path) -> None:
     without = write_report(tmp_path, figures_of(cells()), plan_tables(quick=True)).read_text()
-    more = [cell(name, 0, 0.79) for name in (v.name for v in (*(v for v, *_ in OTHER_LOSSES), *BRIDGES))]
+    more = [cell(name, 0, 0.79) for name in (v.name for v in (*(v for v, *_ in (*OTHER_LABELS, *UPPER_BOUND)), *BRIDGES))]
     text = write_report(tmp_path, figures_of([*(c for c in cells() if c.seed == 0), *more]), plan_tables(quick=False)).read_text()
-    for section in ("## Losses", "## Bridges"):
+    for section in ("## Labels and COPR", "## Upper bound", "## Bridges"):
         assert section in text and section not in without
     assert "BEA, n = 32" in text and (tmp_path / "bridges.png").exists()
 

@@ -6,6 +6,7 @@
 counts.py    counters in memory, and the numbers that they make; pure
 events.py    records to changes of counters
 tally.py     the counters in RocksDB, with offsets, outbox and the numbers that were sent
+older_items.py  items that the log no longer has, from the snapshots of shards
 owner.py     the one process of the group that owns all partitions
 program.py   wiring
 """

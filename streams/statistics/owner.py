@@ -35,10 +35,11 @@ class TallyOwner:
         prefix: str,
         directory: Path,
         open_tally: Callable[[Path], Tally],
+        take_older_items: Callable[[Tally, int, int], None],
         make_task: Callable[[Tally], SerialTask[Tally]],
     ) -> None:
         self._bootstrap, self._prefix, self._directory = bootstrap, prefix, directory
-        self._open_tally, self._make_task = open_tally, make_task
+        self._open_tally, self._take_older_items, self._make_task = open_tally, take_older_items, make_task
         self.task: SerialTask[Tally] | None = None
         self.assigned = False
         self._gaps = GapWatch()
@@ -80,6 +81,10 @@ class TallyOwner:
             _log.error("counting the log again: it holds %s to %s, the directory needs %s", starts, ends, held)
             tally.close()
             shutil.rmtree(self._directory)
+        for partition in (p for topic, p in partitions if topic == ITEM_FEATURES):
+            name = f"{ITEM_FEATURES}/{partition}"
+            if starts[name] > 0 and name not in tally.next_offsets:
+                self._take_older_items(tally, partition, starts[name])
         return tally, tally.open_log(starts, ends)
 
     def takes(self, partition: Partition) -> bool:

@@ -32,6 +32,7 @@ from streams.faust_shell import EXIT_OPERATOR, SoleAssignor, add_agent, consume,
 from streams.settings import StatisticsSettings
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.task import SerialTask
+from streams.statistics.older_items import take_older_items
 from streams.statistics.owner import TOPICS, TallyOwner
 from streams.statistics.tally import Tally, directory_name
 
@@ -104,11 +105,14 @@ class StatisticsProgram:
         def open_tally(directory: Path) -> Tally:
             return Tally(directory, wanted, init, self._clock, section.interval_s, section.updates_max)
 
+        def take_items(tally: Tally, shard: int, log_start: int) -> None:
+            take_older_items(tally, self._store, init, shard, log_start, self._folder / "snapshot")
+
         directory = self._folder / directory_name(wanted, self._control.state.index_id)
         for other in self._folder.glob("*/CURRENT"):  # of other statistics
             if other.parent != directory:
                 shutil.rmtree(other.parent)
-        owner = TallyOwner(self._bootstrap, self._prefix, directory, open_tally, self._make_task)
+        owner = TallyOwner(self._bootstrap, self._prefix, directory, open_tally, take_items, self._make_task)
         app = make_app(
             self._group,
             self._bootstrap,

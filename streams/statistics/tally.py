@@ -30,6 +30,7 @@ from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Database, open_database
+from infra.rocks_scan import Scan
 from schemas.events import StatisticsReport, encode_record
 from schemas.ids import IdKind, decode_index_key, encode_wire_id, partition_of
 from schemas.index.control import Init
@@ -156,6 +157,22 @@ class Tally:
         self._target = self.ends = dict(ends)
         return {name: self._state.offsets[name] for name in starts}
 
+    def take_items(self, name: str, next_offset: int, rows: Scan) -> None:
+        """Items as a shard of the index stores them, whose records before `next_offset` of a partition of item-features the log no longer has."""
+        while some := rows.take(_BATCH_RECORDS_MAX):
+            batch = self.database.new_batch()
+            for key, value in some:
+                if (features := decode_item(value).features) is not None:
+                    kept = (
+                        features
+                        if features.dead
+                        else msgspec.structs.replace(features, raw=self._pack_needed(unpack_features(features.raw)))
+                    )
+                    batch.put(ITEMS, key, encode_item(kept, None))
+                    self._place_item(key, kept)
+            self.database.write(batch)
+        self._commit(self.database.new_batch(), msgspec.structs.replace(self._state, offsets={**self._state.offsets, name: next_offset}))
+
     @property
     def is_settled(self) -> bool:
         """Whether everything is counted that the log held at the assignment."""
@@ -216,16 +233,20 @@ class Tally:
         """What each update of some records makes of its item, of the features that are needed here; without superseded ones."""
         decoded = [decode_source_record(record, self._kind, self._init.shards) for record in records]
         updates = [update for one in decoded for update in one.updates if isinstance(update, FeaturesUpdate)]
-        keys, needed = list({update.key for update in updates}), {*self.counts.statistics, *self.counts.group_names}
+        keys = list({update.key for update in updates})
         stored = zip(keys, self.database.multi_get(ITEMS, keys), strict=True)
         held, found = {key: _features_of(raw) for key, raw in stored if raw is not None}, []
         for update in updates:
-            features = {name: value for name, value in update.features.items() if name in needed}
-            update = msgspec.structs.replace(update, features=features, raw=b"" if update.dead else pack_features(features))
+            raw = b"" if update.dead else self._pack_needed(update.features)
+            update = msgspec.structs.replace(update, features=unpack_features(raw) if raw else {}, raw=raw)
             if (after := fold_features(held.get(update.key), update)) is not None:
                 held[update.key] = after
                 found.append((update.key, after))
         return found
+
+    def _pack_needed(self, features: Mapping[str, Any]) -> bytes:
+        needed = (*self.counts.statistics, *self.counts.group_names)
+        return pack_features({name: features[name] for name in needed if name in features})
 
     def _commit(self, batch: Any, after: _State) -> None:
         batch.put(META, _STATE, msgspec.json.encode(after))

@@ -167,6 +167,11 @@ def decode_times(array: Array, unit: str | None = None, forms: Sequence[str] = (
     return times
 
 
+def times_of_constant(value: object) -> int:
+    """A time as a mapping writes it, in ms; -1 if it is none."""
+    return int(decode_times(pa.array([value]))[0])
+
+
 def _times_of_numbers(numbers: np.ndarray, unit: str | None) -> np.ndarray:
     size = np.abs(np.nan_to_num(numbers))
     by_size = np.select([size < 1e11, size < 1e14, size < 1e17], [1e3, 1.0, 1e-3], 1e-6)

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from infra.data.interactions import IdPlaces
 from infra.data.leakage import strongest_correlation
 from infra.data.mapped_sources import MappedSources
-from infra.data.tables import LoadedRows
+from infra.data.tables import IdPlaces, LoadedRows
 from schemas.features import Feature, Kind, Scope
 
 _TELLING_LEAST = 0.5  # of the requests with clicked rows and others; an hour that changes within a session tells few of them apart

@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 from infra.clock import DAY_MS
 from infra.data.columns import decode_numbers, decode_parts, is_text, plain
 from infra.data.context_leakage import find_leaking_context
-from infra.data.interactions import Interactions, read_times
+from infra.data.interactions import Interactions
 from infra.data.leakage import SUSPICIOUS, find_known_future, find_made_of_the_log
 from infra.data.mapped_sources import MappedSources, spell_time
 from infra.data.mapping_source import Source
 from infra.data.sampled_impressions import KnownUsers
+from infra.data.tables import read_times
 from schemas.features import Kind
 from schemas.ids import Id
 

@@ -1,6 +1,6 @@
 """How often an item will be taken soon, predicted from the past of all items: the feature that `expected_days` in a mapping derives from behaviours.
 
-Here: the expectation as of a time. Not here: other statistics (item_statistics.py), items taken by the same users (taken_together.py).
+Here: the expectation as of a time. Not here: other statistics (log_statistics.py), items taken by the same users (taken_together.py).
 Why: how the counts of one month continue in the next is the same for all users, so an error in it affects every answer. The data has few months, and
 a network with many weights learns this differently with every seed; a dozen weights that are learnt from every item in every week do not.
 
@@ -44,6 +44,8 @@ class _Examples:
 
 class ExpectedTakers:
     """Takers in the next `days` as of any time, `AVERAGE` for the average item; cuts are those of a calendar on which `anchor_ms` is one."""
+
+    is_signed = False  # what is negative is not known
 
     def __init__(self, positives: Interactions, items: int, days: float, anchor_ms: int) -> None:
         self._positives, self._items, self._anchor_ms = positives, items, anchor_ms

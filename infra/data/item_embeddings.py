@@ -12,9 +12,8 @@ import numpy as np
 
 from infra.data.columns import decode_texts
 from infra.data.inferred_schema import infer_width
-from infra.data.interactions import IdPlaces, read_times
 from infra.data.mapping import Embeddings
-from infra.data.tables import LoadedRows, LoadedTable
+from infra.data.tables import IdPlaces, LoadedRows, LoadedTable, read_times
 from infra.data.text import FITTED_TEXTS_MAX, TextEmbedder, mark_items
 from schemas.errors import Misconfigured
 from schemas.ids import Id, IdKind

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from infra.data.interactions import IdPlaces, read_times
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping_source import Source
 from infra.data.shown_impressions import ShownRows
+from infra.data.tables import IdPlaces, read_times
 from schemas.features import Kind, Scope
 
 # From this correlation on. Of 180 days with 22 held out a total of the whole period has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price, and a total

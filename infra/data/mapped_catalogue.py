@@ -19,7 +19,6 @@ from infra.data.mapped_sources import MappedSources, spell_time
 from infra.data.mapping import DataMapping
 from infra.data.rejections import Rejections
 from infra.data.sampled_impressions import SampledRequest, plan_cuts, sample_requests
-from infra.data.shown_impressions import read_shown_requests
 from infra.data.spool import SpoolBounds
 from infra.data.tables import Tell
 from schemas.decoding import describe_errors
@@ -204,12 +203,8 @@ class MappedCatalogue:
 
     def shown_in(self, first_ms: int, last_ms: int) -> Iterator[ImpressionRecord]:
         """The requests of a period with the bids of the evaluation time."""
-        sources = self.sources
-        assert sources.shown is not None
-        bids = self._bids_at(sources.now_ms)
-        bid_of = {item: bids[place] for place, item in enumerate(sources.item_rows.ids)}
-        context = self.schema.of(Scope.CONTEXT)
-        yield from read_shown_requests(sources.shown, sources.id_kind, (first_ms, last_ms), bid_of, context, sources.bounds)
+        bids = dict(zip(self.sources.item_rows.ids, self._bids_at(self.sources.now_ms), strict=True))
+        yield from self.sources.shown_requests.records((first_ms, last_ms), bids, self.schema.of(Scope.CONTEXT))
 
     def _sampled_requests(self) -> Iterator[SampledRequest]:
         sources, sampling = self.sources, self.mapping.sampling

@@ -6,36 +6,37 @@ disk beyond that.
 """
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from infra.clock import DAY_MS
-from infra.data.chosen_statistics import choose_statistics, names_alone, open_statistic, statistic_of, together_before_shown
-from infra.data.columns import decode_numbers
+from infra.data.chosen_statistics import count_values, default_statistics, names_alone, statistic_of
+from infra.data.columns import decode_numbers, times_of_constant
+from infra.data.expected_takers import ExpectedTakers
+from infra.data.files import load_table
 from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, infer_rate
-from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name, read_interactions, read_times, times_of_constant
+from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name
 from infra.data.item_embeddings import ItemEmbeddings, ItemMarks, read_last_rows
-from infra.data.item_history import read_item_history
-from infra.data.item_rows import ItemRows, read_item_rows
-from infra.data.item_states import ItemStates
-from infra.data.item_statistics import ItemStatistic
-from infra.data.mapping import DataMapping
-from infra.data.mapping_part import reject
+from infra.data.items import AsOf, ItemRows, ItemStates, read_item_history, read_item_rows
+from infra.data.log import read_interactions
+from infra.data.log_statistics import LogStatistic, MeanOfValue, TakersCount
+from infra.data.mapping import DataMapping, reject
 from infra.data.mapping_source import FeatureSource, Source
 from infra.data.rejections import Rejections
-from infra.data.shown_impressions import ShownRows
-from infra.data.shown_statistics import LogStatistic, read_shown_log
+from infra.data.shown_impressions import ShownRequests, ShownRows
 from infra.data.spool import SpoolBounds
-from infra.data.tables import FILE, ROW, LoadedTable, Tell, load_table
+from infra.data.tables import FILE, ROW, LoadedTable, Tell, read_times
+from infra.data.taken_together import TogetherVectors, together_vectors
 from infra.data.text import cluster_embeddings
 from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import Id, IdKind
-from schemas.statistics import HOUR_MS
+from schemas.statistics import HOUR_MS, Log, Statistic
 
 _KINDS_MAX = 64
 _WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
@@ -60,7 +61,7 @@ class MappedSources:
         self.bounds, self._tell = bounds, tell
         self.rejections = Rejections()
         self._tables: dict[str, LoadedTable] = {}
-        self._statistics: dict[str, ItemStatistic | LogStatistic] = {}
+        self._statistics: dict[str, AsOf] = {}
 
     def table(self, source: Source) -> LoadedTable:
         """The rows of a section."""
@@ -208,10 +209,17 @@ class MappedSources:
     # --- items ---
 
     @cached_property
-    def shown_log(self) -> Interactions:
-        """Every row of [impressions] that names a user, an item and a time, with its outcomes as bits."""
+    def shown_requests(self) -> ShownRequests:
+        """The rows of [impressions] that name a user, an item and a time, by request; those from the evaluation time on apart."""
         assert self.shown is not None
-        return read_shown_log(self.shown, self.id_kind, self.item_rows.ids, self.bounds)
+        table = self.shown.table
+        found = read_interactions(table, self.id_kind, self.item_rows.ids, self.bounds, table.spool.schema.names)
+        return ShownRequests(self.shown, found, self.now_ms, self.bounds)
+
+    @cached_property
+    def shown_log(self) -> Interactions:
+        """The same as interactions, with what came of each as bits."""
+        return self.shown_requests.log()
 
     @cached_property
     def items_per_request(self) -> float:
@@ -223,13 +231,29 @@ class MappedSources:
 
     @cached_property
     def item_features(self) -> Mapping[str, FeatureSource]:
-        """The features of [items], with the statistics of chosen_statistics.py."""
-        return {**self.mapping.items.features, **choose_statistics(self)}
+        """The features of [items], with statistics where a mapping with impressions names none from behaviours."""
+        items, given = self.mapping.items, self.mapping.items.features
+        if self.shown is None or items.time is not None or not items.popularity or any(f.from_behaviours for f in given.values()):
+            return given
+        kinds = self.history.kinds if self.mapping.behaviours is not None else ()
+        span = self.now_ms - int(self.shown_log.time_X[0]) if len(self.shown_log) else 0
+        return {**given, **default_statistics(self.shown.outcomes, kinds, self._values_of_categories, span), **given}
+
+    @cached_property
+    def _values_of_categories(self) -> Mapping[str, int]:
+        return count_values(self.mapping.items, self.table(self.mapping.items).sample, self.roles["sim_category"])
+
+    @cached_property
+    def _names_alone(self) -> frozenset[str]:
+        """Columns of which the model reads the rates alone."""
+        if not any(f.by for f in self.item_features.values()):
+            return frozenset()
+        return names_alone(self.item_features, self._values_of_categories, len(self.item_rows.ids), self.roles["sim_category"])
 
     @cached_property
     def features(self) -> tuple[Feature, ...]:
         """All features of the schema, the embedding last."""
-        mapping, roles, alone = self.mapping, self.roles, names_alone(self)
+        mapping, roles, alone = self.mapping, self.roles, self._names_alone
         kinds = {roles["sim_category"]: Kind.CATEGORICAL, roles["bid"]: Kind.NUMERIC}
         item = {}
         for source, table_source in [
@@ -261,10 +285,10 @@ class MappedSources:
             return Feature(source.name, Scope.ITEM, Kind.EMBEDDING, **{"width": source.taken_together, **source.details})
         if source.from_behaviours:
             numbers = self._statistic(source).at(self.now_ms).astype(np.float64)
-            told = {"statistic": statistic_of(self, source), **source.details}
+            told = {"statistic": self._statistic_of(source), **source.details}
             if source.rate is not None:
                 return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **{**infer_rate(numbers), **told})
-            details = infer_numbers(numbers[numbers >= 0], {"transform": Transform.LOG1P})
+            details = infer_numbers(numbers, {}) if source.mean_of else infer_numbers(numbers[numbers >= 0], {"transform": Transform.LOG1P})
             details |= {"default": 0.0} if source.count_days is not None or source.count is not None else {}
             return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **{**details, **told})
         if source.clusters is not None:
@@ -327,9 +351,17 @@ class MappedSources:
         rows = self.item_rows
         source = self.mapping.embeddings
         if source is None:
-            return ItemMarks(rows.ids, together_before_shown(self))
+            return ItemMarks(rows.ids, self._together_before_shown())
         later = [rows.ids[place] for place in np.flatnonzero(rows.created_I > self.now_ms).tolist()]
         return ItemEmbeddings(self.table(source), source, self.id_kind, later)
+
+    def _together_before_shown(self) -> np.ndarray | None:
+        """`taken_together` as of the first impression, [I, E]: what items' signatures are made of where the mapping has no embeddings. An embedding has no
+        time, so it must not tell what followed from what was shown. None without impressions or such vectors."""
+        width = next((source.taken_together for source in self.item_features.values() if source.taken_together is not None), None)
+        if self.shown is None or width is None or not len(self.shown_log):
+            return None
+        return together_vectors(self.history, len(self.item_rows.ids), width, int(self.shown_log.time_X[0]))
 
     @cached_property
     def states(self) -> ItemStates:
@@ -337,7 +369,7 @@ class MappedSources:
         mapping, rows, history = self.mapping, self.item_rows, None
         features = [f for f in self.features if f.scope is Scope.ITEM]
         features += [
-            Feature(name, Scope.ITEM, Kind.CATEGORICAL, buckets=2) for name in sorted(names_alone(self))
+            Feature(name, Scope.ITEM, Kind.CATEGORICAL, buckets=2) for name in sorted(self._names_alone)
         ]  # for streams that count by them
         if mapping.item_history is not None:
             by_name = {f.name: f for f in features}
@@ -353,20 +385,57 @@ class MappedSources:
             )
         return states
 
-    def _statistic(self, source: FeatureSource) -> ItemStatistic | LogStatistic:
+    def _statistic(self, source: FeatureSource) -> AsOf:
         """One for each feature: what it learnt as of one time serves the next."""
         if source.name not in self._statistics:
-            statistic = statistic_of(self, source)
-            made = self._item_statistic(source) if statistic is None else open_statistic(self, source, statistic)
-            self._statistics[source.name] = made
+            self._statistics[source.name] = self._open_statistic(source)
         return self._statistics[source.name]
 
-    def _item_statistic(self, source: FeatureSource) -> ItemStatistic:
-        times, log = self.sample_times, self.positives
-        if source.taken_together is not None and self.shown is not None:
-            log, step = self.history, -(-len(times) // _TOGETHER_TIMES_MAX)
-            times = times[::-1][::step][::-1]
-        return ItemStatistic(source, log, len(self.item_rows.ids), times)
+    def _statistic_of(self, source: FeatureSource) -> Statistic | None:
+        """What a stream can keep of it."""
+        positive = [kind_name(kind) for kind in self.mapping.sampling.positive_kinds]
+        outcomes = self.shown.outcomes if self.shown is not None else None
+        try:
+            return statistic_of(source, outcomes, self.history.kinds if source.of_shown else (), positive)
+        except ValueError as error:
+            raise self.reject(f"[items] features.{source.name}", str(error)) from error
+
+    def _open_statistic(self, source: FeatureSource) -> AsOf:
+        statistic, items, times, log = self._statistic_of(source), len(self.item_rows.ids), self.sample_times, self.positives
+        if statistic is not None:
+            is_shown = statistic.log is Log.IMPRESSIONS
+            groups = self._groups(source) if statistic.by is not None else None
+            return LogStatistic(statistic, self.shown_log if is_shown else self.history, items, groups, bits=is_shown)
+        if source.expected_days is not None:
+            return ExpectedTakers(log, items, source.expected_days, times[-1])
+        if source.mean_of is not None:
+            return MeanOfValue(self.history, items, self._values(source))
+        if source.count_days is not None:
+            return TakersCount(log, items, source.count_days)
+        assert source.taken_together is not None
+        if self.shown is not None:
+            log, times = self.history, times[::-1][:: -(-len(times) // _TOGETHER_TIMES_MAX)][::-1]
+        return TogetherVectors(log, items, source.taken_together, times)
+
+    def _groups(self, source: FeatureSource) -> np.ndarray:
+        """The group of each item, by the cells of the feature that `by` names."""
+        columns = self.mapping.items.feature_columns()
+        column = columns.get(str(source.by))
+        if column is None or not column.columns:
+            expected = f"by = {source.by!r} is no column of [items.features]; {suggest(str(source.by), list(columns))}"
+            raise self.reject(f"[items] features.{source.name}", expected)
+        return self.item_rows.groups(column, self.now_ms)
+
+    def _values(self, source: FeatureSource) -> Callable[[pa.Table], np.ndarray]:
+        """The number of [behaviours.features] that `mean_of` names, in rows of the history."""
+        behaviours = self.mapping.behaviours
+        columns = behaviours.feature_columns() if behaviours is not None else {}
+        column = columns.get(str(source.mean_of))
+        if behaviours is None or column is None or not column.columns:
+            expected = f"mean_of = {source.mean_of!r} is no column of [behaviours.features]; {suggest(str(source.mean_of), list(columns))}"
+            raise self.reject(f"[items] features.{source.name}", expected)
+        table = self.table(behaviours)
+        return lambda rows: decode_numbers(table.rows(rows).arrays(column)[0])
 
     @cached_property
     def sample_times(self) -> list[int]:

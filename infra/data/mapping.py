@@ -1,7 +1,7 @@
 """A mapping file: which columns of which CSV, JSON-lines or Parquet files are which parts of a catalogue. docs/IMPORT.md is its manual.
 
-Here: the sections and the whole, read from one TOML file. Not here: keys that all sections with a file have (mapping_source.py), how errors are told
-(mapping_part.py), the data files (tables.py), what cells mean (columns.py), the schema that follows (inferred_schema.py).
+Here: the sections and the whole, read from one TOML file, and how errors of it are told. Not here: keys that all sections with a file have
+(mapping_source.py), the data files (files.py), what cells mean (columns.py), the schema that follows (inferred_schema.py).
 Invariant: whatever is wrong is a Misconfigured (`bad_mapping`) that names the file, the key and the expectation, with a suggestion for a misspelt name. A key
 that nothing reads is wrong.
 """
@@ -17,9 +17,19 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from infra.data.file_format import FORMAT_KEYS
-from infra.data.mapping_part import SAMPLED, Count, Number, Part, Texts, reject, rejected, require_known
-from infra.data.mapping_source import COLUMNS, Column, FeatureSource, Source
+from infra.data.mapping_source import (
+    COLUMNS,
+    FORMAT_KEYS,
+    SAMPLED,
+    Column,
+    Count,
+    FeatureSource,
+    Number,
+    Part,
+    Source,
+    Texts,
+    require_known,
+)
 from schemas.errors import Misconfigured
 from schemas.limits import NAME_CHARS_MAX, TASKS_MAX
 from schemas.model.score import SHOWN
@@ -302,3 +312,50 @@ def read_mapping(path: Path) -> DataMapping:
     told = mapping.behaviours is not None or mapping.impressions is not None
     told = told and mapping.impressions is None  # whose statistics mapped_sources.py chooses
     return mapping.model_copy(update={"path": path, "items": mapping.items.with_popularity() if told else mapping.items})
+
+
+def reject(path: Path, key: str, expectation: str) -> Misconfigured:
+    """The error of a mapping file (`bad_mapping`): which file, which key, and what is expected there."""
+    return Misconfigured("bad_mapping", f"{path.name}: {f'{key} {expectation}'.strip()}; docs/IMPORT.md describes the file")
+
+
+def rejected(path: Path, error: ValidationError) -> Misconfigured:
+    """The first of pydantic's errors as one of the mapping file."""
+    first = error.errors(include_url=False)[0]
+    section, *keys = [str(part) for part in first["loc"]] or [""]
+    section = section.removesuffix(" without a file")
+    key = ".".join(keys)
+    place = f"[{section}] {key}".strip() if (section and first["type"] != "string_type") or key else section
+    return reject(path, place, _expectation(first, section, key))
+
+
+def _expectation(error: Any, section: str, key: str) -> str:
+    """What is wrong with the value, and what is expected."""
+    context, value = error.get("ctx", {}), error["input"]
+    if error["type"] == "value_error":
+        return str(context["error"])
+    if error["type"] == "missing":
+        if not key:
+            return f"is missing: every mapping says where the {section} are, with at least `file` and `id`"
+        return (
+            "is missing, expected text"
+            if key == "file"
+            else f"is missing: name the column that holds the {key}; a constant is written {{ value = ... }}"
+        )
+    expected = {
+        "string_type": "text",
+        "string_too_short": "text",
+        "bool_type": "true or false",
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "tuple_type": "text or a list of texts",
+        "dict_type": "a table",
+        "model_type": "a table",
+        "model_attributes_type": "a table",
+        "greater_than": "a number above {gt:g}",
+        "less_than": "a number below {lt:g}",
+        "greater_than_equal": "a whole number from {ge}" if isinstance(context.get("ge"), int) else "a number from {ge:g}",
+    }.get(error["type"])
+    if error["type"] in ("literal_error", "enum"):
+        expected = f"one of {context['expected'].replace(' or ', ', ').replace(chr(39), '')}"
+    return f"is {value!r}, expected {expected.format(**context)}" if expected else f"is {value!r}: {error['msg']}"

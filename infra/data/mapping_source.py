@@ -1,25 +1,168 @@
-"""One section of a mapping that reads files: which files, which columns have which roles, which features come of them.
+"""One section of a mapping that reads files: which files, which rows count, which columns have which roles, which features come of them.
 
-Here: `Column`, `FeatureSource` and `Source` as pydantic reads them from the file. Not here: the sections themselves (mapping.py), decoding cells (columns.py),
-conditions (where.py).
+Here: `Part`, the base of every table of the file, `Conditions`, `FileFormat`, `Column`, `FeatureSource` and `Source` as pydantic reads them. A key that is not
+known is an error with a suggestion. Not here: the sections themselves (mapping.py), which rows fulfil conditions (tables.py), decoding cells (columns.py).
 """
 
+import codecs
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
-from infra.data.file_format import FileFormat
-from infra.data.mapping_part import Number, Part, Text, Texts
-from infra.data.where import Conditions
+from schemas.errors import suggest
 from schemas.features import Kind, Transform
 from schemas.statistics import DAY_MS, HOUR_MS
 
+SAMPLED = "impressions without a file"  # how the section is told from the other one of its name
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+Number = Annotated[float, Field(gt=0, lt=1e12)]
+_listed = BeforeValidator(lambda raw: (raw,) if isinstance(raw, str) else raw)  # one text alone is a list of it
+Texts = Annotated[tuple[str, ...], _listed, Field(strict=False)]
 COLUMNS = Field((), validation_alias=AliasChoices("columns", "column"))
 _Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}[hd]$")]
 _AtLeastTwo = Annotated[int, Field(ge=2)]
+_DELIMITER_CHARS_MAX = 8
+_UNIT_SEPARATOR = "\x1f"  # replaces a longer delimiter; it occurs in no text
+OPERATORS = ("==", "!=", "<=", ">=", "<", ">", "in", "not in")
+_CONDITION = re.compile(
+    r"\s*(?P<column>\"[^\"]+\"|'[^']+'|[^\s=!<>]+)\s*(?P<op>==|!=|<=|>=|=|<|>|not in\b|in\b)\s*(?P<value>.+?)\s*$", re.DOTALL
+)
+_AND = re.compile(r"""\s+and\s+(?=(?:[^"']|"[^"]*"|'[^']*')*$)""", re.IGNORECASE)  # not inside quotes
+
+
+class Part(BaseModel):
+    """A table of the file. A field that is excluded is no key of it; `hint` is said of a key that is not known."""
+
+    model_config = ConfigDict(frozen=True, strict=True, populate_by_name=True)
+    hint: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _require_known_keys(cls, raw: Any, info: ValidationInfo) -> Any:
+        """First of all: a misspelt key says more than a missing one. Not for what is made in code, by the names of the fields."""
+        if info.context is not None and isinstance(raw, Mapping):
+            require_known(
+                raw, [key for name, field in cls.model_fields.items() if not field.exclude for key in _keys(name, field)], cls.hint
+            )
+        return raw
+
+
+def require_known(raw: Mapping[str, Any], keys: Iterable[str], hint: str = "") -> None:
+    """Raises ValueError for the first key that is none of these, with the nearest."""
+    for key in raw:
+        if key not in keys:
+            raise ValueError(f"{key} is not known here{hint}; {suggest(key, {*keys} - {SAMPLED})}")
+
+
+def _keys(name: str, field: FieldInfo) -> list[str]:
+    names = field.validation_alias
+    return [str(choice) for choice in names.choices] if isinstance(names, AliasChoices) else [str(names or name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`column op value`; value is a bool, number, text, or a list of them."""
+
+    column: str
+    op: str
+    value: Any
+
+
+def read_conditions(raw: Any) -> tuple[Condition, ...]:
+    """The conditions of a `where`. Raises ValueError."""
+    if isinstance(raw, str):
+        return tuple(_read_text(part) for part in _AND.split(raw))
+    if isinstance(raw, list) and raw and not isinstance(raw[0], list):
+        raw = [raw]
+    if not isinstance(raw, list) or not all(
+        isinstance(c, list) and len(c) == 3 and isinstance(c[0], str) and c[1] in OPERATORS for c in raw
+    ):
+        raise ValueError(f"is {raw!r}, expected text or a list of [column, op, value] with an op of {', '.join(OPERATORS)}")
+    return tuple(_checked(Condition(*condition)) for condition in raw)
+
+
+def _read_text(text: str) -> Condition:
+    found = _CONDITION.match(text)
+    if found is None:
+        raise ValueError(f'does not read at {text!r}; write conditions like: quantity > 0 and status in ["paid", "sent"]')
+    op = "==" if found["op"] == "=" else found["op"]
+    return _checked(Condition(found["column"].strip("\"'"), op, _read_value(found["value"])))
+
+
+def _read_value(text: str) -> Any:
+    if len(text) >= 2 and text[0] == text[-1] == "'":
+        return text[1:-1]
+    lowered = text.lower()
+    try:
+        return json.loads(lowered if lowered in ("true", "false") else text.replace("'", '"') if text.startswith("[") else text)
+    except ValueError as error:
+        raise ValueError(f"has the value {text!r}; texts need quotes, and only `and` joins conditions") from error
+
+
+def _checked(condition: Condition) -> Condition:
+    listed = isinstance(condition.value, list)
+    if listed != (condition.op in ("in", "not in")) or not all(isinstance(v, bool | int | float | str) for v in _values(condition)):
+        raise ValueError(f"compares {condition.column} {condition.op} {condition.value!r}; in and not in need a list, others one value")
+    return condition
+
+
+def _values(condition: Condition) -> Sequence[Any]:
+    return condition.value if isinstance(condition.value, list) else (condition.value,)
+
+
+Conditions = Annotated[tuple[Condition, ...], BeforeValidator(read_conditions)]  # a field of a mapping
+
+
+class FileFormat(Part):
+    """`delimiter` None: detected. `header`: the column names of a file without a header line. `quoted`: whether "..." is one cell."""
+
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    header: Texts = ()
+    quoted: bool = Field(default_factory=lambda data: len(data["delimiter"] or "") <= 1)
+
+    @field_validator("delimiter", mode="before")
+    @classmethod
+    def _read_delimiter(cls, given: Any) -> str | None:
+        if given is not None and not (isinstance(given, str) and 1 <= len(given) <= _DELIMITER_CHARS_MAX and given.isascii()):
+            raise ValueError(f"is {given!r}, expected one character, several like '::', or tab")
+        return "\t" if given == "tab" else given
+
+    @field_validator("encoding")
+    @classmethod
+    def _require_encoding(cls, given: str) -> str:
+        try:
+            codecs.lookup(given)
+        except LookupError as error:
+            raise ValueError(f"is {given!r}, expected one like utf-8 or latin-1") from error
+        return given
+
+    @field_validator("header")
+    @classmethod
+    def _require_different_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) != len(names):
+            raise ValueError(f"is {list(names)!r}, expected different names, one for each column of the file")
+        return names
+
+    @property
+    def cell_end(self) -> str | None:
+        """The one character between cells in the parsed text; None: detected."""
+        return _UNIT_SEPARATOR if self.is_long else self.delimiter
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the delimiter has several characters."""
+        return self.delimiter is not None and len(self.delimiter) > 1
+
+
+FORMAT_KEYS = tuple(FileFormat.model_fields)
 
 
 class Column(Part):
@@ -82,6 +225,13 @@ class Column(Part):
         """Whether no column holds it."""
         return False
 
+    def names_in(self, names: Sequence[str]) -> list[str]:
+        """Its columns in a file with columns of these names, for a prefix in the order of the numbers that follow it."""
+        if self.prefix is None:
+            return list(self.columns)
+        numbered = [(int(found[1]), name) for name in names if (found := re.fullmatch(re.escape(self.prefix) + r"_?(\d+)", name))]
+        return [name for _, name in sorted(numbered)]
+
 
 class FeatureSource(Column):
     """One feature: it is read from its column, or derived in one of these ways.
@@ -93,6 +243,7 @@ class FeatureSource(Column):
     rate             how often what was shown was clicked, or had this outcome; or which share of the item's behaviours is of this kind (schemas/statistics.py).
                      `by`: of all items with the same value of that feature; `window`: in a time like "6h" or "7d" before
     count            how often the item was "shown", or "taken" in a behaviour, or how often an outcome came; `by` and `window` as above
+    mean_of          the mean of this number of [behaviours.features] in the item's behaviours before, smoothed
     clusters         the group of the item's embedding, of that many groups
 
     From `kind` on: fields of schemas.features.Feature that the mapping fixes. What it leaves open is inferred from the data.
@@ -108,6 +259,7 @@ class FeatureSource(Column):
     count: Text | None = None
     by: Text | None = None
     window: _Window | None = None
+    mean_of: Text | None = None
     clusters: _AtLeastTwo | None = None
     kind: Annotated[Kind, Field(strict=False)] | None = None
     buckets: int | None = None
@@ -141,7 +293,7 @@ class FeatureSource(Column):
 
     @property
     def of_shown(self) -> bool:
-        """Whether it is a rate or a count of shown_statistics.py."""
+        """Whether it is a rate or a count (chosen_statistics.py)."""
         return self.rate is not None or self.count is not None
 
     @property
@@ -155,7 +307,7 @@ class FeatureSource(Column):
         return self.from_behaviours or self.clusters is not None
 
 
-DERIVED = ("count_days", "days_since", "expected_days", "taken_together", "rate", "count", "clusters")
+DERIVED = ("count_days", "days_since", "expected_days", "taken_together", "rate", "count", "mean_of", "clusters")
 DETAILS = ("buckets", "transform", "mean", "scale", "default", "width", "realtime")
 
 

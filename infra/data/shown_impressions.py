@@ -1,12 +1,15 @@
 """Impressions from a file: one row per shown item, grouped by a request column (or by user and time).
 
-Here: rows to records. Not here: sampling from positives (sampled_impressions.py).
-A request of more than 1,000 items is cut into several. An item that occurs twice in one counts once, and as clicked if any of its rows was.
-Rows are sorted by time, then by request, then by the place of each request's first row, all in bounded memory (sorted_rows.py): the rows of
-a request need not lie together in the file.
+Here: rows to requests, as records and as a log. Not here: sampling from positives (sampled_impressions.py).
+A request of more than 1,000 items is cut into several records. An item that occurs twice in one counts once, and as clicked if any of its rows was.
+Rows are sorted by user and request, then by the place of each request's first row, all in bounded memory (spool.py): the rows of a request need not lie
+together in the file. Rows from the evaluation time on are requests of their own.
+
+Arrays: R rows.
 """
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,20 +18,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, distinct, holds_flags, plain
-from infra.data.interactions import Interactions, read_interactions
+from infra.data.interactions import COLUMNS, Interactions
 from infra.data.mapping import OUTCOME, Impressions
-from infra.data.sorted_rows import sort_rows
-from infra.data.spool import SpoolBounds
+from infra.data.spool import Spool, SpoolBounds, sort_into_spool, sort_rows
 from infra.data.tables import LoadedRows, LoadedTable
 from schemas.errors import Misconfigured
 from schemas.events import ImpressionRecord, ShownItem
 from schemas.features import Feature
-from schemas.ids import Id, IdKind
+from schemas.ids import Id
 from schemas.limits import ITEMS_PER_IMPRESSION_MAX, REQUEST_ID_CHARS_MAX
+from schemas.statistics import CLICK
 
 T = TypeVar("T")
-_USER, _ITEM, _TIME, _REQUEST, _FIRST, _POSITION, _CLICKED = "#user", "#item", "#time", "#request", "#first", "#position", "#clicked"
-_SORTED = (_USER, _ITEM, _TIME, _REQUEST, _FIRST, _POSITION, _CLICKED)
+_REQUEST, _FIRST, _POSITION = "#request", "#first", "#position"
 
 
 class ShownRows:
@@ -43,14 +45,12 @@ class ShownRows:
         """Which of some rows were clicked, [R] bool. One that says neither is named, and counts as not clicked."""
         return self._flags(rows, "clicked")
 
-    def outcomes_of(self, rows: LoadedRows) -> list[list[str]]:
-        """The names of what came of each of some rows, beside the click."""
-        flag_NR = {name: came_R.tolist() for name, came_R in self.flags_of(rows).items()}
-        return [[name for name in self.outcomes if flag_NR[name][row]] for row in range(len(rows))]
-
-    def flags_of(self, rows: LoadedRows) -> dict[str, np.ndarray]:
-        """Whether each outcome beside the click came of each of some rows, [R] bool by name."""
-        return {name: self._flags(rows, OUTCOME + name) for name in self.outcomes}
+    def codes(self, rows: LoadedRows) -> np.ndarray:
+        """What came of each of some rows, [R] int64: the first bit is the click, the next ones are the outcomes in their order."""
+        code_R = self.clicked(rows).astype(np.int64)
+        for bit, name in enumerate(self.outcomes, start=1):
+            code_R |= self._flags(rows, OUTCOME + name).astype(np.int64) << bit
+        return code_R
 
     def by_request(self, users_max: int, tell: Callable[[LoadedRows], Iterable[T]]) -> list[list[T]]:
         """What `tell` says of each row, together by request, of the first users of the file: what doubts are judged by."""
@@ -90,49 +90,103 @@ class ShownRows:
         return False
 
 
-def read_shown_requests(
-    shown: ShownRows,
-    kind: IdKind,
-    period_ms: tuple[int, int],
-    bids: Mapping[Id, float],
-    context: Sequence[Feature],
-    bounds: SpoolBounds,
-) -> Iterator[ImpressionRecord]:
-    """The requests of a period, [first, last) in ms, in order of time. `bids` serves rows that tell none; an item of neither has the bid 1."""
-    table = shown.table
-    columns = table.spool.schema.names
-    found = read_interactions(table, kind, (), bounds, columns)
-    schema = pa.schema([(name, pa.float64() if name == _POSITION else pa.int64()) for name in _SORTED])
-    for name in columns:
-        schema = schema.append(table.spool.schema.field(name))
-    by_request = sort_rows(_requests_of(shown, found, period_ms, schema), schema, [_USER, _REQUEST], bounds)
-    in_order = sort_rows(_with_first(by_request), schema, [_FIRST, _POSITION], bounds)
-    for rows in _whole_requests(in_order):
-        yield from _records(shown, table.rows(rows), found, bids, context)
+class ShownRequests:
+    """The rows by request, the requests in order of time. `found`: all rows that name a user, an item and a time, with their cells. No request goes over
+    `cut_ms`."""
+
+    def __init__(self, shown: ShownRows, found: Interactions, cut_ms: int, bounds: SpoolBounds) -> None:
+        assert found.rows is not None
+        self._shown, self._found, self._cut_ms, self._bounds = shown, found, cut_ms, bounds
+        made = {name: pa.float64() if name == _POSITION else pa.int64() for name in (*COLUMNS, _REQUEST, _FIRST, _POSITION)}
+        cells = [field for field in found.rows.schema if field.name not in made]
+        schema = pa.schema([*made.items(), *cells])
+        by_request = sort_rows(self._coded_rows(schema), schema, [COLUMNS[0], _REQUEST], bounds)
+        self._rows = sort_into_spool(_with_first(by_request), schema, [_FIRST, _POSITION], bounds)
+
+    def _coded_rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows, oldest first, each with its request, its position and its own number."""
+        assert self._found.rows is not None
+        for first, block in self._found.rows.blocks():
+            rows = self._shown.table.rows(block)
+            number_R, time_R, request_R = np.arange(first, first + len(rows)), rows.numbers(COLUMNS[3]), _request_codes(rows)
+            made = {
+                COLUMNS[2]: self._shown.codes(rows),
+                _REQUEST: np.where(time_R < self._cut_ms, request_R, ~request_R),
+                _FIRST: number_R,
+                _POSITION: np.nan_to_num(_optional_numbers(rows, "position"), nan=np.inf)
+                if rows.has("position")
+                else number_R.astype(float),
+            }
+            columns = [pa.array(made[f.name], f.type) if f.name in made else block.column(f.name) for f in schema]
+            yield from pa.table(columns, schema=schema).combine_chunks().to_batches()
+
+    def log(self) -> Interactions:
+        """What was shown, in order of time, as the events tell it: each item of a request once, at the time of the request's first row. `kinds` are the
+        click and the outcomes; a row's code holds a bit for each that came of any of its rows."""
+        spool = Spool(pa.schema([(name, pa.int64()) for name in COLUMNS]), self._bounds)
+        for table in _whole_requests(self._rows.blocks()):
+            user_R, item_R, code_R, time_R, first_R = (table.column(name).to_numpy() for name in (*COLUMNS, _FIRST))
+            starts = np.flatnonzero(np.diff(first_R, prepend=-1))
+            begun_R = np.minimum.reduceat(time_R, starts)[np.searchsorted(first_R[starts], first_R)]
+            order = np.lexsort((item_R, first_R))
+            once = np.flatnonzero(np.r_[True, (np.diff(item_R[order]) != 0) | (np.diff(first_R[order]) != 0)])
+            chosen = order[once]
+            columns = (user_R[chosen], item_R[chosen], np.bitwise_or.reduceat(code_R[order], once), begun_R[chosen])
+            spool.append(pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=spool.schema))
+        user_X, item_X, kind_X, time_X = (spool.finish().column(name) for name in COLUMNS)
+        return Interactions(self._found.user_ids, self._found.item_ids, (CLICK, *self._shown.outcomes), user_X, item_X, kind_X, time_X)
+
+    def records(self, period_ms: tuple[int, int], bids: Mapping[Id, float], context: Sequence[Feature]) -> Iterator[ImpressionRecord]:
+        """The requests of a period, [first, last) in ms, in order of time. `bids` serves rows that tell none; an item of neither has the bid 1."""
+        begin, end = (bisect_left(self._rows.column(_FIRST), self._found.before(time_ms)) for time_ms in period_ms)
+        for table in _whole_requests(self._rows.blocks(begin, end)):
+            within = table.column(COLUMNS[3]).to_numpy() < period_ms[1]
+            yield from self._records(self._shown.table.rows(table.filter(pa.array(within))), bids, context)
+
+    def _records(self, rows: LoadedRows, bids: Mapping[Id, float], context: Sequence[Feature]) -> Iterator[ImpressionRecord]:
+        """The records of whole requests, each at the time of its first row: what was clicked later in it is no history of it."""
+        found = self._found
+        user_R, item_R, code_R, time_R, first_R = (rows.numbers(name) for name in (*COLUMNS, _FIRST))
+        bid_R, teacher_R = _optional_numbers(rows, "bid"), _optional_numbers(rows, "teacher_ecpm")
+        starts = np.flatnonzero(np.diff(first_R, prepend=-1))
+        raw = rows.take(starts).features(context)
+        names = decode_texts(rows.take(starts).array("request")) if rows.has("request") else time_R[starts].tolist()
+        for start, end, request_context, text in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], raw, names, strict=True):
+            part = slice(start, end)
+            items = [found.item_ids[i] for i in item_R[part].tolist()]
+            listed = self._once(items, code_R[part].tolist(), bid_R[part].tolist(), teacher_R[part].tolist(), bids)
+            name = f"{user_R[start]}-{'' if text is None else text}"
+            for number, cut in enumerate(range(0, len(listed), ITEMS_PER_IMPRESSION_MAX)):
+                shown_items = [ShownItem(position=p, **fields) for p, fields in enumerate(listed[cut : cut + ITEMS_PER_IMPRESSION_MAX])]
+                request_id = (f"{name}+{number}" if number else name)[-REQUEST_ID_CHARS_MAX:]
+                user, time_ms = found.user_ids[user_R[start]], int(time_R[part].min())
+                yield ImpressionRecord(request_id=request_id, user_id=user, time_ms=time_ms, context=request_context, items=shown_items)
+
+    def _once(
+        self, items: Sequence[Id], codes: Sequence[int], bid: Sequence[float], teacher: Sequence[float], bids: Mapping[Id, float]
+    ) -> list[dict[str, Any]]:
+        """Fields of the shown items, each item once."""
+        came: dict[Id, int] = {}
+        told: dict[Id, tuple[float, float]] = {}
+        for item, code, own_bid, ecpm in zip(items, codes, bid, teacher, strict=True):
+            came[item] = came.get(item, 0) | code
+            told.setdefault(item, (own_bid, ecpm))
+        return [
+            {
+                "item_id": item,
+                "bid": own_bid if own_bid > 0 else bids.get(item, 1.0),
+                "teacher_ecpm": ecpm if ecpm >= 0 else None,
+                "clicked": bool(came[item] & 1),
+                "outcomes": [name for bit, name in enumerate(self._shown.outcomes, start=1) if came[item] >> bit & 1],
+            }
+            for item, (own_bid, ecpm) in told.items()
+        ]
 
 
-def _requests_of(shown: ShownRows, found: Interactions, period_ms: tuple[int, int], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a period, oldest first, each with its request, its position and its own number."""
-    assert found.rows is not None
-    for first, block in found.rows.blocks(*map(found.before, period_ms)):
-        rows = shown.table.rows(block)
-        number_R = np.arange(first, first + len(rows))
-        position_R = np.nan_to_num(decode_numbers(rows.array("position")), nan=np.inf) if rows.has("position") else number_R.astype(float)
-        made = {
-            **{name: rows.numbers(name) for name in (_USER, _ITEM, _TIME)},
-            _REQUEST: request_codes(rows),
-            _FIRST: number_R,
-            _POSITION: position_R,
-            _CLICKED: shown.clicked(rows).astype(np.int64),
-        }
-        columns = [pa.array(made[f.name], f.type) if f.name in made else block.column(f.name) for f in schema]
-        yield from pa.table(columns, schema=schema).combine_chunks().to_batches()
-
-
-def request_codes(rows: LoadedRows) -> np.ndarray:
+def _request_codes(rows: LoadedRows) -> np.ndarray:
     """What groups rows into requests, always within one user: the request's id, or the time."""
     if not rows.has("request"):
-        return rows.numbers(_TIME)
+        return rows.numbers(COLUMNS[3])
     cells, places = distinct(rows.array("request"))
     return np.array([_code(text) for text in decode_texts(cells)], np.int64)[places]
 
@@ -146,7 +200,7 @@ def _with_first(tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
     """Rows that lie together by request, each with the number of its request's first row: the smallest, as they kept their order."""
     last: tuple[int, int, int] | None = None
     for table in tables:
-        user_R, request_R, number_R = (table.column(name).to_numpy() for name in (_USER, _REQUEST, _FIRST))
+        user_R, request_R, number_R = (table.column(name).to_numpy() for name in (COLUMNS[0], _REQUEST, _FIRST))
         if not len(table):
             continue
         begins = np.r_[True, (np.diff(user_R) != 0) | (np.diff(request_R) != 0)]
@@ -158,10 +212,10 @@ def _with_first(tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
         yield from table.set_column(place, table.schema.field(place), pa.array(first_R)).combine_chunks().to_batches()
 
 
-def _whole_requests(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows, cut where a request ends."""
+def _whole_requests(blocks: Iterable[tuple[int, pa.Table]]) -> Iterator[pa.Table]:
+    """Rows in order of their requests, cut where one ends."""
     left: pa.Table | None = None
-    for table in tables:
+    for _, table in blocks:
         rows = table if left is None else pa.concat_tables([left, table])
         first_R = rows.column(_FIRST).to_numpy()
         end = int(np.searchsorted(first_R, first_R[-1], "left")) if len(rows) else 0
@@ -172,52 +226,5 @@ def _whole_requests(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield left
 
 
-def _records(
-    shown: ShownRows, rows: LoadedRows, found: Interactions, bids: Mapping[Id, float], context: Sequence[Feature]
-) -> Iterator[ImpressionRecord]:
-    """The records of whole requests, each at the time of its first row: what was clicked later in it is no history of it."""
-    first_R, user_R, item_R, time_R = (rows.numbers(name) for name in (_FIRST, _USER, _ITEM, _TIME))
-    clicked_R, bid_R, teacher_R = rows.numbers(_CLICKED) > 0, _optional_numbers(rows, "bid"), _optional_numbers(rows, "teacher_ecpm")
-    outcomes_R = shown.outcomes_of(rows)
-    starts = np.flatnonzero(np.diff(first_R, prepend=-1))
-    raw = rows.take(starts).features(context)
-    names = decode_texts(rows.take(starts).array("request")) if rows.has("request") else time_R[starts].tolist()
-    for start, end, request_context, text in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], raw, names, strict=True):
-        part = slice(start, end)
-        items = [found.item_ids[i] for i in item_R[part].tolist()]
-        listed = _distinct(items, clicked_R[part].tolist(), outcomes_R[part], bid_R[part].tolist(), teacher_R[part].tolist(), bids)
-        name = f"{user_R[start]}-{'' if text is None else text}"
-        for number, cut in enumerate(range(0, len(listed), ITEMS_PER_IMPRESSION_MAX)):
-            shown_items = [ShownItem(position=p, **fields) for p, fields in enumerate(listed[cut : cut + ITEMS_PER_IMPRESSION_MAX])]
-            request_id = (f"{name}+{number}" if number else name)[-REQUEST_ID_CHARS_MAX:]
-            user, time_ms = found.user_ids[user_R[start]], int(time_R[part].min())
-            yield ImpressionRecord(request_id=request_id, user_id=user, time_ms=time_ms, context=request_context, items=shown_items)
-
-
 def _optional_numbers(rows: LoadedRows, role: str) -> np.ndarray:
     return decode_numbers(rows.array(role)) if rows.has(role) else np.full(len(rows), np.nan)
-
-
-def _distinct(
-    items: Sequence[Id],
-    clicked: Sequence[bool],
-    outcomes: Sequence[list[str]],
-    bid: Sequence[float],
-    teacher: Sequence[float],
-    bids: Mapping[Id, float],
-) -> list[dict[str, Any]]:
-    """Fields of the shown items, each item once."""
-    found: dict[Id, dict[str, Any]] = {}
-    for item, click, came, own_bid, ecpm in zip(items, clicked, outcomes, bid, teacher, strict=True):
-        if item in found:
-            found[item]["clicked"] |= click
-            found[item]["outcomes"] += [name for name in came if name not in found[item]["outcomes"]]
-            continue
-        found[item] = {
-            "item_id": item,
-            "bid": own_bid if own_bid > 0 else bids.get(item, 1.0),
-            "teacher_ecpm": ecpm if ecpm >= 0 else None,
-            "clicked": click,
-            "outcomes": came,
-        }
-    return list(found.values())

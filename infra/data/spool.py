@@ -1,6 +1,7 @@
 """Any number of rows in bounded memory: Arrow batches, in memory up to a bound and in a temporary file beyond it.
 
-Here: appending, reading by block, by range of a column, by row. Not here: sorting (sorted_rows.py), decoding cells (columns.py).
+Here: appending, reading by block, by range of a column, by row; and sorting by columns of numbers, ascending, in which rows that are equal keep their order:
+sorted runs, then merged (external merge sort; Knuth, The Art of Computer Programming 3, 5.4). Not here: decoding cells (columns.py).
 Invariants: rows are read as they were appended, from memory or disk. A column on disk offers only slices and single values, so that nobody reads all of it
 by accident. The file has no name, so a kill leaves nothing behind; it is in the folder that TMPDIR names.
 """
@@ -8,7 +9,7 @@ by accident. The file has no name, so a kill leaves nothing behind; it is in the
 import io
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self, overload
@@ -180,3 +181,91 @@ RowColumn = np.ndarray | DiskColumn
 
 def _array(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     return column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
+
+
+# --- sorting ---
+
+
+def sort_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, keys: Sequence[str], bounds: SpoolBounds) -> Iterator[pa.Table]:
+    """The rows of all batches by `keys`, the first counts most, as tables of some rows each."""
+    waiting: list[pa.RecordBatch] = []
+    runs: list[Spool] = []
+    waiting_bytes = 0
+    for batch in batches:
+        waiting.append(batch)
+        waiting_bytes += batch.nbytes
+        if waiting_bytes > bounds.memory_bytes:
+            runs.append(_run([_sorted(pa.Table.from_batches(waiting, schema), keys)], schema, bounds))
+            waiting, waiting_bytes = [], 0
+    rest = _sorted(pa.Table.from_batches(waiting, schema), keys)
+    if not runs:
+        yield rest
+        return
+    runs.append(_run([rest], schema, bounds))
+    most = bounds.merged_runs_max
+    while len(runs) > most:
+        runs = [_run(_merged(runs[first : first + most], keys), schema, bounds) for first in range(0, len(runs), most)]
+    yield from _merged(runs, keys)
+
+
+def sort_into_spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema, keys: Sequence[str], bounds: SpoolBounds) -> Spool:
+    """The same, kept to be read any number of times."""
+    return _filled(Spool(schema, bounds), sort_rows(batches, schema, keys, bounds))
+
+
+def _run(tables: Iterable[pa.Table], schema: pa.Schema, bounds: SpoolBounds) -> Spool:
+    return _filled(Spool(schema, bounds, on_disk=True), tables)
+
+
+def _filled(spool: Spool, tables: Iterable[pa.Table]) -> Spool:
+    for table in tables:
+        for batch in table.to_batches():
+            spool.append(batch)
+    return spool.finish()
+
+
+def _sorted(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    order = np.lexsort([table.column(key).to_numpy() for key in reversed(keys)])
+    if (np.diff(order) == 1).all():
+        return table
+    return table.combine_chunks().take(pa.array(order))
+
+
+class _Head:
+    """The next block of a run, and where in it the merge is."""
+
+    def __init__(self, run: Spool, keys: Sequence[str]) -> None:
+        self._blocks, self._names = run.blocks(), keys
+        self.next_block()
+
+    def next_block(self) -> None:
+        found = next(self._blocks, None)
+        self.block = None if found is None else found[1]
+        if self.block is not None:
+            self._keys = [self.block.column(name).to_numpy() for name in self._names]
+            self._first = 0
+
+    def last_key(self) -> tuple[float, ...]:
+        return tuple(column[-1] for column in self._keys)
+
+    def taken(self, bound: tuple[float, ...], with_equal: bool) -> pa.Table:
+        """The rows before the bound, those equal to it only where asked; they are no longer here."""
+        low, high = self._first, len(self._keys[0])
+        for column, value in zip(self._keys, bound, strict=True):  # the range in which all columns so far are equal to the bound's
+            part = column[low:high]
+            low, high = low + int(np.searchsorted(part, value, "left")), low + int(np.searchsorted(part, value, "right"))
+        end = high if with_equal else low
+        rows = self.block.slice(self._first, end - self._first)  # type: ignore[union-attr] # only a head with a block is asked
+        self._first = end
+        if end == len(self._keys[0]):
+            self.next_block()
+        return rows
+
+
+def _merged(runs: Sequence[Spool], keys: Sequence[str]) -> Iterator[pa.Table]:
+    """Up to the smallest last row of the runs' blocks everything is known; of equal rows those of an earlier run come first."""
+    heads = [_Head(run, keys) for run in runs]
+    while any(head.block is not None for head in heads):
+        bound, of = min((head.last_key(), number) for number, head in enumerate(heads) if head.block is not None)
+        parts = [head.taken(bound, number <= of) for number, head in enumerate(heads) if head.block is not None]
+        yield _sorted(pa.concat_tables(parts), keys)

@@ -1,14 +1,14 @@
 """The rows of a section that pass its filter, with the columns that the mapping names, and the file and number of each row.
 
-Here: `LoadedRows`, some rows in memory, and the features in them; `LoadedTable`, all rows of a section, which need not fit there; `load_table`, which reads
-them once. Not here: files (file_chunks.py), what cells mean (columns.py).
-Memory: one chunk of a file while reading, then the bound of a spool (spool.py), whatever the size of the files.
+Here: `LoadedRows`, some rows in memory, and the features, ids and times in them; `LoadedTable`, all rows of a section, which need not fit there; which rows
+fulfil conditions: all of them must hold, and a missing cell fulfils `!=` and `not in` only. Not here: reading files (files.py), what cells mean (columns.py).
+Memory: the bound of a spool (spool.py), whatever the size of the files.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,27 +16,41 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.data.columns import (
+    Array,
     IdForm,
     decode_bags,
     decode_categories,
+    decode_flags,
+    decode_ids,
     decode_numbers,
     decode_parts,
+    decode_texts,
+    decode_times,
     decode_vectors,
+    distinct,
+    is_moment,
     join_vectors,
     plain,
     spell_numbers,
 )
-from infra.data.file_chunks import common_schema, count_rows, find_files, read_chunks, resolve_column
-from infra.data.mapping_source import Column, Source
+from infra.data.mapping_source import Column, Condition, Source
 from infra.data.rejections import Rejections
-from infra.data.spool import Spool, SpoolBounds
-from infra.data.where import rows_where
+from infra.data.spool import Spool
 from schemas.features import Feature, Kind
+from schemas.ids import Id, IdKind
 from schemas.limits import MIB
 
 ROW, FILE = "#row", "#file"  # columns of ours beside those of the files
 SAMPLED_ROWS_MAX, SAMPLED_BYTES_MAX = 1_000_000, 64 * MIB
 ID_ROLES = ("id", "user", "item")
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 Tell = Callable[[str, int, int | None], None]  # section, rows read, rows in all (None: not known)
 
 
@@ -58,7 +72,7 @@ class LoadedRows:
 
     def arrays(self, column: Column) -> list[pa.ChunkedArray]:
         """The Arrow columns of a column of the mapping, with the cells and the parts of them that it asks for."""
-        found = [self.table.column(name) for name in resolve_column(column, self.table.column_names)]
+        found = [self.table.column(name) for name in column.names_in(self.table.column_names)]
         if column.where:
             kept = pa.array(rows_where(column.where, self.table))
             found = [pc.if_else(kept, plain(array), None) for array in found]
@@ -180,38 +194,61 @@ class LoadedTable:
         return self.rows(pa.concat_tables(parts))
 
 
-def load_table(
-    directory: Path, source: Source, limit: int | None, rejections: Rejections, bounds: SpoolBounds, tell: Tell | None = None
-) -> LoadedTable:
-    """All rows of a section that count, in file order. Raises Misconfigured for a file or column that is not there."""
-    paths = find_files(directory, source)
-    schema = common_schema(paths, source)
-    spool = Spool(schema.append(pa.field(ROW, pa.int64())).append(pa.field(FILE, pa.int32())), bounds)
-    id_forms = {role: IdForm() for role in ID_ROLES if role in source.roles}
-    total = count_rows(paths) if limit is None and source.explode is None else None
-    for batch in _batches(paths, source, schema, limit, rejections):
-        spool.append(batch)
-        rows = LoadedRows(source, pa.Table.from_batches([batch]), (), rejections)
-        for role, form in id_forms.items():
-            form.see(rows.array(role))
-        if tell is not None:
-            tell(source.section, len(spool), total)
-    if tell is not None:
-        tell(source.section, len(spool), len(spool))
-    return LoadedTable(source, spool.finish(), tuple(p.name for p in paths), rejections, id_forms)
+class IdPlaces:
+    """Ids by the place at which they were first met, `known` before all others."""
+
+    def __init__(self, kind: IdKind, known: Sequence[Id] = ()) -> None:
+        self._kind = kind
+        self.places: dict[Id, int] = {item: place for place, item in enumerate(known)}
+
+    def encode(self, array: Array, form: IdForm | None = None) -> np.ndarray:
+        """The place of the id in each cell, int64, -1 if absent. `form` = of the whole column, where this is a part of it."""
+        cells, places = distinct(array)
+        ids = decode_ids(cells, self._kind, form.fractions if form is not None else None)
+        return np.array([-1 if i is None else self.places.setdefault(i, len(self.places)) for i in ids], np.int64)[places]
+
+    @property
+    def ids(self) -> list[Id]:
+        """The ids by place."""
+        return list(self.places)
 
 
-def _batches(
-    paths: Sequence[Path], source: Source, schema: pa.Schema, limit: int | None, rejections: Rejections
-) -> Iterator[pa.RecordBatch]:
-    """The rows of all files with their numbers, `limit` at most."""
-    left = limit
-    for number, path in enumerate(paths):
-        for batch, rows in read_chunks(path, source, schema, rejections):
-            batch, rows = (batch, rows) if left is None else (batch.slice(0, left), rows[:left])
-            columns = [*batch.columns, pa.array(rows, pa.int64()), pa.array(np.full(len(rows), number, np.int32))]
-            yield pa.RecordBatch.from_arrays(columns, [*schema.names, ROW, FILE])
-            if left is not None:
-                left -= len(rows)
-                if not left:
-                    return
+def read_times(rows: LoadedRows, role: str, first: int = 0) -> np.ndarray:
+    """Times of a role in ms, [rows]; the row number where the mapping names no column. `first` = rows of the section before these."""
+    if not rows.has(role):
+        return np.arange(first + 1, first + len(rows) + 1)
+    column = rows.source.roles[role]
+    return decode_times(rows.array(role), column.time_unit, column.time_formats)
+
+
+def rows_where(conditions: Sequence[Condition], batch: pa.RecordBatch | pa.Table) -> np.ndarray:
+    """Which rows of the batch or table fulfil all conditions, [R] bool."""
+    kept = np.ones(batch.num_rows, bool)
+    for condition in conditions:
+        kept &= _fulfilled(condition, batch.column(condition.column))
+    return kept
+
+
+def _fulfilled(condition: Condition, column: Array) -> np.ndarray:
+    if condition.op in ("in", "not in"):
+        found = np.zeros(len(column), bool)
+        for value in condition.value:
+            found |= _compared(column, "==", value)
+        return found if condition.op == "in" else ~found
+    return _compared(column, condition.op, condition.value)
+
+
+def _compared(column: Array, op: str, value: Any) -> np.ndarray:
+    """One comparison, by the type of the value: flags, numbers, times (where the column is one), texts."""
+    compare = _COMPARE[op]
+    if isinstance(value, bool):
+        flags, known = decode_flags(column)
+        return np.where(known, compare(flags, value), op == "!=")
+    if isinstance(value, int | float):
+        numbers = decode_numbers(column)
+        return np.where(np.isnan(numbers), op == "!=", compare(numbers, value))
+    if is_moment(column):
+        times = decode_times(column)
+        return np.where(times < 0, op == "!=", compare(times, decode_times(pa.array([value]))[0]))
+    texts = decode_texts(column)
+    return np.fromiter((op == "!=" if text is None else compare(text, value) for text in texts), bool, len(texts))

@@ -1,6 +1,6 @@
 """Vectors that are near for items which the same users took: the feature that `taken_together` in a mapping derives from behaviours before a time.
 
-Here: the vectors as of each time of a grid. Not here: which grid (mapped_sources.py), other statistics of behaviours (item_statistics.py).
+Here: the vectors as of each time of a grid. Not here: which grid (mapped_sources.py), other statistics of behaviours (log_statistics.py).
 Users x items, log1p(how often), each row over the fourth root of its items, each column over the root of its users and the average item's
 together, by truncated SVD; axes times the fourth root of their singular values, then length 1. An item that nobody took has zeros.
 The average in the columns is a ridge: with the whole root an item of three users weighs as much as one of three hundred, and the first axes
@@ -28,6 +28,8 @@ _SIZE_POWER = 0.25
 
 class TogetherVectors:
     """Vectors [I, E] as of any time: those of the latest time of the grid `times_ms` (ascending) that is not after it; zeros before the first."""
+
+    is_signed = False  # what is negative is not known
 
     def __init__(self, positives: Interactions, items: int, width: int, times_ms: Sequence[int]) -> None:
         self._positives, self._items, self._width, self._times = positives, items, width, np.asarray(times_ms, np.int64)

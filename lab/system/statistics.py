@@ -23,7 +23,7 @@ import numpy as np
 
 from infra.background import Background
 from infra.data.interactions import Interactions
-from infra.data.shown_statistics import LogStatistic
+from infra.data.log_statistics import LogStatistic
 from infra.figures import Figures
 from infra.kafka.admin import end_offsets
 from infra.kafka.publisher import Publisher

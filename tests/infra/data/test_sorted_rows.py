@@ -5,8 +5,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.data.sorted_rows import sort_rows
-from infra.data.spool import Spool, SpoolBounds
+from infra.data.spool import Spool, SpoolBounds, sort_rows
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.float64()), ("number", pa.int64())])
 rows_of_keys = st.lists(st.tuples(st.integers(0, 5), st.sampled_from([-1.5, 0.0, 2.0, np.inf])), max_size=120)

@@ -1,7 +1,6 @@
 """Files: every way in which CSV and Parquet are commonly written gives the same rows, with their numbers."""
 
 import gzip
-import io
 import json
 from pathlib import Path
 
@@ -11,13 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra.data.columns import decode_parts
-from infra.data.file_chunks import common_schema, read_chunks
-from infra.data.file_format import FileFormat, OneByteDelimiter
+from infra.data.files import common_schema, load_table, read_chunks, with_short_delimiter
 from infra.data.mapping import Items
-from infra.data.mapping_source import Column, FeatureSource, Source
+from infra.data.mapping_source import Column, FeatureSource, FileFormat, Source
 from infra.data.rejections import Rejections
 from infra.data.spool import SpoolBounds
-from infra.data.tables import FILE, ROW, LoadedRows, load_table
+from infra.data.tables import FILE, ROW, LoadedRows
 from schemas.errors import Misconfigured
 
 ROWS = {"id": ["1", "2", "3"], "name": ["a, b", "c\nd", "é"]}
@@ -102,7 +100,7 @@ def test_a_file_without_a_header_whose_cells_end_in_two_characters_reads_the_sam
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_a_delimiter_that_lies_across_two_reads_is_found(size: int) -> None:
     text = b"1::a:b::::3\n::::x:::"
-    stream = OneByteDelimiter(io.BytesIO(text), FileFormat(delimiter="::"))
+    stream = with_short_delimiter(pa.BufferReader(text), FileFormat(delimiter="::"))
     assert b"".join(iter(lambda: stream.read(size), b"")) == text.replace(b"::", b"\x1f")
 
 
@@ -165,7 +163,7 @@ def test_lists_of_objects_are_lists_of_their_fields_and_explode_together(tmp_pat
 
 
 def test_rows_of_exploded_cells_come_a_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.data.file_chunks.CHUNK_ROWS", 4)
+    monkeypatch.setattr("infra.data.files.CHUNK_ROWS", 4)
     (tmp_path / "t.csv").write_text("id,name\n1,a/b c/d/e/f\n2,\n")
     source = _source("t.csv", explode=Column(columns=("name",), separator="/"))
     rejections = Rejections()

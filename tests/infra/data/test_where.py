@@ -3,7 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from infra.data.where import read_conditions, rows_where
+from infra.data.mapping_source import read_conditions
+from infra.data.tables import rows_where
 
 BATCH = pa.record_batch(
     {

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from infra.data.interactions import Interactions
-from infra.data.shown_statistics import LogStatistic
+from infra.data.log_statistics import LogStatistic
 from infra.kafka.reader import SourceRecord
 from schemas.ids import IdKind, encode_index_key, partition_of
 from schemas.index.control import Init

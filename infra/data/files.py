@@ -1,19 +1,18 @@
-"""CSV, JSON-lines and Parquet files in chunks: only the columns a mapping names, only the rows that count, each with its row number.
+"""Reads CSV, JSON-lines and Parquet files in chunks: only the columns a mapping names, only the rows that count, each with its row number.
 
-Here: opening files, resolving column names, filters, rows with too few or too many cells. Not here: where rows are kept (tables.py), what
-cells mean (columns.py), lines of JSON (json_lines.py). Memory is bounded by one chunk: 65,536 rows, fewer of wide ones, and 8 MiB of CSV text.
+Here: `load_table`, opening files, filters, rows with too few or too many cells. Not here: where rows are kept (tables.py), what cells mean (columns.py), lines
+of JSON (json_lines.py). Memory is bounded by one chunk: 65,536 rows, fewer of wide ones, and 8 MiB of CSV text.
 CSV cells are read as text, whatever they look like: a type guessed from the first block fails on the first odd cell of a later one.
 A row number counts the rows of its file from 1, without the header.
 """
 
-import contextlib
 import csv
 import functools
 import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +20,12 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from infra.data.columns import decode_lists, is_list, is_list_type, list_lengths, plain
-from infra.data.file_format import OneByteDelimiter
+from infra.data.columns import IdForm, decode_lists, is_list, is_list_type, list_lengths, plain
 from infra.data.json_lines import read_batches, read_keys
-from infra.data.mapping_source import Column, Source
+from infra.data.mapping_source import Column, FileFormat, Source
 from infra.data.rejections import Rejections
-from infra.data.where import rows_where
+from infra.data.spool import Spool, SpoolBounds
+from infra.data.tables import FILE, ID_ROLES, ROW, LoadedRows, LoadedTable, Tell, rows_where
 from schemas.errors import Misconfigured, suggest
 
 CHUNK_ROWS = 65_536
@@ -40,12 +39,41 @@ _PACKED = (".gz", ".bz2", ".zst", ".lz4", ".br")  # Arrow unpacks them
 _OTHERS = dict.fromkeys((".xlsx", ".xls"), "Excel") | dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "an archive")
 
 
-def resolve_column(column: Column, names: list[str]) -> list[str]:
-    """Names of the columns in a file, for a prefix in the order of the numbers that follow it."""
-    if column.prefix is None:
-        return list(column.columns)
-    numbered = [(int(found[1]), name) for name in names if (found := re.fullmatch(re.escape(column.prefix) + r"_?(\d+)", name))]
-    return [name for _, name in sorted(numbered)]
+def load_table(
+    directory: Path, source: Source, limit: int | None, rejections: Rejections, bounds: SpoolBounds, tell: Tell | None = None
+) -> LoadedTable:
+    """All rows of a section that count, in file order. Raises Misconfigured for a file or column that is not there."""
+    paths = find_files(directory, source)
+    schema = common_schema(paths, source)
+    spool = Spool(schema.append(pa.field(ROW, pa.int64())).append(pa.field(FILE, pa.int32())), bounds)
+    id_forms = {role: IdForm() for role in ID_ROLES if role in source.roles}
+    total = count_rows(paths) if limit is None and source.explode is None else None
+    for batch in _numbered(paths, source, schema, limit, rejections):
+        spool.append(batch)
+        rows = LoadedRows(source, pa.Table.from_batches([batch]), (), rejections)
+        for role, form in id_forms.items():
+            form.see(rows.array(role))
+        if tell is not None:
+            tell(source.section, len(spool), total)
+    if tell is not None:
+        tell(source.section, len(spool), len(spool))
+    return LoadedTable(source, spool.finish(), tuple(p.name for p in paths), rejections, id_forms)
+
+
+def _numbered(
+    paths: Sequence[Path], source: Source, schema: pa.Schema, limit: int | None, rejections: Rejections
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all files with their numbers, `limit` at most."""
+    left = limit
+    for number, path in enumerate(paths):
+        for batch, rows in read_chunks(path, source, schema, rejections):
+            batch, rows = (batch, rows) if left is None else (batch.slice(0, left), rows[:left])
+            columns = [*batch.columns, pa.array(rows, pa.int64()), pa.array(np.full(len(rows), number, np.int32))]
+            yield pa.RecordBatch.from_arrays(columns, [*schema.names, ROW, FILE])
+            if left is not None:
+                left -= len(rows)
+                if not left:
+                    return
 
 
 def find_files(directory: Path, source: Source) -> list[Path]:
@@ -197,7 +225,7 @@ def _wanted_columns(path: Path, source: Source) -> list[str]:
     wanted: dict[str, None] = {}
     by_key = source.columns_by_key()
     for key, column in by_key.items():
-        found = resolve_column(column, names)
+        found = column.names_in(names)
         if column.prefix is not None and not found:
             known = suggest(column.prefix, names)
             raise Misconfigured(
@@ -259,11 +287,26 @@ def read_column_names(path: Path, source: Source) -> list[str]:
     return list(header) or first
 
 
-@contextlib.contextmanager
-def _open_csv(path: Path, source: Source) -> Iterator[BinaryIO | OneByteDelimiter]:
+def _open_csv(path: Path, source: Source) -> pa.NativeFile:
     """The bytes of a CSV file, unpacked, with a delimiter of one byte."""
-    with pa.input_stream(path, compression="detect") as stream:
-        yield OneByteDelimiter(stream, source) if source.is_long else stream
+    stream = pa.input_stream(path, compression="detect")
+    return with_short_delimiter(stream, source) if source.is_long else stream
+
+
+def with_short_delimiter(stream: pa.NativeFile, form: FileFormat) -> pa.NativeFile:
+    """The stream with one byte for each delimiter of several, as the parser needs it."""
+    assert form.delimiter is not None and form.cell_end is not None
+    long, short = form.delimiter.encode(), form.cell_end.encode()
+    begun = b""  # possibly the first part of a delimiter that continues in the next piece
+
+    def shorten(piece: pa.Buffer) -> bytes:
+        nonlocal begun
+        found = (begun + bytes(piece)).replace(long, short)
+        parts = (long[:length] for length in range(len(long) - 1, 0, -1))
+        begun = next((part for part in parts if found.endswith(part)), b"") if len(piece) else b""
+        return found.removesuffix(begun)
+
+    return pa.TransformInputStream(stream, shorten)
 
 
 def _read_head(path: Path, source: Source) -> str:

@@ -1,14 +1,17 @@
 """Statistics of behaviours: plain loops as the specification, and nothing of what comes later shows in them."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.clock import DAY_MS
+from infra.data.expected_takers import ExpectedTakers
 from infra.data.interactions import Interactions
-from infra.data.item_statistics import DAY_MS, ItemStatistic, count_takers
-from infra.data.mapping_source import FeatureSource
-from infra.data.shown_statistics import LogStatistic
+from infra.data.items import AsOf
+from infra.data.log_statistics import LogStatistic, TakersCount
 from infra.data.taken_together import TogetherVectors, together_vectors
 from schemas.statistics import HOUR_MS, MINUTE_MS, Log, Measure, Statistic, window_begin
 
@@ -40,7 +43,7 @@ def test_counts_and_days_are_those_of_a_plain_loop(seed: int, at_day: int, days:
         inside = [u for u, i, t in rows if i == item and time_ms - days * DAY_MS <= t < time_ms]
         times = [t for _, i, t in rows if i == item and t < time_ms]
         assert positives.counts(ITEMS, time_ms - days * DAY_MS, time_ms)[item] == len(inside)
-        assert count_takers(positives, ITEMS, time_ms, days)[item] == len(set(inside))
+        assert TakersCount(positives, ITEMS, days).at(time_ms)[item] == len(set(inside))
         assert count_of(positives, Measure.FIRST, None, time_ms)[item] == ((time_ms - times[0]) // DAY_MS if times else -1)
         assert count_of(positives, Measure.LAST, None, time_ms)[item] == ((time_ms - times[-1]) // DAY_MS if times else -1)
         assert count_of(positives, Measure.EXACT, days * DAY_MS, time_ms)[item] == len(inside)
@@ -55,19 +58,20 @@ def test_a_window_begins_on_a_whole_step() -> None:
     assert window_begin(10 * DAY_MS + 7 * MINUTE_MS + 5, 6 * HOUR_MS) == 10 * DAY_MS - 6 * HOUR_MS + 7 * MINUTE_MS
 
 
+GRID = [5 * DAY_MS, 10 * DAY_MS, 20 * DAY_MS, 30 * DAY_MS]
+
+
 @pytest.mark.parametrize(
-    "source",
+    "open_statistic",
     [
-        FeatureSource(name="a", count_days=9, of="users"),
-        FeatureSource(name="a", expected_days=3),
-        FeatureSource(name="a", taken_together=3),
+        lambda log: TakersCount(log, ITEMS, 9),
+        lambda log: ExpectedTakers(log, ITEMS, 3, GRID[-1]),
+        lambda log: TogetherVectors(log, ITEMS, 3, GRID),
     ],
 )
-def test_what_comes_later_does_not_show(source: FeatureSource) -> None:
+def test_what_comes_later_does_not_show(open_statistic: Callable[[Interactions], AsOf]) -> None:
     whole, at_ms = drawn(0), 20 * DAY_MS
-    cut = whole.take(np.arange(whole.before(at_ms)))
-    grid = [5 * DAY_MS, 10 * DAY_MS, at_ms, 30 * DAY_MS]
-    statistic, alone = ItemStatistic(source, whole, ITEMS, grid), ItemStatistic(source, cut, ITEMS, grid)
+    statistic, alone = open_statistic(whole), open_statistic(whole.take(np.arange(whole.before(at_ms))))
     statistic.at(40 * DAY_MS)  # asked for later times first
     assert (statistic.at(at_ms) == alone.at(at_ms)).all() and np.any(statistic.at(at_ms))
 

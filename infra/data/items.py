@@ -1,0 +1,299 @@
+"""What is known of each item as of any time: the rows of its file, the latest rows of its history table, and statistics of the log before that time.
+
+Here: `ItemRows`, the rows of [items] in order of time; `ItemHistory`, the rows of [item_history], each known from its own time on; `ItemStates`, features
+as of a time. Not here: statistics (log_statistics.py, takers.py), the times at which features are told (mapped_sources.py), events (mapped_catalogue.py).
+Invariant: a statistic as of t holds nothing from t or later, and a row counts from the time at which it is known, so no impression sees its own answer.
+Memory: ids with their places (about 200 bytes an item), and one number for each item and feature that changes with time; rows stay in a spool.
+A value of the history is a code: the bits of a number, or for anything else its place among the distinct values; -1 = no value yet.
+
+Arrays: I items, R rows in order of time. Time is in milliseconds.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from infra.data.columns import decode_categories, decode_numbers, distinct
+from infra.data.mapping_source import Column
+from infra.data.spool import BLOCK_ROWS, RowColumn, Spool, SpoolBounds, sort_into_spool
+from infra.data.tables import IdPlaces, LoadedRows, LoadedTable, read_times
+from schemas.features import Feature, Kind
+from schemas.ids import Id, IdKind
+
+ALWAYS = -1  # for an item without a creation time
+_NOTHING = -1
+_ITEM, _TIME, _CREATED = "#item", "#time", "#created"
+
+
+@dataclass(frozen=True)
+class ItemRows:
+    """`item_R`: places in `ids`; `time_R`: ascending; `created_I`: creation time of each item."""
+
+    ids: Sequence[Id]
+    table: LoadedTable
+    spool: Spool
+    item_R: RowColumn
+    time_R: RowColumn
+    created_I: np.ndarray
+
+    def rows_at(self, rows: np.ndarray) -> LoadedRows:
+        """The cells of some rows."""
+        return self.table.rows(self.spool.take(rows))
+
+    def latest_rows(self, time_ms: int) -> np.ndarray:
+        """The latest row of each item that is not after a time, or its oldest row if all are after it: [I] int64."""
+        latest_I = np.full(len(self.ids), -1, np.int64)
+        for first, item_R, time_R in self.blocks():
+            early = np.flatnonzero(time_R <= time_ms)
+            latest_I[item_R[early]] = first + early  # of equal places the last one stays
+            late = np.flatnonzero(time_R > time_ms)[::-1]
+            late = late[latest_I[item_R[late]] < 0]
+            latest_I[item_R[late]] = first + late
+        return latest_I
+
+    def groups(self, column: Column, time_ms: int) -> np.ndarray:
+        """The group of each item by the category that a column holds as of a time: codes [I], -1 for an empty cell."""
+        codes: dict[int | str, int] = {}
+        latest_I, found = self.latest_rows(time_ms), [np.zeros(0, np.int64)]
+        for first in range(0, len(latest_I), BLOCK_ROWS):
+            cells, places = distinct(self.rows_at(latest_I[first : first + BLOCK_ROWS]).arrays(column)[0])
+            values = decode_categories(cells, column.separator)  # as events carry them
+            code_N = np.array([-1 if value is None else codes.setdefault(value, len(codes)) for value in values], np.int64)
+            found.append(code_N[places])
+        return np.concatenate(found)
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """(number of the first row, items, times), some rows at a time."""
+        parts = (slice(first, first + BLOCK_ROWS) for first in range(0, len(self.spool), BLOCK_ROWS))
+        return ((part.start, self.item_R[part], self.time_R[part]) for part in parts)
+
+
+def read_item_rows(table: LoadedTable, kind: IdKind, bounds: SpoolBounds, known_after_ms: int = 0) -> ItemRows:
+    """The items of the section [items], a row with a time known so long after it. A row without an id, or with a time that cannot be read, is rejected."""
+    places = IdPlaces(kind)
+    schema = table.spool.schema
+    for name in (_ITEM, _TIME, _CREATED):
+        schema = schema.append(pa.field(name, pa.int64()))
+    spool = sort_into_spool(_item_batches(table, schema, places, known_after_ms), schema, [_TIME], bounds)
+    item_R, created_R = spool.column(_ITEM), spool.column(_CREATED)
+    created_I = np.full(len(places.places), np.iinfo(np.int64).max)
+    for first in range(0, len(spool), BLOCK_ROWS):
+        part = slice(first, first + BLOCK_ROWS)
+        np.minimum.at(created_I, item_R[part], created_R[part])
+    return ItemRows(places.ids, table, spool, item_R, spool.column(_TIME), created_I)
+
+
+def _item_batches(table: LoadedTable, schema: pa.Schema, places: IdPlaces, known_after_ms: int) -> Iterator[pa.RecordBatch]:
+    """The rows that have an id, and a time where there are times, with item, time and creation, in file order."""
+    for rows in table.blocks():
+        time_R = read_times(rows, "time") if table.has("time") else np.zeros(len(rows), np.int64)
+        rows.reject_cells(time_R < 0, "time", "time")
+        timed = np.flatnonzero(time_R >= 0)
+        rows, time_R = rows.take(timed), time_R[timed] + (known_after_ms if table.has("time") else 0)
+        created_R = read_times(rows, "created") if table.has("created") else time_R if table.has("time") else np.full(len(rows), ALWAYS)
+        if table.has("created"):
+            rows.reject_cells(created_R < 0, "created", "time of creation, taken as always there")
+        item_R = places.encode(rows.array("id"), table.id_forms["id"])
+        rows.reject_cells(item_R < 0, "id", "id")
+        columns = [*rows.table.columns, *(pa.array(c, pa.int64()) for c in (item_R, time_R, created_R))]
+        yield from pa.table(columns, schema=schema).filter(pa.array(item_R >= 0)).combine_chunks().to_batches()
+
+
+class _Codes:
+    """Values of one feature as codes."""
+
+    def __init__(self, feature: Feature) -> None:
+        self.feature = feature
+        self._places: dict[Any, int] = {}
+
+    def encode(self, values: Sequence[Any]) -> np.ndarray:
+        """int64, -1 for None."""
+        if self.feature.kind is Kind.NUMERIC:
+            numbers = np.array([np.nan if v is None else v for v in values], np.float64) + 0.0  # + 0.0: no minus zero
+            return np.where(np.isnan(numbers), _NOTHING, numbers.view(np.int64))
+        keys = (tuple(v) if isinstance(v, list) else v for v in values)
+        return np.array([_NOTHING if k is None else self._places.setdefault(k, len(self._places)) for k in keys], np.int64)
+
+    def decode(self, codes: np.ndarray) -> list[Any]:
+        """The values, None for -1."""
+        if self.feature.kind is Kind.NUMERIC:
+            return [
+                None if code == _NOTHING else number for code, number in zip(codes.tolist(), codes.view(np.float64).tolist(), strict=True)
+            ]
+        values = list(self._places)
+        found = [None if code == _NOTHING else values[code] for code in codes.tolist()]
+        return [list(v) if isinstance(v, tuple) else v for v in found]
+
+
+@dataclass(frozen=True)
+class HistoryRows:
+    """The rows of the table: items' places, from when each is known, and a column of codes for each feature."""
+
+    names: tuple[str, ...]
+    spool: Spool
+    codes: dict[str, _Codes]
+
+
+def read_item_history(
+    table: LoadedTable, kind: IdKind, items: Sequence[Id], features: dict[str, Feature], known_after_ms: int, bounds: SpoolBounds
+) -> HistoryRows:
+    """Reads the rows of the catalogue's items; each counts as known from `known_after_ms` after its time."""
+    names = tuple(table.source.feature_columns())
+    codes = {name: _Codes(features[name]) for name in names}
+    schema = pa.schema([(name, pa.int64()) for name in (_ITEM, _TIME, *names)])
+    batches = _history_batches(table, schema, IdPlaces(kind, items), codes, known_after_ms)
+    return HistoryRows(names, sort_into_spool(batches, schema, [_TIME], bounds), codes)
+
+
+def _history_batches(
+    table: LoadedTable, schema: pa.Schema, places: IdPlaces, codes: dict[str, _Codes], known_after_ms: int
+) -> Iterator[pa.RecordBatch]:
+    items = len(places.places)
+    for rows in table.blocks():
+        item_R, time_R = places.encode(rows.array("id"), table.id_forms["id"]), read_times(rows, "time")
+        for role, column in (("id", item_R), ("time", time_R)):
+            rows.reject_cells(column < 0, role, role)
+        usable = np.flatnonzero((item_R >= 0) & (item_R < items) & (time_R >= 0))
+        kept = rows.take(usable)
+        told = [code.encode(kept.feature(code.feature)) for code in codes.values()]
+        known_from = time_R[usable] + known_after_ms
+        yield pa.RecordBatch.from_arrays([pa.array(c, pa.int64()) for c in (item_R[usable], known_from, *told)], schema=schema)
+
+
+class HistoryFeature:
+    """The latest value of one feature of each item. Ask for times in ascending order: each one continues from the one before."""
+
+    def __init__(self, history: HistoryRows, name: str, items: int) -> None:
+        self._codes, self._items = history.codes[name], items
+        self._columns: tuple[RowColumn, ...] = tuple(history.spool.column(c) for c in (_ITEM, _TIME, name))
+        self._restart()
+
+    def _restart(self) -> None:
+        self._told_until, self._next = -1, 0
+        self._codes_I = np.full(self._items, _NOTHING, np.int64)
+
+    def codes_at(self, time_ms: int) -> np.ndarray:
+        """The latest code of each item that is known at a time, [I] int64."""
+        if time_ms < self._told_until:
+            self._restart()
+        self._told_until = time_ms
+        item_R, known_R, code_R = self._columns
+        while self._next < len(known_R):
+            part = slice(self._next, min(len(known_R), self._next + BLOCK_ROWS))
+            known = int(np.searchsorted(known_R[part], time_ms, "right"))
+            code, item = code_R[part][:known], item_R[part][:known]
+            self._codes_I[item[code != _NOTHING]] = code[code != _NOTHING]
+            self._next += known
+            if known < part.stop - part.start:
+                break
+        return self._codes_I.copy()
+
+    def values(self, codes: np.ndarray) -> list[Any]:
+        """The values of codes, None for -1."""
+        return self._codes.decode(codes)
+
+    def numbers_at(self, time_ms: int) -> np.ndarray:
+        """A numeric feature of all items as of a time, [I] float64, NaN for no value."""
+        codes_I = self.codes_at(time_ms)
+        return np.where(codes_I == _NOTHING, np.nan, codes_I.view(np.float64))
+
+
+class AsOf(Protocol):
+    """A number of each item, or a vector, as of ascending times: a negative number or zeros where nothing is known; what `is_signed` may be negative, but
+    for -inf."""
+
+    @property
+    def is_signed(self) -> bool: ...
+
+    def at(self, time_ms: int) -> np.ndarray: ...
+
+
+class ItemStates:
+    """Features of items as of a time. They come from the items' file (its rows as of `now_ms`), from the rows of the history table, from statistics by feature
+    name, and from groups: clusters_I by feature name, the number of each item's group, int64."""
+
+    def __init__(
+        self,
+        items: ItemRows,
+        features: Sequence[Feature],
+        now_ms: int,
+        history: HistoryRows | None = None,
+        statistics: Mapping[str, AsOf] = MappingProxyType({}),
+        clusters: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> None:
+        self.items, self.features = items, {f.name: f for f in features}
+        self._latest_I = np.maximum(items.latest_rows(now_ms), 0)
+        self._histories: dict[str, HistoryFeature] = {}
+        if history is not None:
+            self._histories = {name: HistoryFeature(history, name, len(items.ids)) for name in history.names}
+        self._statistics, self._clusters = statistics, clusters
+
+    @property
+    def changes_with_time(self) -> bool:
+        """Whether any feature depends on the time."""
+        return bool(self._histories or self._statistics)
+
+    def latest_rows(self, places: np.ndarray) -> np.ndarray:
+        """The numbers of the rows of the items' file that `features_of` reads for some items."""
+        return np.asarray(self._latest_I[places])
+
+    def state_at(self, time_ms: int) -> dict[str, np.ndarray]:
+        """What changes with time, by feature: codes of the history and statistics, each [I], or [I, E] for a vector of width E."""
+        found = {name: history.codes_at(time_ms) for name, history in self._histories.items()}
+        return found | {name: statistic.at(time_ms) for name, statistic in self._statistics.items()}
+
+    def told_at(self, places: np.ndarray, time_ms: int) -> list[dict[str, Any]]:
+        """What columns of files tell of some items as of a time, without what is derived from behaviours."""
+        return self.features_of(places, {name: history.codes_at(time_ms) for name, history in self._histories.items()})
+
+    def features_of(self, places: np.ndarray, state: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+        """The features of some items in a state that `state_at` gave. What the history does not tell comes from the items' file."""
+        found = self.features_of_rows(self.items.rows_at(self._latest_I[places]), places)
+        for name, state_I in state.items():
+            if name in self._histories:
+                told = self._histories[name].values(state_I[places])
+            else:
+                signed = self._statistics[name].is_signed
+                told = [_statistic_value(value, signed) for value in state_I[places].tolist()]
+            for features, value in zip(found, told, strict=True):
+                features |= {} if value is None else {name: value}
+        return found
+
+    def features_of_rows(self, rows: LoadedRows, item_R: np.ndarray) -> list[dict[str, Any]]:
+        """The features in some rows of the items' file, which may be of an earlier version of an item, and the items' groups. item_R: places of their items."""
+        found = rows.features(self.features.values())
+        for name, groups_I in self._clusters.items():
+            for features, group in zip(found, groups_I[item_R].tolist(), strict=True):
+                features[name] = f"c{group}"
+        return found
+
+    def numbers_at(self, name: str, time_ms: int) -> np.ndarray:
+        """One numeric feature of all items as of a time: float64 [I], NaN where it is missing."""
+        numbers = np.full(len(self.items.ids), np.nan)
+        column = self.items.table.source.feature_columns().get(name)
+        if column is not None and column.value is not None:
+            numbers[:] = float(column.value)
+        elif column is not None:
+            for part in self._parts():
+                numbers[part] = decode_numbers(self.items.rows_at(self._latest_I[part]).arrays(column)[0])
+        if name in self._histories:
+            told = self._histories[name].numbers_at(time_ms)
+            numbers = np.where(np.isnan(told), numbers, told)
+        if name in self._statistics:
+            numbers = self._statistics[name].at(time_ms).astype(np.float64)
+            numbers[numbers < (-np.finfo(float).max if self._statistics[name].is_signed else 0)] = np.nan
+        return numbers
+
+    def _parts(self) -> Iterator[slice]:
+        return (slice(first, first + BLOCK_ROWS) for first in range(0, len(self.items.ids), BLOCK_ROWS))
+
+
+def _statistic_value(value: float | list[float], signed: bool) -> float | list[float] | None:
+    """What an event tells of a statistic: nothing of a vector of zeros and, except of a rate, of a negative number."""
+    if isinstance(value, list):
+        return value if any(value) else None
+    return float(value) if value >= 0 or (signed and value > -np.inf) else None

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from infra.data.leakage import strongest_correlation
 from infra.data.mapped_sources import MappedSources
+from infra.data.rank_measures import strongest_correlation
 from infra.data.tables import IdPlaces, LoadedRows
 from schemas.features import Feature, Kind, Scope
 

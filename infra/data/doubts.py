@@ -16,8 +16,9 @@ from infra.data.columns import decode_numbers, decode_parts, is_text, plain
 from infra.data.context_leakage import find_leaking_context
 from infra.data.interactions import Interactions
 from infra.data.leakage import SUSPICIOUS, find_known_future, find_made_of_the_log
-from infra.data.mapped_sources import MappedSources, spell_time
+from infra.data.mapped_sources import MappedSources
 from infra.data.mapping_source import Source
+from infra.data.periods import spell_time
 from infra.data.sampled_impressions import KnownUsers
 from infra.data.tables import read_times
 from schemas.features import Kind

@@ -50,12 +50,13 @@ class Interactions:
             columns = (self.user_X[part], self.item_X[part], self.kind_X[part], self.time_X[part])
             yield HeldInteractions(self.user_ids, self.item_ids, self.kinds, *columns)
 
-    def counts(self, items: int, start_ms: int, end_ms: int) -> np.ndarray:
-        """How many there are of each of the first `items` items in [start, end), [I] int64."""
-        count_I = np.zeros(items, np.int64)
+    def counts(self, owners: int, start_ms: int, end_ms: int, owner: str = "item_X") -> np.ndarray:
+        """How many there are of each of the first items, or users with `owner` "user_X", in [start, end): [owners] int64."""
+        found = np.zeros(owners, np.int64)
         for block in self.blocks(self.before(start_ms), self.before(end_ms)):
-            count_I += np.bincount(block.item_X[block.item_X < items], minlength=items)
-        return count_I
+            owner_X = getattr(block, owner)
+            found += np.bincount(owner_X[owner_X < owners], minlength=owners)
+        return found
 
     def take(self, chosen: np.ndarray) -> "HeldInteractions":
         """Some of them, by a mask or by places; of columns in memory."""

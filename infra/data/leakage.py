@@ -19,7 +19,7 @@ that tells what one user will take, but not how much of it (a favourite of the w
 Arrays: N items or users, P numbers of positives that are given, V values of a category, I items, G groups.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,8 @@ import numpy as np
 
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping_source import Source
-from infra.data.shown_impressions import ShownRows
-from infra.data.tables import IdPlaces, read_times
+from infra.data.rank_measures import gamma, strongest_correlation
+from infra.data.tables import read_times
 from schemas.features import Kind, Scope
 
 # From this correlation on. Of 180 days with 22 held out a total of the whole period has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price, and a total
@@ -132,72 +132,13 @@ def _counts(sources: MappedSources, owners: int, owner: str, time_ms: int) -> tu
     """(positives of each owner [P + 1, N]: ever before a time, as long before it as the held-out period lasts, in the last quarter of that, and as
     long after it; their places). Only owners with any before it; some of them where they are many."""
     length, log = sources.end_ms - sources.now_ms, sources.positives
-    counts = []
-    for start, end in ((0, time_ms), (time_ms - length, time_ms), (time_ms - length // 4, time_ms), (time_ms, time_ms + length)):
-        count_N = np.zeros(owners, np.int64)
-        for block in log.blocks(log.before(start), log.before(end)):
-            owner_X = np.asarray(getattr(block, owner))
-            count_N += np.bincount(owner_X[owner_X < owners], minlength=owners)
-        counts.append(count_N)
+    spans = ((0, time_ms), (time_ms - length, time_ms), (time_ms - length // 4, time_ms), (time_ms, time_ms + length))
+    counts = [log.counts(owners, start, end, owner) for start, end in spans]
     # Of owners without a past only those with a future are in the log: chosen by either, they would make any cell that is made of the past tell the future.
     places = np.flatnonzero(counts[0])
     if len(places) > _MOST:
         places = np.sort(np.random.default_rng(_SEED).choice(places, _MOST, replace=False))
     return np.stack(counts)[:, places], places
-
-
-def strongest_correlation(values: Sequence[Any], given_PN: np.ndarray, after_N: np.ndarray) -> float:
-    """The partial rank correlation with after_N of a column as numbers, as categories or as cells that are there or not: the one that is farthest from 0."""
-    there = [value is not None for value in values]
-    found = [category_correlation(there, after_N, given_PN)]
-    if all(isinstance(value, float) for value in values if value is not None):
-        known_N = np.array(there)
-        number_N = np.array([value for value in values if value is not None], np.float64)
-        if known_N.sum() >= _LEAST:
-            found.append(partial_rank_correlation(number_N, after_N[known_N], given_PN[:, known_N]))
-    else:
-        found.append(category_correlation(values, after_N, given_PN))
-    return max(found, key=abs)
-
-
-def category_correlation(values: Sequence[Any], after_N: np.ndarray, given_PN: np.ndarray) -> float:
-    """The partial rank correlation of a column of categories. Each category stands for the mean of what followed in one half of the rows, and is measured on
-    the other. `values`: N cells, of which None is a category, too; after_N and given_PN as in `partial_rank_correlation`."""
-    rank_N = _ranks(after_N)
-    _, code_N = np.unique(np.array([str(value) for value in values]), return_inverse=True)
-    half_N = np.random.default_rng(_SEED).permutation(len(values)) % 2 == 0
-    found = []
-    for learnt_N in (half_N, ~half_N):
-        rows_V = np.bincount(code_N[learnt_N], minlength=code_N.max() + 1)
-        sum_V = np.bincount(code_N[learnt_N], rank_N[learnt_N], minlength=len(rows_V))
-        mean_V = (sum_V + rank_N[learnt_N].mean()) / (rows_V + 1)  # a category that is met here only counts as any other
-        found.append(partial_rank_correlation(mean_V[code_N[~learnt_N]], after_N[~learnt_N], given_PN[:, ~learnt_N]))
-    return float(np.mean(found))
-
-
-def partial_rank_correlation(one_N: np.ndarray, other_N: np.ndarray, given_PN: np.ndarray) -> float:
-    """The correlation of the ranks of one_N and other_N, after what the ranks of given_PN explain (least squares) is taken from both: -1 to 1, and 0 if one of
-    them is constant."""
-    given_NP = _explained(given_PN, len(one_N))
-    left = [_rest(values_N, given_NP) for values_N in (one_N, other_N)]
-    size = float(np.linalg.norm(left[0]) * np.linalg.norm(left[1]))
-    return float(left[0] @ left[1]) / size if size > 1e-9 * len(one_N) else 0.0
-
-
-def _explained(given_PN: np.ndarray, owners: int) -> np.ndarray:
-    return np.stack([_ranks(given_N) for given_N in (*given_PN, np.zeros(owners))], axis=1)
-
-
-def _rest(values_N: np.ndarray, given_NP: np.ndarray) -> np.ndarray:
-    """The ranks of some values without what is given."""
-    rank_N = _ranks(values_N)
-    return np.asarray(rank_N - given_NP @ np.linalg.lstsq(given_NP, rank_N, rcond=None)[0])
-
-
-def _ranks(values_N: np.ndarray) -> np.ndarray:
-    """Ranks from 0 to 1, equal values the mean of theirs."""
-    _, place_N, count_V = np.unique(values_N, return_inverse=True, return_counts=True)
-    return np.asarray(((np.cumsum(count_V) - (count_V + 1) / 2) / len(values_N))[place_N])
 
 
 # --- made of the whole log -----------------------------------------------------------------------------------------------
@@ -207,9 +148,8 @@ def find_made_of_the_log(sources: MappedSources) -> dict[str, tuple[float, float
     """The columns, such as "[items] features.rate", each with its gamma with a rate of all time and with that until the evaluation time."""
     if sources.period is None or sources.end_ms <= sources.now_ms:
         return {}
-    counts = [_count_in_log(sources, ((block.item_X, block.time_X) for block in sources.positives.blocks()))]
-    if sources.shown is not None:
-        counts.append(_count_in_log(sources, _shown(sources.shown, sources)))
+    items, logs = len(sources.item_rows.ids), [sources.positives, *([sources.shown_log] if sources.shown is not None else [])]
+    counts = [np.stack([log.counts(items, 0, int(log.time_X[-1]) + 1), log.counts(items, 0, sources.now_ms)]) for log in logs]
     places = np.sort(np.random.default_rng(_SEED).permutation(counts[0].shape[1])[:_ITEMS_MOST])
     counts, rows = [count_2I[:, places] for count_2I in counts], sources.states.told_at(places, sources.now_ms)
     columns = {name: np.array([row.get(name) for row in rows], object) for name in undated_columns(sources)}
@@ -221,29 +161,6 @@ def find_made_of_the_log(sources: MappedSources) -> dict[str, tuple[float, float
         if made:
             found[f"[items] features.{name}"] = max(made)
     return found
-
-
-def _count_in_log(sources: MappedSources, told: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """[2, I]: how often each item is told of with its place and time, at any time and before the evaluation time."""
-    count_2I = np.zeros((2, len(sources.item_rows.ids)), np.int64)
-    for item_X, time_X in told:
-        known_X = (item_X >= 0) & (item_X < count_2I.shape[1])
-        for count_I, chosen_X in zip(count_2I, (known_X, known_X & (time_X < sources.now_ms)), strict=True):
-            count_I += np.bincount(item_X[chosen_X], minlength=len(count_I))
-    return count_2I
-
-
-def _shown(shown: ShownRows, sources: MappedSources) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Places and times of what was shown, as the file has it: to be counted it needs no order, which would be a sort of the whole log."""
-    items, users, first = IdPlaces(sources.id_kind, sources.item_rows.ids), IdPlaces(sources.id_kind), 0
-    for rows in shown.table.blocks():
-        place_R, user_R = (
-            places.encode(rows.array(role), shown.table.id_forms[role]) for role, places in (("item", items), ("user", users))
-        )
-        time_R = read_times(rows, "time", first)
-        first += len(rows)
-        usable_R = (user_R >= 0) & (time_R >= 0)
-        yield place_R[usable_R], time_R[usable_R]
 
 
 def _codes(cells: np.ndarray) -> np.ndarray:
@@ -281,10 +198,3 @@ def _order_of_classes(code_G: np.ndarray, rate_G: np.ndarray) -> np.ndarray:
     _, of_G = np.unique(code_G, return_inverse=True)
     rank_G = np.unique(rate_G, return_inverse=True)[1]
     return np.asarray((np.bincount(of_G, rank_G) / np.bincount(of_G))[of_G])
-
-
-def gamma(one_G: np.ndarray, other_G: np.ndarray) -> float:
-    """Of the pairs that differ in both: those in the same order minus those in the other, as a share of all. -1 to 1, 0 if absent."""
-    sign_GG = (np.sign(values_G[:, None] - values_G).astype(np.int8) for values_G in (one_G, other_G))
-    agrees_GG = np.multiply(*sign_GG)
-    return float(agrees_GG.sum(dtype=np.int64) / max(1, np.count_nonzero(agrees_GG)))

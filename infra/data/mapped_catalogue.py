@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from infra.clock import DAY_MS
 from infra.data.interactions import Interactions
-from infra.data.mapped_sources import MappedSources, spell_time
+from infra.data.mapped_sources import MappedSources
 from infra.data.mapping import DataMapping
+from infra.data.periods import cut_of, spell_time
 from infra.data.rejections import Rejections
 from infra.data.sampled_impressions import SampledRequest, plan_cuts, sample_requests
 from infra.data.spool import SpoolBounds
@@ -77,9 +78,17 @@ class MappedCatalogue:
         if shown is None:
             has_bid = bid_exponent(self.model["rank_by"]) > 0
             return FOR_MAPPED_DATA.replaced({"click": 1.0} if has_bid else {}).replaced(self.mapping.train)
-        requests = max(1, round(_SHOWN_ROWS / self.sources.items_per_request))
+        requests = max(1, round(_SHOWN_ROWS / self._items_per_request))
         with_teacher = {"copr": TrainChoices().copr} if shown.teacher_ecpm is not None else {}
         return FOR_SHOWN.replaced({"batch_requests": requests, **with_teacher}).replaced(self.mapping.train)
+
+    @cached_property
+    def _items_per_request(self) -> float:
+        """Shown items of a request, about: of the first block of the log."""
+        block = next(self.sources.shown_log.blocks(), None)
+        if block is None:
+            return 1.0
+        return len(block) / len(np.unique(np.stack([block.user_X, block.time_X]), axis=1)[0])
 
     @property
     def item_count(self) -> int:
@@ -210,7 +219,7 @@ class MappedCatalogue:
         sources, sampling = self.sources, self.mapping.sampling
         window = sources.window_ms()
         first, last = int(sources.positives.time_X[0]), int(sources.positives.time_X[-1])
-        cuts = plan_cuts(first, sources.now_ms, window, sources.cut_ms())
+        cuts = plan_cuts(first, sources.now_ms, window, cut_of(self.mapping, window))
         if not cuts:
             raise sources.reject(
                 "[impressions] window_days",

@@ -5,9 +5,7 @@ Memory: for each user and item what interactions.py and item_rows.py say. Rows o
 disk beyond that.
 """
 
-import datetime as dt
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import pyarrow as pa
 
 from infra.clock import DAY_MS
 from infra.data.chosen_statistics import count_values, default_statistics, names_alone, statistic_of
-from infra.data.columns import decode_numbers, times_of_constant
+from infra.data.columns import decode_numbers
 from infra.data.expected_takers import ExpectedTakers
 from infra.data.files import load_table
 from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, infer_rate
@@ -26,7 +24,8 @@ from infra.data.items import AsOf, ItemRows, ItemStates, read_item_history, read
 from infra.data.log import read_interactions
 from infra.data.log_statistics import LogStatistic, MeanOfValue, TakersCount
 from infra.data.mapping import DataMapping, reject
-from infra.data.mapping_source import FeatureSource, Source
+from infra.data.mapping_source import Column, FeatureSource, Source
+from infra.data.periods import HeldOutPeriod, find_period, plan_sample_times, window_of
 from infra.data.rejections import Rejections
 from infra.data.shown_impressions import ShownRequests, ShownRows
 from infra.data.spool import SpoolBounds
@@ -36,21 +35,10 @@ from infra.data.text import cluster_embeddings
 from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
 from schemas.ids import Id, IdKind
-from schemas.statistics import HOUR_MS, Log, Statistic
+from schemas.statistics import Log, Statistic
 
 _KINDS_MAX = 64
-_WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
-_HELD_OUT_SHARE = 0.15
-_SHOWN_TIMES = 48  # at which rates of shown items are told, in a log of some days
 _TOGETHER_TIMES_MAX = 6  # each costs a decomposition
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutPeriod:
-    """[start, end) in ms since 1970: nothing from `start` on becomes an event; items taken before `end` are the right answers."""
-
-    start_ms: int
-    end_ms: int
 
 
 class MappedSources:
@@ -78,10 +66,8 @@ class MappedSources:
         """int64 if every id of every file is a whole number, else text; or what the mapping says."""
         if self.mapping.roles.id_kind is not None:
             return IdKind(self.mapping.roles.id_kind)
-        for source in self.mapping.sources:
-            if not all(form.whole_numbers for form in self.table(source).id_forms.values()):
-                return IdKind.TEXT
-        return IdKind.INT64
+        whole = all(form.whole_numbers for source in self.mapping.sources for form in self.table(source).id_forms.values())
+        return IdKind.INT64 if whole else IdKind.TEXT
 
     # --- interactions ---
 
@@ -143,33 +129,9 @@ class MappedSources:
 
     @cached_property
     def period(self) -> HeldOutPeriod | None:
-        """When the held-out users are measured: from the [evaluation] of the mapping, or the last part of the positives; None where nobody did anything."""
-        if not len(self.positives):
-            return None
-        holdout, times = self.mapping.holdout, self.positives.time_X
-        last = int(times[-1])
-        if not holdout.hold_out:
-            return HeldOutPeriod(max(last, int(self.history.time_X[-1])) + 1, last + 1)
-        end = last + 1 if holdout.end is None else self._evaluation_time(holdout.end, "until")
-        if holdout.start is not None:
-            start = self._evaluation_time(holdout.start, "from")
-        else:
-            count = self.positives.before(end)
-            start = int(times[min(count - 1, int(count * (1 - _HELD_OUT_SHARE)))])
-        if start >= end:
-            raise self.reject("[evaluation] until", f"= {holdout.end} must come after the time from which is measured, {spell_time(start)}")
-        return HeldOutPeriod(start, min(end, last + 1))
-
-    def _evaluation_time(self, value: str | float, key: str) -> int:
-        """A time of [evaluation], which has to lie within the positives, or may be after them where it is the end."""
-        found, first, last = times_of_constant(value), int(self.positives.time_X[0]), int(self.positives.time_X[-1])
-        if found <= 0:
-            raise self.reject(f"[evaluation] {key}", f"is {value!r}, expected a date or time like 2011-10-01")
-        if found <= first or (found > last and key != "until"):
-            raise self.reject(
-                f"[evaluation] {key}", f"= {value} must lie within the positives, which are from {spell_time(first)} to {spell_time(last)}"
-            )
-        return found
+        """When the held-out users are measured; None where nobody did anything."""
+        times = self.positives.time_X
+        return find_period(self.mapping, times, int(self.history.time_X[-1])) if len(times) else None
 
     @cached_property
     def now_ms(self) -> int:
@@ -202,9 +164,8 @@ class MappedSources:
     @cached_property
     def known_share(self) -> float:
         """Which share of what users did was with items of the catalogue; 1 where they did nothing."""
-        items = len(self.item_rows.ids)
-        known = sum(int((np.asarray(block.item_X) < items).sum()) for block in self.history.blocks())
-        return known / len(self.history) if len(self.history) else 1.0
+        log = self.history
+        return log.counts(len(self.item_rows.ids), 0, int(log.time_X[-1]) + 1).sum() / len(log) if len(log) else 1.0
 
     # --- items ---
 
@@ -220,14 +181,6 @@ class MappedSources:
     def shown_log(self) -> Interactions:
         """The same as interactions, with what came of each as bits."""
         return self.shown_requests.log()
-
-    @cached_property
-    def items_per_request(self) -> float:
-        """Shown items of a request, about: of the first block of the log."""
-        block = next(self.shown_log.blocks(), None)
-        if block is None:
-            return 1.0
-        return len(block) / len(np.unique(np.stack([block.user_X, block.time_X]), axis=1)[0])
 
     @cached_property
     def item_features(self) -> Mapping[str, FeatureSource]:
@@ -255,11 +208,8 @@ class MappedSources:
         """All features of the schema, the embedding last."""
         mapping, roles, alone = self.mapping, self.roles, self._names_alone
         kinds = {roles["sim_category"]: Kind.CATEGORICAL, roles["bid"]: Kind.NUMERIC}
-        item = {}
-        for source, table_source in [
-            (f, mapping.items) for name, f in self.item_features.items() if name not in alone
-        ] + self._history_features():
-            item[source.name] = self._item_feature(source, table_source, kinds.get(source.name))
+        of_items = [(f, mapping.items) for name, f in self.item_features.items() if name not in alone]
+        item = {f.name: self._item_feature(f, section, kinds.get(f.name)) for f, section in [*of_items, *self._history_features()]}
         found = list(item.values())
         found.append(Feature(mapping.embedding_name, Scope.ITEM, Kind.EMBEDDING, width=self.embeddings.width))
         for scope, other in ((Scope.USER, mapping.users), (Scope.BEHAVIOUR, mapping.behaviours), (Scope.CONTEXT, mapping.impressions)):
@@ -270,11 +220,8 @@ class MappedSources:
 
     def _history_features(self) -> list[tuple[FeatureSource, Source]]:
         """Features of the history table; details that [items.features] gives to the same name hold."""
-        history = self.mapping.item_history
-        if history is None:
-            return []
-        found: list[tuple[FeatureSource, Source]] = []
-        for feature in history.features.values():
+        history, found = self.mapping.item_history, list[tuple[FeatureSource, Source]]()
+        for feature in history.features.values() if history is not None else ():
             of_items = self.mapping.items.features.get(feature.name, feature)
             fixed = {"kind": feature.kind or of_items.kind, **of_items.details, **feature.details}
             found.append((feature.model_copy(update=fixed), history))
@@ -326,10 +273,9 @@ class MappedSources:
     @cached_property
     def schema(self) -> FeatureSchema:
         """The schema of the catalogue."""
-        given = self.mapping.roles
+        given, is_input = self.mapping.roles, self.mapping.roles.multimodal_is_input
         told = self.history.kinds[:_KINDS_MAX] if given.behaviour_kinds is None else given.behaviour_kinds
         kinds = tuple(kind_name(k) for k in told) or (DEFAULT_KIND,)
-        is_input = given.multimodal_is_input
         return FeatureSchema(
             self.features,
             id_kind=self.id_kind,
@@ -419,35 +365,29 @@ class MappedSources:
 
     def _groups(self, source: FeatureSource) -> np.ndarray:
         """The group of each item, by the cells of the feature that `by` names."""
-        columns = self.mapping.items.feature_columns()
-        column = columns.get(str(source.by))
-        if column is None or not column.columns:
-            expected = f"by = {source.by!r} is no column of [items.features]; {suggest(str(source.by), list(columns))}"
-            raise self.reject(f"[items] features.{source.name}", expected)
-        return self.item_rows.groups(column, self.now_ms)
+        return self.item_rows.groups(self._named_column(source, "by", self.mapping.items), self.now_ms)
 
     def _values(self, source: FeatureSource) -> Callable[[pa.Table], np.ndarray]:
         """The number of [behaviours.features] that `mean_of` names, in rows of the history."""
-        behaviours = self.mapping.behaviours
-        columns = behaviours.feature_columns() if behaviours is not None else {}
-        column = columns.get(str(source.mean_of))
-        if behaviours is None or column is None or not column.columns:
-            expected = f"mean_of = {source.mean_of!r} is no column of [behaviours.features]; {suggest(str(source.mean_of), list(columns))}"
-            raise self.reject(f"[items] features.{source.name}", expected)
-        table = self.table(behaviours)
+        column = self._named_column(source, "mean_of", self.mapping.behaviours)
+        assert self.mapping.behaviours is not None
+        table = self.table(self.mapping.behaviours)
         return lambda rows: decode_numbers(table.rows(rows).arrays(column)[0])
+
+    def _named_column(self, source: FeatureSource, key: str, section: Source | None) -> Column:
+        """The column of the feature of a section that a key of another feature names."""
+        columns, name = section.feature_columns() if section is not None else {}, str(getattr(source, key))
+        if name in columns and columns[name].columns:
+            return columns[name]
+        of = "items" if key == "by" else "behaviours"
+        expected = f"{key} = {name!r} is no column of [{of}.features]; {suggest(name, list(columns))}"
+        raise self.reject(f"[items] features.{source.name}", expected)
 
     @cached_property
     def sample_times(self) -> list[int]:
-        """The times at which item features are told, oldest first: every `every_days` back from the evaluation time, to the first positive or just before, for
-        no item is known before the first of them. Left out: at the cuts of sampled impressions, between which nothing is asked; else every week, or as
-        often as the evaluation is long."""
+        """The times at which item features are told, oldest first."""
         first = int(self.positives.time_X[0]) if len(self.positives) else self.now_ms
-        span, days = self.now_ms - first, self.mapping.items.every_days
-        usual = self.cut_ms() if self.shown is None else min(self.window_ms(), 7 * DAY_MS, max(HOUR_MS, span // _SHOWN_TIMES))
-        every = max(usual, span // 52) if days is None else round(days * DAY_MS)
-        every = max(every, span // 400 + 1)
-        return list(range(self.now_ms, first - every, -every))[::-1]
+        return plan_sample_times(self.mapping, first, self.now_ms, self.window_ms())
 
     def _clusters(self, source: FeatureSource) -> np.ndarray:
         if isinstance(self.embeddings, ItemMarks) or source.clusters is None:
@@ -457,17 +397,5 @@ class MappedSources:
         return cluster_embeddings(matrix, (rows.created_I <= self.now_ms) & matrix.any(axis=1), source.clusters)
 
     def window_ms(self) -> int:
-        """How long a sampled impression looks ahead: what the mapping says, else as long as the evaluation, four weeks at most."""
-        if self.mapping.sampling.window_days is not None:
-            return round(self.mapping.sampling.window_days * DAY_MS)
-        return max(1, min(self.end_ms - self.now_ms, _WINDOW_DAYS_MAX * DAY_MS))
-
-    def cut_ms(self) -> int:
-        """How far apart the cuts of sampled impressions are."""
-        days = self.mapping.sampling.every_days
-        return self.window_ms() if days is None else round(days * DAY_MS)
-
-
-def spell_time(time_ms: int) -> str:
-    """A time in ms as ISO text."""
-    return dt.datetime.fromtimestamp(time_ms / 1_000, dt.UTC).isoformat(timespec="seconds")
+        """How long a sampled impression looks ahead."""
+        return window_of(self.mapping, self.end_ms - self.now_ms)

@@ -1,0 +1,87 @@
+"""When: what is held out for measuring, how long sampled impressions look ahead, and at which times item features are told.
+
+Here: pure functions of a mapping and of the times in its log. Not here: what is told at these times (mapped_sources.py).
+"""
+
+import datetime as dt
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from infra.clock import DAY_MS
+from infra.data.columns import times_of_constant
+from infra.data.mapping import DataMapping, reject
+from infra.data.spool import RowColumn
+from schemas.errors import Misconfigured
+from schemas.statistics import HOUR_MS
+
+_WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
+_HELD_OUT_SHARE = 0.15
+_SHOWN_TIMES = 48  # at which rates of shown items are told, in a log of some days
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutPeriod:
+    """[start, end) in ms since 1970: nothing from `start` on becomes an event; items taken before `end` are the right answers."""
+
+    start_ms: int
+    end_ms: int
+
+
+def find_period(mapping: DataMapping, times: RowColumn, last_told: int) -> HeldOutPeriod:
+    """From the [evaluation] of the mapping, or the last part of the positives, whose `times` ascend. `last_told`: of any behaviour. Raises Misconfigured."""
+    holdout, last = mapping.holdout, int(times[-1])
+    if not holdout.hold_out:
+        return HeldOutPeriod(max(last, last_told) + 1, last + 1)
+    end = last + 1 if holdout.end is None else _evaluation_time(mapping, times, holdout.end, "until")
+    if holdout.start is not None:
+        start = _evaluation_time(mapping, times, holdout.start, "from")
+    else:
+        count = bisect_left(times, end)
+        start = int(times[min(count - 1, int(count * (1 - _HELD_OUT_SHARE)))])
+    if start >= end:
+        raise _refuse(mapping, "until", f"= {holdout.end} must come after the time from which is measured, {spell_time(start)}")
+    return HeldOutPeriod(start, min(end, last + 1))
+
+
+def _evaluation_time(mapping: DataMapping, times: RowColumn, value: str | float, key: str) -> int:
+    """A time of [evaluation], which has to lie within the positives, or may be after them where it is the end."""
+    found, first, last = times_of_constant(value), int(times[0]), int(times[-1])
+    if found <= 0:
+        raise _refuse(mapping, key, f"is {value!r}, expected a date or time like 2011-10-01")
+    if found <= first or (found > last and key != "until"):
+        raise _refuse(mapping, key, f"= {value} must lie within the positives, which are from {spell_time(first)} to {spell_time(last)}")
+    return found
+
+
+def _refuse(mapping: DataMapping, key: str, expectation: str) -> Misconfigured:
+    return reject(mapping.path, f"[evaluation] {key}", expectation)
+
+
+def window_of(mapping: DataMapping, evaluation_ms: int) -> int:
+    """How long a sampled impression looks ahead: what the mapping says, else as long as the evaluation, four weeks at most."""
+    if mapping.sampling.window_days is not None:
+        return round(mapping.sampling.window_days * DAY_MS)
+    return max(1, min(evaluation_ms, _WINDOW_DAYS_MAX * DAY_MS))
+
+
+def cut_of(mapping: DataMapping, window_ms: int) -> int:
+    """How far apart the cuts of sampled impressions are."""
+    days = mapping.sampling.every_days
+    return window_ms if days is None else round(days * DAY_MS)
+
+
+def plan_sample_times(mapping: DataMapping, first_ms: int, now_ms: int, window_ms: int) -> list[int]:
+    """The times at which item features are told, oldest first: every `every_days` back from the evaluation time, to the first positive or just before, for
+    no item is known before the first of them. Left out: at the cuts of sampled impressions, between which nothing is asked; else every week, or as
+    often as the evaluation is long."""
+    span, days = now_ms - first_ms, mapping.items.every_days
+    of_shown = min(window_ms, 7 * DAY_MS, max(HOUR_MS, span // _SHOWN_TIMES))
+    usual = cut_of(mapping, window_ms) if mapping.impressions is None else of_shown
+    every = max(usual, span // 52) if days is None else round(days * DAY_MS)
+    every = max(every, span // 400 + 1)
+    return list(range(now_ms, first_ms - every, -every))[::-1]
+
+
+def spell_time(time_ms: int) -> str:
+    """A time in ms as ISO text."""
+    return dt.datetime.fromtimestamp(time_ms / 1_000, dt.UTC).isoformat(timespec="seconds")

@@ -3,7 +3,6 @@
 Here: options, the order of topics, and what is printed. Not here: events (mapped_catalogue.py), warnings (doubts.py), sending (infra/kafka/publisher.py).
 """
 
-import datetime as dt
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.command import AsJson, print_data, read_settings, say
+from infra.data.periods import spell_time
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -45,7 +45,7 @@ def import_files(
     as_json: AsJson = False,
 ) -> None:
     """Publish items, embeddings, users, behaviours and impressions from files. Rejected rows are named on standard error; exit code 0."""
-    from infra.data.doubts import find_doubts
+    from infra.data.doubts import find_doubts, require_common_ids
     from infra.data.mapped_catalogue import MappedCatalogue
     from infra.data.mapping import read_mapping
     from infra.files import write_file_durably
@@ -54,6 +54,7 @@ def import_files(
     say(f"reading {directory}")
     with open_progress() as progress:
         catalogue = MappedCatalogue(read_mapping(mapping), directory, limit, tell=tell_parts(progress, "rows of [{}]"))
+        require_common_ids(catalogue.sources)
         kinds = _kinds_of(catalogue)
         report = _try_out(kinds, progress) if dry_run else {"counts": _publish(catalogue, kinds, progress)}
         doubts = [*find_doubts(catalogue.sources), *_doubt_requests(catalogue, report["counts"]["impressions"])]
@@ -177,14 +178,13 @@ def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
 
 def _describe(catalogue: "MappedCatalogue") -> dict[str, Any]:
     sources, schema = catalogue.sources, catalogue.schema
-    now = dt.datetime.fromtimestamp(sources.now_ms / 1_000, dt.UTC).isoformat(timespec="seconds")
     held_back = len(sources.history) - sources.history.before(sources.now_ms)
     return {
         "items": catalogue.item_count,
         "rejected": len(catalogue.rejections),
         "rejected_by_reason": dict(catalogue.rejections.counts.most_common(_KINDS_SHOWN)),
         "rejections": [str(row) for row in catalogue.rejections.named[:_REJECTIONS_SHOWN]],
-        "told_until": now,
+        "told_until": spell_time(sources.now_ms),
         "behaviours_kept_back": held_back,
         "behaviours_of_known_items_share": round(sources.known_share, 4),
         "schema": schema.to_dict() | {"fingerprint": schema.fingerprint},

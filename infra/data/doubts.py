@@ -1,98 +1,72 @@
 """What can be imported but looks wrong. Each doubt is one sentence: what was seen, what it probably is, and what to write instead.
 
-Here: the sentences, and what is found by counting: items without features, ids that differ, times of another unit, a file without order, clicks among the
-behaviours, requests without a contrast, numbers that read as categories. Not here: whether a column knows the future
-(leakage.py, context_leakage.py), rows that are rejected (rejections.py).
+Here: the table of all checks, at the end; and those of the log: ids, times, order, rows that repeat, clicks among the behaviours. Not here: columns that
+read in another way than they were meant (odd_columns.py), columns that know the future (leakage.py, context_leakage.py), rows that are rejected
+(rejections.py).
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from infra.clock import DAY_MS
-from infra.data.columns import decode_numbers, decode_parts, is_text, plain
+from infra.data.columns import UNIT_MS, decode_numbers
 from infra.data.context_leakage import find_leaking_context
-from infra.data.interactions import Interactions
-from infra.data.leakage import SUSPICIOUS, find_known_future, find_made_of_the_log
+from infra.data.interactions import HeldInteractions, Interactions
+from infra.data.leakage import find_leaking_columns
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping_source import Source
+from infra.data.odd_columns import find_bags, find_negative_amounts, find_numbers_in_text
 from infra.data.periods import spell_time
 from infra.data.sampled_impressions import KnownUsers
 from infra.data.tables import read_times
-from schemas.features import Kind
 from schemas.ids import Id
 
 _KNOWN_SHARE_LEAST = 0.5
 _COMING_BACK_LEAST = 0.2  # of the users of the held-out part; in a file that is sorted by user next to none of them is in the part before
-_UNDATED = (
-    "a column without a time counts as always known: if it sums up the whole period, leave it out, or take count_days or [item_history]"
-)
-_WEAK = "a price can do the same; but if the column sums up the whole period, leave it out, or use count_days or [item_history]"
-_DATED = "a row counts as known from its time on; if it sums up a later period, set known_after_days"
 # Shares of the clicks: of users who take the same things every day a third is a day after itself; a minute after itself next to none is.
 _OWN_CLICKS = (("a day", DAY_MS, 0.5), ("a minute", 60_000, 0.1))
 _CLICKS_LEAST, _USERS_MOST = 50, 2_000
-_FIRST_YEAR_MS = 3_652 * DAY_MS  # 1980: no log of a shop is older
+_FIRST_YEAR_MS, _LAST_YEAR_MS = 3_652 * DAY_MS, 47_482 * DAY_MS  # 1980 and 2100
 _CLOCKS = ("time", "created")
-_NUMBERS_SHARE_LEAST = 0.8  # of the different cells of a column
-_NUMBERS_LEAST, _NUMBERS_MOST = 20, 10_000
-_AMOUNT = r"-?\d[\d.,]*"
-_SIGNED = rf"^\s*(\p{{Sc}}\s*{_AMOUNT}|{_AMOUNT}\s*(\p{{Sc}}|%|[A-Z]{{3}}))\s*$"  # "$12.99", "12,99 EUR", "5%"
+_REPEATS_LEAST, _REPEATS_SHARE = 20, 0.01
 
 
 def find_doubts(sources: MappedSources) -> list[str]:
-    """The sentences, an empty list if nothing looks wrong. Raises what loading the sources raises."""
-    found: list[str | None] = [
-        _find_no_features(sources),
-        _find_other_ids(sources),
-        _find_far_times(sources),
-        _find_no_order(sources),
-        _find_own_clicks(sources),
-    ]
-    made = find_made_of_the_log(sources)
-    leaking = [_describe_made(place, *gammas) for place, gammas in made.items()]
-    leaking += [
-        _describe_known_future(place, correlation) for place, correlation in find_known_future(sources).items() if place not in made
-    ]
-    found += [*_find_other_clocks(sources), *_find_numbers_in_text(sources)]
-    return [*(doubt for doubt in found if doubt is not None), *find_leaking_context(sources), *leaking]
+    """The sentences, an empty list if nothing looks wrong. Raises what loading the sources and `require_common_ids` raise."""
+    require_common_ids(sources)
+    return [doubt for check in _CHECKS for doubt in check(sources)]
 
 
-def _describe_made(place: str, whole: float, before: float) -> str:
-    """What two gammas say of a column: that it is made of the whole log."""
-    return (
-        f"{place} orders items or categories by their counts in the whole log (gamma {whole:.3f}), more than by those before the evaluation "
-        f"time ({before:.3f}): it contains the answers; {_UNDATED}"
-    )
+def require_common_ids(sources: MappedSources) -> None:
+    """Raises Misconfigured if nothing that users did is with an item of [items]: there is nothing to learn or to rank."""
+    if not sources.known_share:
+        log = sources.mapping.behaviours or sources.mapping.impressions
+        assert log is not None
+        known, other = sources.item_rows.ids[0], next(sources.history.blocks()).item_X[0]
+        raise sources.reject(
+            f"[{log.section}] item",
+            f"has no id in common with [items] id: items are like {known!r}, the log has ids like {sources.history.item_ids[other]!r}; name the columns "
+            "that hold the same ids, or take the part of a cell that is equal with { column = ..., pattern = ... }",
+        )
 
 
-def _describe_known_future(place: str, correlation: float) -> str:
-    """What a correlation says of a column: that it tells the future, or that it may."""
-    plain = abs(correlation) >= SUSPICIOUS
-    why = _WEAK if not plain else _DATED if place.startswith("[item_history]") else _UNDATED
-    return (
-        f"{place} goes with what happens after the evaluation time {'' if plain else 'somewhat '}more than what came before explains (partial rank "
-        f"correlation {correlation:+.2f}); {why}"
-    )
-
-
-def _find_no_features(sources: MappedSources) -> str | None:
+def _find_no_features(sources: MappedSources) -> Iterator[str]:
     """Items of which a model sees nothing but marks and counts: what two of them have in common is in none of its inputs."""
     if sources.mapping.embeddings is not None or sources.has_marks_beside_features or not len(sources.positives):
-        return None
-    return (
+        return
+    yield (
         "[items] has no features and no embedding, so a model sees of an item only how often it was taken before; where the files tell "
         "nothing of them, take what users did: [items.features] taken = { count_days = 28, realtime = true } and together = { taken_together = 32 }"
     )
 
 
-def _find_other_ids(sources: MappedSources) -> str | None:
+def _find_other_ids(sources: MappedSources) -> Iterator[str]:
     if sources.known_share >= _KNOWN_SHARE_LEAST:
-        return None
+        return
     known = sources.item_rows.ids
-    return (
+    yield (
         f"only {sources.known_share:.0%} of what users did was with an item of [items], like {known[0]!r}, others with none, like "
         f"{sources.history.item_ids[len(known)]!r}; do both files spell ids the same way, and in these columns"
         f"{', and shall its `where` leave so much out' if sources.mapping.items.where else ''}?"
@@ -100,7 +74,7 @@ def _find_other_ids(sources: MappedSources) -> str | None:
 
 
 def _find_other_clocks(sources: MappedSources) -> Iterator[str]:
-    """Numbers of days or hours that were read as seconds, dates like 20240301, or numbers that do not count from 1970: then all times lie in the seventies."""
+    """Numbers that count in another unit than they were read in, dates like 20240301, or numbers that do not count from 1970: their years are far off."""
     mapping = sources.mapping
     for source, role in (
         (mapping.impressions or mapping.behaviours, "time"),
@@ -109,63 +83,94 @@ def _find_other_clocks(sources: MappedSources) -> Iterator[str]:
         if source is None or role not in source.roles or source.roles[role].value is not None:
             continue
         rows = sources.table(source).sample
-        times = read_times(rows, role)
-        times = times[(times >= 0) & np.isfinite(decode_numbers(rows.array(role)))]
-        if len(times) and times.max() < _FIRST_YEAR_MS:
-            yield _describe_clock(source, role, int(times.min()), int(times.max()))
+        times, numbers = read_times(rows, role), decode_numbers(rows.array(role))
+        known = (times >= 0) & np.isfinite(numbers)
+        if known.any() and not _FIRST_YEAR_MS <= np.median(times[known]) < _LAST_YEAR_MS:
+            yield _describe_clock(source, role, times[known], float(np.median(numbers[known])))
 
 
-def _describe_clock(source: Source, role: str, first_ms: int, last_ms: int) -> str:
-    """That the times of a column lie in the seventies, and what may be meant."""
-    unit = source.roles[role].time_unit
-    how = (
-        f'in the time_unit that is given, "{unit}"; if the file counts from a day of its own, all is right but the dates'
-        if unit
-        else f'in seconds unless {role} = {{ column = ..., time_unit = "day" }} (or hour, min, ms) says another; 20240301 is a date by time_format = "%Y%m%d"'
-    )
-    return (
-        f"the times of [{source.section}] {role} are from {spell_time(first_ms)} to {spell_time(last_ms)}: "
-        f"numbers count from 1970, {how}; days of windows are of this clock"
-    )
+def _describe_clock(source: Source, role: str, times: np.ndarray, usual: float) -> str:
+    """What the years of a column are, and which `time_unit` or `time_format` gives others."""
+    column = source.roles[role]
+    name, read_in = column.columns[0], f'time_unit = "{column.time_unit}"' if column.time_unit else "seconds to nanoseconds by their size"
+    fits = [unit for unit, unit_ms in UNIT_MS.items() if _FIRST_YEAR_MS <= usual * unit_ms < _LAST_YEAR_MS]
+    if re.fullmatch(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])", f"{usual:.0f}"):
+        remedy = f'they look like dates: write {role} = {{ column = "{name}", time_format = "%Y%m%d" }}'
+    elif fits and fits != [column.time_unit]:
+        remedy = f'write {role} = {{ column = "{name}", time_unit = "{fits[0]}" }}'
+    elif column.time_unit:
+        remedy = "if the file counts from a day of its own, all is right but the dates"
+    else:
+        remedy = f'say what they count: {role} = {{ column = "{name}", time_unit = "day" }} (or "hour", "min"), from 1970 or from a day of its own'
+    first, last = spell_time(int(times.min())), spell_time(int(times.max()))
+    return f"the times of [{source.section}] {role} are from {first} to {last}: its numbers were read in {read_in}; {remedy}. Windows in days go by it"
 
 
-def _find_far_times(sources: MappedSources) -> str | None:
-    """A few times far from all others, such as 2037 in a log of a week: what is held out, how far windows look and when features are told go by them."""
+def _find_far_times(sources: MappedSources) -> Iterator[str]:
+    """A few times far from all others, such as 2037 in a log of a week."""
     log, source = sources.positives, sources.mapping.impressions or sources.mapping.behaviours
-    if source is None or "time" not in source.roles or len(log) < _CLICKS_LEAST:
-        return None
-    far = max(1, len(log) // 1_000)
-    first, low, high, last = (int(log.time_X[at]) for at in (0, far, len(log) - 1 - far, len(log) - 1))
-    if 2 * (high - low) >= last - first:
-        return None
-    return (
-        f"nearly all times of [{source.section}] are from {spell_time(low)} to {spell_time(high)}, but the first is {spell_time(first)} and the last "
-        f"{spell_time(last)}, and windows and the evaluation go by these; if they are wrong, `where` leaves their rows out"
-    )
+    if source is None or "time" not in source.roles or not len(log):
+        return
+    (low, high), first, last = sources.usual_times, int(log.time_X[0]), int(log.time_X[-1])
+    if (low, high) != (first, last):
+        yield (
+            f"nearly all times of [{source.section}] are from {spell_time(low)} to {spell_time(high)}, but the first is {spell_time(first)} and the last "
+            f"{spell_time(last)}: windows and the evaluation do not go by these; if they are wrong, `where` leaves their rows out"
+        )
 
 
-def _find_no_order(sources: MappedSources) -> str | None:
+def _find_repeated_rows(sources: MappedSources) -> Iterator[str]:
+    """Rows of the log that are in it twice: in [behaviours] both count, and in a request of [impressions] an item counts once."""
+    behaviours, history = sources.mapping.behaviours, sources.history
+    if behaviours is not None and behaviours.time is not None and not behaviours.distinct:
+        repeated = sum(_count_repeats(block) for block in history.blocks())
+        if repeated >= max(_REPEATS_LEAST, _REPEATS_SHARE * len(history)):
+            yield (
+                f"{repeated:,} of {len(history):,} rows of [behaviours] repeat user, item, time and kind of another, and each counts as a behaviour; "
+                "if they are copies, write distinct = true in [behaviours]"
+            )
+    if sources.shown is not None:
+        rows, repeated, other = sources.shown_requests.count_repeats()
+        if other >= max(_REPEATS_LEAST, _REPEATS_SHARE * rows):
+            yield (
+                f"{repeated:,} of {rows:,} rows of [impressions] repeat user, item and request of another, {other:,} with another outcome: such an item counts "
+                "once, as clicked if any of its rows is. If a log writes one row when an item is shown and one when it is clicked, all is right; if not, "
+                "name a column that tells the requests apart (request = ...), or leave the wrong rows out with `where`"
+            )
+        elif repeated >= max(_REPEATS_LEAST, _REPEATS_SHARE * rows):
+            yield f"{repeated:,} of {rows:,} rows of [impressions] repeat user, item and request of another; each counts once, so this changes no label"
+
+
+def _count_repeats(block: HeldInteractions) -> int:
+    """How many rows are equal to another. Those of one time lie together, so next to none goes over the end of a block. Not of whole days: who takes an item
+    twice a day has equal rows."""
+    rows = np.stack([block.time_X, block.user_X, block.item_X, block.kind_X])[:, block.time_X % DAY_MS != 0]
+    rows = rows[:, np.lexsort(rows[::-1])]
+    return int((np.diff(rows, axis=1) == 0).all(axis=0).sum())
+
+
+def _find_no_order(sources: MappedSources) -> Iterator[str]:
     """Row numbers that stand for times, in a file that is sorted by user."""
     source = sources.mapping.impressions or sources.mapping.behaviours
     if source is None or "time" in source.roles or sources.period is None or sources.end_ms <= sources.now_ms:
-        return None
+        return
     log, now, end = sources.positives, sources.now_ms, sources.end_ms
     takers = np.zeros(len(log.user_ids), bool)
     for block in log.blocks(log.before(now), log.before(end)):
         takers[block.user_X] = True
     share = len(KnownUsers(log, sources.history).takers(now, end)) / max(1, takers.sum())
     if share >= _COMING_BACK_LEAST:
-        return None
-    return (
+        return
+    yield (
         f"[{source.section}] has no time, so its rows count as ordered by time. Only {share:.0%} of the users of the last part are in the "
         "part before, which leaves little to learn and to measure. If the file is sorted by user, name a time column or shuffle its rows"
     )
 
 
-def _find_own_clicks(sources: MappedSources) -> str | None:
+def _find_own_clicks(sources: MappedSources) -> Iterator[str]:
     """Behaviours that are the clicks of the impressions, with an earlier time: then the history of a request holds its answer."""
     if sources.mapping.impressions is None or sources.mapping.behaviours is None or not len(sources.positives):
-        return None
+        return
     asked = set(sources.positives.user_ids[:_USERS_MOST])
     clicks, taken = (_times_of(log, asked) for log in (sources.positives, sources.history))
     before_X = np.array(
@@ -176,14 +181,14 @@ def _find_own_clicks(sources: MappedSources) -> str | None:
         ]
     )
     if len(before_X) < _CLICKS_LEAST:
-        return None
+        return
     for span, span_ms, least in _OWN_CLICKS:
         if (share := np.mean(before_X <= span_ms)) >= least:
-            return (
+            yield (
                 f"{share:.0%} of the clicks of [impressions] are in [behaviours], too, up to {span} before the click: they are in the history of their "
                 "own request and reveal its click; leave [behaviours] out, or give both the same clock"
             )
-    return None
+            return
 
 
 def _times_of(log: Interactions, users: set[Id]) -> dict[tuple[Id, int], list[int]]:
@@ -197,43 +202,17 @@ def _times_of(log: Interactions, users: set[Id]) -> dict[tuple[Id, int], list[in
     return found
 
 
-def _find_numbers_in_text(sources: MappedSources) -> Iterator[str]:
-    """Columns of numbers that read as categories, because a kind that the mapping leaves open is numeric only where every cell is a number
-    (inferred_schema.py): one "-" among prices makes categories of all of them, and so does a decimal comma."""
-    mapping = sources.mapping
-    categories = {feature.name for feature in sources.features if feature.kind is Kind.CATEGORICAL} - {sources.roles["sim_category"]}
-    for source in (mapping.items, mapping.item_history, mapping.users, mapping.behaviours, mapping.impressions):
-        if source is None:
-            continue
-        for feature in source.features.values():
-            if feature.name in categories and feature.kind is None and feature.columns:
-                yield from _describe_numbers(sources, source, feature.name)
-
-
-def _describe_numbers(sources: MappedSources, source: Source, name: str) -> Iterator[str]:
-    column = source.feature_columns()[name]
-    cells = plain(sources.table(source).sample.arrays(column)[0])
-    if not is_text(cells):
-        return
-    cells = pc.drop_null(cells.unique())[:_NUMBERS_MOST]
-    if len(cells) < _NUMBERS_LEAST:
-        return
-    place = f"[{source.section}] features.{name} is read as categories"
-    if np.isfinite(decode_numbers(cells)).mean() >= _NUMBERS_SHARE_LEAST:
-        odd = cells.filter(pa.array(np.isnan(decode_numbers(cells))))[0].as_py()
-        yield f'{place}, because not every cell is a number, like {odd[:60]!r}; kind = "numeric" leaves these out, kind = "categorical" keeps it so'
-        return
-    signed = pc.match_substring_regex(cells, _SIGNED).to_numpy(zero_copy_only=False).mean() >= _NUMBERS_SHARE_LEAST
-    numbers = decode_parts(cells, _AMOUNT) if signed else cells
-    shares = {mark: _share_of_numbers(numbers, mark) for mark in (".", ",")}  # where both fit, as in "1,250", the digits are grouped
-    mark = max(shares, key=lambda mark: shares[mark])
-    if shares[mark] >= _NUMBERS_SHARE_LEAST:
-        part = f"pattern = '{_AMOUNT}', " if signed else ""
-        yield f"""{place}, but its cells are numbers like {cells[0].as_py()[:60]!r}; write {{ column = "{column.columns[0]}", {part}decimal = "{mark}" }}"""
-
-
-def _share_of_numbers(cells: pa.Array, mark: str) -> float:
-    """How many cells are numbers with `mark` before their fraction, and groups of three digits before it."""
-    group = "," if mark == "." else "."
-    found = pc.match_substring_regex(cells, rf"^\s*[-+]?(\d+|\d{{1,3}}([{group}'’ \x{{a0}}\x{{202f}}]\d{{3}})+)([{mark}]\d+)?\s*$")
-    return float(np.mean(found.to_numpy(zero_copy_only=False)))
+_CHECKS: tuple[Callable[[MappedSources], Iterator[str]], ...] = (
+    _find_no_features,
+    _find_other_ids,
+    _find_other_clocks,
+    _find_far_times,
+    _find_no_order,
+    _find_repeated_rows,
+    _find_own_clicks,
+    find_negative_amounts,
+    find_bags,
+    find_numbers_in_text,
+    find_leaking_context,
+    find_leaking_columns,
+)

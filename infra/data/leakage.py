@@ -13,7 +13,7 @@ measuring alike; so does a row of [item_history] whose date is too early. Nothin
                of their mean rate. A price, a true category, a sum until the evaluation time follow neither, or the earlier one
 
 Here: both, for columns of numbers and of categories. Not here: features that are made as of a time (item_states.py), which cannot know the future; a context
-that knows the clicks of its request (context_leakage.py); what is told about a column that is found (doubts.py). Vectors are not looked at, and a column
+that knows the clicks of its request (context_leakage.py). Vectors are not looked at, and a column
 that tells what one user will take, but not how much of it (a favourite of the whole period), is not found.
 
 Arrays: N items or users, P numbers of positives that are given, V values of a category, I items, G groups.
@@ -46,6 +46,40 @@ MADE_OF = 0.9  # gamma from which on a column follows a rate
 _CLOSER = 0.5  # of the pairs in another order: all time has at most so many of those that the time until the evaluation has
 _GROUPS_LEAST, _GROUPS_MOST, _ITEMS_MOST = 12, 500, 200_000
 _CLASS_GROUPS_LEAST = 8  # groups of a class, on average: smaller classes follow any rate
+
+
+_UNDATED = (
+    "a column without a time counts as always known: if it sums up the whole period, leave it out, or take count_days or [item_history]"
+)
+_WEAK = "a price can do the same; but if the column sums up the whole period, leave it out, or use count_days or [item_history]"
+_DATED = "a row counts as known from its time on; if it sums up a later period, set known_after_days"
+
+
+def find_leaking_columns(sources: MappedSources) -> Iterator[str]:
+    """A sentence about each column that knows the future."""
+    made = find_made_of_the_log(sources)
+    yield from (_describe_made(place, *gammas) for place, gammas in made.items())
+    for place, correlation in find_known_future(sources).items():
+        if place not in made:
+            yield _describe_known_future(place, correlation)
+
+
+def _describe_made(place: str, whole: float, before: float) -> str:
+    """What two gammas say of a column: that it is made of the whole log."""
+    return (
+        f"{place} orders items or categories by their counts in the whole log (gamma {whole:.3f}), more than by those before the evaluation "
+        f"time ({before:.3f}): it contains the answers; {_UNDATED}"
+    )
+
+
+def _describe_known_future(place: str, correlation: float) -> str:
+    """What a correlation says of a column: that it tells the future, or that it may."""
+    plain = abs(correlation) >= SUSPICIOUS
+    why = _WEAK if not plain else _DATED if place.startswith("[item_history]") else _UNDATED
+    return (
+        f"{place} goes with what happens after the evaluation time {'' if plain else 'somewhat '}more than what came before explains (partial rank "
+        f"correlation {correlation:+.2f}); {why}"
+    )
 
 
 def find_known_future(sources: MappedSources) -> dict[str, float]:

@@ -218,7 +218,7 @@ class MappedCatalogue:
     def _sampled_requests(self) -> Iterator[SampledRequest]:
         sources, sampling = self.sources, self.mapping.sampling
         window = sources.window_ms()
-        first, last = int(sources.positives.time_X[0]), int(sources.positives.time_X[-1])
+        first, last = sources.usual_times
         cuts = plan_cuts(first, sources.now_ms, window, cut_of(self.mapping, window))
         if not cuts:
             raise sources.reject(

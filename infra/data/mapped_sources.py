@@ -25,7 +25,7 @@ from infra.data.log import read_interactions
 from infra.data.log_statistics import LogStatistic, MeanOfValue, TakersCount
 from infra.data.mapping import DataMapping, reject
 from infra.data.mapping_source import Column, FeatureSource, Source
-from infra.data.periods import HeldOutPeriod, find_period, plan_sample_times, window_of
+from infra.data.periods import HeldOutPeriod, find_period, plan_sample_times, usual_times, window_of
 from infra.data.rejections import Rejections
 from infra.data.shown_impressions import ShownRequests, ShownRows
 from infra.data.spool import SpoolBounds
@@ -45,7 +45,7 @@ class MappedSources:
     """Loaded tables of `mapping` under `directory`; at most `limit` rows of each. `tell` hears of every block that is read."""
 
     def __init__(self, mapping: DataMapping, directory: Path, limit: int | None, bounds: SpoolBounds, tell: Tell | None) -> None:
-        self.mapping, self._directory, self._limit = mapping, directory, limit
+        self.mapping, self.directory, self._limit = mapping, directory, limit
         self.bounds, self._tell = bounds, tell
         self.rejections = Rejections()
         self._tables: dict[str, LoadedTable] = {}
@@ -54,7 +54,7 @@ class MappedSources:
     def table(self, source: Source) -> LoadedTable:
         """The rows of a section."""
         if source.section not in self._tables:
-            self._tables[source.section] = load_table(self._directory, source, self._limit, self.rejections, self.bounds, self._tell)
+            self._tables[source.section] = load_table(self.directory, source, self._limit, self.rejections, self.bounds, self._tell)
         return self._tables[source.section]
 
     def reject(self, key: str, expectation: str) -> Misconfigured:
@@ -97,10 +97,9 @@ class MappedSources:
     @cached_property
     def history(self) -> Interactions:
         """What users did: [behaviours], or else what they clicked in [impressions]."""
-        if self.mapping.behaviours is not None:
-            table = self.table(self.mapping.behaviours)
-            columns = table.spool.schema.names if table.source.features else (ROW, FILE)
-            return read_interactions(table, self.id_kind, self.item_rows.ids, self.bounds, columns)
+        if (behaviours := self.mapping.behaviours) is not None:
+            columns = self.table(behaviours).spool.schema.names if behaviours.features else (ROW, FILE)
+            return read_interactions(self.table(behaviours), self.id_kind, self.item_rows.ids, self.bounds, columns)
         if self.shown is not None:
             return self._clicks
         nothing = np.zeros(0, np.int64)
@@ -132,6 +131,11 @@ class MappedSources:
         """When the held-out users are measured; None where nobody did anything."""
         times = self.positives.time_X
         return find_period(self.mapping, times, int(self.history.time_X[-1])) if len(times) else None
+
+    @cached_property
+    def usual_times(self) -> tuple[int, int]:
+        """From when to when nearly all positives are: what windows and cuts go by."""
+        return usual_times(self.positives.time_X) if len(self.positives) else (self.now_ms, self.now_ms)
 
     @cached_property
     def now_ms(self) -> int:
@@ -189,7 +193,7 @@ class MappedSources:
         if self.shown is None or items.time is not None or not items.popularity or any(f.from_behaviours for f in given.values()):
             return given
         kinds = self.history.kinds if self.mapping.behaviours is not None else ()
-        span = self.now_ms - int(self.shown_log.time_X[0]) if len(self.shown_log) else 0
+        span = self.now_ms - usual_times(self.shown_log.time_X)[0] if len(self.shown_log) else 0
         return {**given, **default_statistics(self.shown.outcomes, kinds, self._values_of_categories, span), **given}
 
     @cached_property
@@ -220,11 +224,12 @@ class MappedSources:
 
     def _history_features(self) -> list[tuple[FeatureSource, Source]]:
         """Features of the history table; details that [items.features] gives to the same name hold."""
-        history, found = self.mapping.item_history, list[tuple[FeatureSource, Source]]()
-        for feature in history.features.values() if history is not None else ():
-            of_items = self.mapping.items.features.get(feature.name, feature)
-            fixed = {"kind": feature.kind or of_items.kind, **of_items.details, **feature.details}
-            found.append((feature.model_copy(update=fixed), history))
+        found: list[tuple[FeatureSource, Source]] = []
+        if (history := self.mapping.item_history) is not None:
+            for feature in history.features.values():
+                of_items = self.mapping.items.features.get(feature.name, feature)
+                fixed = {"kind": feature.kind or of_items.kind, **of_items.details, **feature.details}
+                found.append((feature.model_copy(update=fixed), history))
         return found
 
     def _item_feature(self, source: FeatureSource, table_source: Source, role: Kind | None) -> Feature:
@@ -350,7 +355,8 @@ class MappedSources:
         statistic, items, times, log = self._statistic_of(source), len(self.item_rows.ids), self.sample_times, self.positives
         if statistic is not None:
             is_shown = statistic.log is Log.IMPRESSIONS
-            groups = self._groups(source) if statistic.by is not None else None
+            by = self._named_column(source, "by", self.mapping.items) if statistic.by is not None else None
+            groups = self.item_rows.groups(by, self.now_ms) if by is not None else None
             return LogStatistic(statistic, self.shown_log if is_shown else self.history, items, groups, bits=is_shown)
         if source.expected_days is not None:
             return ExpectedTakers(log, items, source.expected_days, times[-1])
@@ -362,10 +368,6 @@ class MappedSources:
         if self.shown is not None:
             log, times = self.history, times[::-1][:: -(-len(times) // _TOGETHER_TIMES_MAX)][::-1]
         return TogetherVectors(log, items, source.taken_together, times)
-
-    def _groups(self, source: FeatureSource) -> np.ndarray:
-        """The group of each item, by the cells of the feature that `by` names."""
-        return self.item_rows.groups(self._named_column(source, "by", self.mapping.items), self.now_ms)
 
     def _values(self, source: FeatureSource) -> Callable[[pa.Table], np.ndarray]:
         """The number of [behaviours.features] that `mean_of` names, in rows of the history."""
@@ -386,8 +388,7 @@ class MappedSources:
     @cached_property
     def sample_times(self) -> list[int]:
         """The times at which item features are told, oldest first."""
-        first = int(self.positives.time_X[0]) if len(self.positives) else self.now_ms
-        return plan_sample_times(self.mapping, first, self.now_ms, self.window_ms())
+        return plan_sample_times(self.mapping, self.usual_times[0], self.now_ms, self.window_ms())
 
     def _clusters(self, source: FeatureSource) -> np.ndarray:
         if isinstance(self.embeddings, ItemMarks) or source.clusters is None:

@@ -5,6 +5,7 @@ known is an error with a suggestion. Not here: the sections themselves (mapping.
 """
 
 import codecs
+import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,9 @@ from pydantic.fields import FieldInfo
 
 from schemas.errors import suggest
 from schemas.features import Kind, Transform
+from schemas.model.spec import ModelSpec
 from schemas.statistics import DAY_MS, HOUR_MS
+from schemas.train_choices import TrainChoices
 
 SAMPLED = "impressions without a file"  # how the section is told from the other one of its name
 Text = Annotated[str, Field(min_length=1)]
@@ -26,6 +29,7 @@ Number = Annotated[float, Field(gt=0, lt=1e12)]
 _listed = BeforeValidator(lambda raw: (raw,) if isinstance(raw, str) else raw)  # one text alone is a list of it
 Texts = Annotated[tuple[str, ...], _listed, Field(strict=False)]
 COLUMNS = Field((), validation_alias=AliasChoices("columns", "column"))
+_ELSEWHERE = {of: {field.name for field in dataclasses.fields(made)} for of, made in (("train", TrainChoices), ("model", ModelSpec))}
 _Window = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}[hd]$")]
 _AtLeastTwo = Annotated[int, Field(ge=2)]
 _DELIMITER_CHARS_MAX = 8
@@ -58,7 +62,9 @@ def require_known(raw: Mapping[str, Any], keys: Iterable[str], hint: str = "") -
     """Raises ValueError for the first key that is none of these, with the nearest."""
     for key in raw:
         if key not in keys:
-            raise ValueError(f"{key} is not known here{hint}; {suggest(key, {*keys} - {SAMPLED})}")
+            section = next((section for section, names in _ELSEWHERE.items() if key in names), None)
+            remedy = f"it belongs into [{section}]" if section is not None else suggest(key, {*keys} - {SAMPLED})
+            raise ValueError(f"{key} is not known here{hint}; {remedy}")
 
 
 def _keys(name: str, field: FieldInfo) -> list[str]:

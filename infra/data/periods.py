@@ -4,7 +4,7 @@ Here: pure functions of a mapping and of the times in its log. Not here: what is
 """
 
 import datetime as dt
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from infra.clock import DAY_MS
@@ -16,7 +16,10 @@ from schemas.statistics import HOUR_MS
 
 _WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
 _HELD_OUT_SHARE = 0.15
+_TIMES_LEAST = 50  # of fewer none is far from the others
 _SHOWN_TIMES = 48  # at which rates of shown items are told, in a log of some days
+_YEAR_MS = 31_556_952_000
+_CALENDAR_ENDS_MS = 8_000 * _YEAR_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ def find_period(mapping: DataMapping, times: RowColumn, last_told: int) -> HeldO
     holdout, last = mapping.holdout, int(times[-1])
     if not holdout.hold_out:
         return HeldOutPeriod(max(last, last_told) + 1, last + 1)
-    end = last + 1 if holdout.end is None else _evaluation_time(mapping, times, holdout.end, "until")
+    end = usual_times(times)[1] + 1 if holdout.end is None else _evaluation_time(mapping, times, holdout.end, "until")
     if holdout.start is not None:
         start = _evaluation_time(mapping, times, holdout.start, "from")
     else:
@@ -41,6 +44,20 @@ def find_period(mapping: DataMapping, times: RowColumn, last_told: int) -> HeldO
     if start >= end:
         raise _refuse(mapping, "until", f"= {holdout.end} must come after the time from which is measured, {spell_time(start)}")
     return HeldOutPeriod(start, min(end, last + 1))
+
+
+def usual_times(times: RowColumn) -> tuple[int, int]:
+    """The first and the last time, without a few that lie far from all others, like 2037 in a log of a week: of a thousand rows one at each end may. `times`
+    ascend."""
+    first, last = int(times[0]), int(times[-1])
+    if len(times) < _TIMES_LEAST:
+        return first, last
+    far = max(1, len(times) // 1_000)
+    low, high = int(times[far]), int(times[len(times) - 1 - far])
+    if 2 * (high - low) >= last - first:
+        return first, last
+    reach = (high - low) // 20
+    return int(times[bisect_left(times, low - reach)]), int(times[bisect_right(times, high + reach) - 1])
 
 
 def _evaluation_time(mapping: DataMapping, times: RowColumn, value: str | float, key: str) -> int:
@@ -83,5 +100,7 @@ def plan_sample_times(mapping: DataMapping, first_ms: int, now_ms: int, window_m
 
 
 def spell_time(time_ms: int) -> str:
-    """A time in ms as ISO text."""
+    """A time in ms as ISO text, or the year where a calendar has none that late."""
+    if time_ms >= _CALENDAR_ENDS_MS:
+        return f"the year {1970 + time_ms // _YEAR_MS:,}"
     return dt.datetime.fromtimestamp(time_ms / 1_000, dt.UTC).isoformat(timespec="seconds")

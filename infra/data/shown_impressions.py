@@ -120,6 +120,16 @@ class ShownRequests:
             columns = [pa.array(made[f.name], f.type) if f.name in made else block.column(f.name) for f in schema]
             yield from pa.table(columns, schema=schema).combine_chunks().to_batches()
 
+    def count_repeats(self) -> tuple[int, int, int]:
+        """(rows, rows that repeat the item of another row of their request, those of them to which something else came)."""
+        repeated = other = 0
+        for table in _whole_requests(self._rows.blocks()):
+            rows = np.stack([table.column(name).to_numpy() for name in (_FIRST, COLUMNS[1], COLUMNS[2])])
+            changes = np.diff(rows[:, np.lexsort(rows[::-1])], axis=1) != 0
+            again = ~changes[:2].any(axis=0)
+            repeated, other = repeated + int(again.sum()), other + int((again & changes[2]).sum())
+        return len(self._rows), repeated, other
+
     def log(self) -> Interactions:
         """What was shown, in order of time, as the events tell it: each item of a request once, at the time of the request's first row. `kinds` are the
         click and the outcomes; a row's code holds a bit for each that came of any of its rows."""

@@ -171,6 +171,7 @@ def _write_csv(path: Path, header: list[str], rows: list[list[object]]) -> None:
 
 def open_shop(folder: Path, mapping: str, **files: str) -> MeasuredCatalogue:
     """The catalogue of a mapping and of CSV files, each given by its name and text."""
+    folder.mkdir(exist_ok=True)
     for name, text in files.items():
         (folder / f"{name}.csv").write_text(text)
     (folder / "shop.toml").write_text(mapping)

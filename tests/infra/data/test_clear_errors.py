@@ -150,7 +150,6 @@ def test_a_mistake_is_named(tmp_path: Path, before: str, after: str, words: str)
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ('item = "isbn"', 'item = "when"', "with an item of [items], like '0', others with none, like '2024-03-01'; do both files"),
         ('user = "card"', "user = { value = 1 }", "no impressions came of 200 positives, so this catalogue cannot train a model"),
         ('id = "isbn"\ncreated = "added"', 'id = "isbn"\ncreated = "pages"', "the times of [items] created are from 1970-01-01T00:00:00"),
         ("count > 0", "count > 9", "no row of loans.tsv counts: [behaviours] where keeps none"),

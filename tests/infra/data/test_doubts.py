@@ -29,12 +29,12 @@ def check_doubts(folder: Path, words: str, mapping: str, **files: str) -> None:
         (
             'time = { column = "day", time_unit = "day" }\n[evaluation]\nfrom = 1970-03-20',
             False,
-            'from 1970-01-01T00:00:00+00:00 to 1970-04-10T00:00:00+00:00: numbers count from 1970, in the time_unit that is given, "day"; if',
+            'from 1970-01-01T00:00:00+00:00 to 1970-04-10T00:00:00+00:00: its numbers were read in time_unit = "day"; if',
         ),
         (
             'time = "day"',
             False,
-            "from 1970-01-01T00:00:00+00:00 to 1970-01-01T00:01:39+00:00: numbers count from 1970, in seconds unless time = { column = ..., time_unit",
+            "to 1970-01-01T00:01:39+00:00: its numbers were read in seconds to nanoseconds by their size; say what they count: time = { column = ",
         ),
         ('time = "date"', False, ""),
         ("", True, "Only 0% of the users of the last part are in the part before"),

@@ -29,6 +29,7 @@ FORMAT = 1
 TABLE_BYTES_MAX = 1 << 20
 LEVELS = ("vectors", "sim", "long", "full")
 LENGTHS = (500, 1000, 2000, 4000, 7000, 10_000)
+NUMBER_MAX = 1e9  # of a cost or value: with larger ones sums of costs could be infinite
 _LOG_MAX = 20.0
 
 
@@ -361,10 +362,10 @@ def decode_table(data: bytes, version: int) -> ActionTable:
 
 
 def _check(table: ActionTable) -> None:
-    """ValueError unless every number is finite, costs are above 0, and rows have a number for each action, of which the last is full work."""
+    """ValueError unless every number is within NUMBER_MAX, costs are above 0, and rows have a number for each action, of which the last is full work."""
     actions = len(table.actions)
     rows = [table.mean_row, *table.values.shares]
-    knots = [table.values.bins, *(k for c in table.values.curves.values() for k in (c.knots,))]
+    knots = [table.values.bins, tuple(age.age_s for age in table.ages), *(k for c in table.values.curves.values() for k in (c.knots,))]
     numbers = [x for row in rows for x in row] + [x for c in table.values.curves.values() for x in (*c.knots, *c.effects)]
     numbers += [
         table.queue_price,
@@ -374,8 +375,10 @@ def _check(table: ActionTable) -> None:
         *(x for age in table.ages for x in asdict(age).values()),
     ]
     terms = [x for term in table._terms for x in term]
-    if not all(isinstance(x, int | float) and math.isfinite(x) for x in (*numbers, *terms, *table.values.bins)):
-        raise ValueError("a number is not finite")
+    if not all(isinstance(x, int | float) and abs(x) <= NUMBER_MAX for x in (*numbers, *terms, *table.values.bins)):  # no nan is
+        raise ValueError(f"a number is not finite, or beyond {NUMBER_MAX:g}")
+    if not isinstance(table.drop.row, int) or table.drop.row < 0 or not 0 <= table.drop.share_max <= 1:
+        raise ValueError("the drop rule has a negative row, or a share beyond 0 to 1")
     if any(len(row) != actions for row in rows) or len(table.values.shares) != len(table.values.bins) + 1:
         raise ValueError(f"a row of values has not {actions} numbers, or there is not one for each bin")
     if any(list(k) != sorted(k) or not len(set(k)) == len(k) for k in knots) or any(

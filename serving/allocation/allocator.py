@@ -27,11 +27,13 @@ from schemas.allocation import Facts, Requests, stack_costs, stack_values
 from schemas.errors import RejectedInput
 from schemas.ids import Id
 from schemas.knapsack import find_price
+from serving.allocation.answers_in_row import AnswersInRow
 from serving.allocation.decisions import Ask, Choice, Inputs, Mode, Prepared, carry_out, finite, make_receipt, name_table, prepare
 from serving.allocation.outcomes import Outcomes, Probe
 from serving.allocation.settings import AllocationSection
 from serving.allocation.tables import Tables
 from serving.core.choice import Arm, Slices, arm_of
+from serving.core.drop_rule import Shown
 from serving.core.ladder import count_in_time
 from serving.core.price import Floor, Price, fold_floor, highest, queue_price
 
@@ -89,6 +91,7 @@ class Allocator:
         self._tick_s, self._tick_refused, self._tick_answers, self._late = clock(), 0, 0, 0
         self._classes = {name: (group.share, group.sheddable) for name, group in settings.classes.items()}
         self._waiting: defaultdict[str, float] = defaultdict(float)  # ms of work in the engine's queue, by class
+        self._in_row = AnswersInRow()
         self._made: list[Choice] = []  # since they were counted last
         self._kept: OrderedDict[str, Choice] = OrderedDict()
         self._prepared: dict[int, Prepared] = {}  # by version, for this mode, from these tables
@@ -130,6 +133,11 @@ class Allocator:
         picked = max(0, inputs.pick())
         return None if picked >= inputs.whole - 1 else lengths[picked + 1]
 
+    def is_drop_due(self, version: int, user: Id, behaviours_at: int) -> bool:
+        """Whether the drop rule of the version's table drops this request; `behaviours_at`: the offset of the user's newest behaviour."""
+        rule = self._table(version).table.drop
+        return rule.row > 0 and self._in_row.is_due(rule, user, behaviours_at)
+
     def is_probe(self, choice: Choice) -> bool:
         """Whether a fit needs all scores of this request: it was drawn to get full work, and outcomes are sent."""
         return self.outcomes is not None and choice.candidates is None and choice.inputs is not None and choice.inputs.arm[0] is Arm.PROBE
@@ -138,6 +146,7 @@ class Allocator:
         """The work of a choice is done, or was refused. `state`: ranked, dropped, refused, late (its deadline passed) or failed; `took_ms`: measured."""
         self._waiting[choice.group] -= choice.expected_ms
         self._late += state == "late"
+        self._in_row.note(user, Shown.DROPPED if choice.by_rule else Shown.VALID if state == "ranked" else Shown.NOT_RANKED)
         if self.outcomes is not None and choice.inputs is not None:
             self.outcomes.note(user, choice, "failed" if state == "late" else state, took_ms, probe)
 
@@ -333,6 +342,7 @@ class Allocator:
             "lambda": {"plan": self._plan, "floor": self._floor_price, "unit": table.queue_price},
             "lambda_now": finite(max(self._plan, self._queue_price, self._floor_price)),
             "shortened": self._shortened,
+            "dropped_by_rule_share": self._in_row.dropped_share,
             "demand": self._demand,
             "cost_scale": self._queue.cost_scale(),
             "queue_ms": self._queue.queue_ms(),

@@ -212,6 +212,11 @@ class Choice(NamedTuple):
         return self.candidates == 0 and not self.cached
 
     @property
+    def by_rule(self) -> bool:
+        """Whether the drop rule drops it."""
+        return self.shed and self.inputs is not None and self.inputs.ask.drop_due
+
+    @property
     def action(self) -> int:
         """The place of what was picked in the table's actions."""
         assert self.inputs is not None, "in mode off nothing is picked"

@@ -159,13 +159,15 @@ class RankCall:
         """The engine's answer on one user half, its work, and how much of the request that was; the half is given back in any case."""
         request, choice, timed, state, probe = plan.request, None, Timed(), "failed", None
         try:
+            by_value = self._allocator.mode is Mode.VALUE
             ask = Ask(
                 plan.asked.request_id,
                 version,
-                plan.facts(half, self._allocator.mode is Mode.VALUE),
+                plan.facts(half, by_value),
                 request.top_k,
                 deadline.left_s() * 1000,
                 request.request_class or DEFAULT_CLASS,
+                by_value and self._is_drop_due(plan.asked, version),
             )
             choice = self._allocator.decide(ask)  # and submitted before any other request is decided
             if choice.shed:
@@ -187,6 +189,10 @@ class RankCall:
             half.end()
             if choice is not None:
                 self._allocator.end(choice, plan.asked.user, state, timed.took_ms, probe)
+
+    def _is_drop_due(self, asked: Asked, version: int) -> bool:
+        offsets = None if asked.given is not None else self._users.store.offsets_in_memory(asked.user)
+        return offsets is not None and self._allocator.is_drop_due(version, asked.user, offsets[1])
 
     def _keep(self, plan: _Plan, half: Half, result: RankResult) -> None:
         """Keeps a state that this ranking made: for the user's next request, or for everybody if it is the empty user's."""
@@ -220,7 +226,7 @@ class RankCall:
 
 
 def _worthless(receipt: Mapping[str, Any]) -> Unavailable:
-    message = "overloaded: the least work on this request costs more than its expected value; send it again after retry_after_s"
+    message = f"dropped under load: {receipt['reason']}; send it again after retry_after_s, or show what you have"
     error = Unavailable("overloaded", message, _WORTHLESS_RETRY_S)
     error.receipt = {**receipt, "retry_after_s": _WORTHLESS_RETRY_S}
     return error

@@ -4,6 +4,7 @@ Users are split by hash: the values learn from one part, the gate judges by the 
 row still serve (schemas/allocation.py `values_of`).
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
@@ -66,11 +67,17 @@ def _records(settings: InfraSettings, topic: str, kind: type[R]) -> Iterator[R]:
 
 
 def actions_of(outcomes: list[AllocationOutcome]) -> tuple[Action, ...]:
-    """Drop, and the levels and lengths that were served, full work last. Raises Unavailable (`no_outcomes`)."""
-    ranked = {action for one in outcomes if (action := Action.parse(one.action)).kind is Kind.RANK}
-    if not ranked:
+    """Drop, and the levels and lengths that most probes name, full work last. So a forged or damaged record adds none. Raises Unavailable (`no_outcomes`)."""
+    named = Counter(tuple(one.actions) for one in outcomes if one.predicted)
+    try:
+        ranked = {Action.parse(name) for name in max(named, key=named.__getitem__, default=())}
+    except ValueError:
+        ranked = set()
+    if not ranked or any(action.kind is not Kind.RANK for action in ranked):
         raise Unavailable(
-            "no_outcomes", "allocation-outcomes has no ranked request of this version; serve it with AIF_ALLOCATION__MODE=value", 600.0
+            "no_outcomes",
+            "allocation-outcomes has no probes of this version; serve it with AIF_ALLOCATION__MODE=value and AIF_ALLOCATION__OUTCOMES=true",
+            600.0,
         )
     return (Action(Kind.DROP), *sorted(ranked, key=lambda action: (LEVELS.index(action.level), action.candidates)))
 

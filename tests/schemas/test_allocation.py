@@ -77,6 +77,9 @@ def test_a_table_of_another_version_is_refused() -> None:
         lambda t: t["mean_row"].__setitem__(0, "1"),
         lambda t: t["values"]["curves"]["user_value"]["knots"].reverse(),
         lambda t: t.update(gate=None),
+        lambda t: t["costs"]["levels"]["full"].update(candidate_us=1e300),
+        lambda t: t["ages"].reverse(),
+        lambda t: t["drop"].update(row=-1),
     ],
 )
 def test_a_wrong_table_is_refused(damage: Callable[[dict[str, Any]], object]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,24 @@ import numpy as np
 import pytest
 
 from infra.index.store import open_index_store
+from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
-from schemas.allocation import ActionTable
+from schemas.allocation import ActionTable, DropRule, Gate
 from schemas.errors import Unavailable
-from schemas.events import AllocationOutcome, ImpressionRecord
+from schemas.events import AllocationOutcome, Behaviour, BehavioursRecord, ImpressionRecord, encode_record
 from schemas.ids import IdKind
 from schemas.requests import RankRequest
+from schemas.topics import USER_BEHAVIOURS
 from serving.allocation.allocator import Allocator
 from serving.allocation.outcomes import Outcomes
 from serving.allocation.settings import AllocationSection
-from serving.allocation.tables import Tables
+from serving.allocation.tables import Tables, built_in_table
 from serving.calls.deadline import Deadline
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.rank_call import RankCall, Ranked
 from serving.calls.state_pool import StatePool
 from serving.calls.user_halves import Users
+from serving.core.choice import Slices
 from serving.engine.work import RankResult, RankWork, UserWork
 from streams.allocation.join import join_outcomes
 from streams.allocation.program import actions_of, fit_table, publish_table
@@ -97,10 +100,15 @@ class Site:
         receipts = [[await self.receipt(f"{worth} {number}", worth) for number in range(20)] for worth in WORTH]
         return [[one for one in of if one["arm"] == "policy"] for of in receipts]
 
-    async def receipt(self, request_id: str, worth: float) -> Mapping[str, Any]:
+    def fold(self, behaviours_of: int) -> None:
+        """A new behaviour of a user, from the topic."""
+        value = encode_record(BehavioursRecord(updates=[Behaviour(user_id=behaviours_of, item_id=1, time_ms=1)]))
+        self.call._users.store.fold_record(SourceRecord(USER_BEHAVIOURS, 0, 0, None, value))
+
+    async def receipt(self, request_id: str, worth: float, user: int = 1) -> Mapping[str, Any]:
         """The receipt of an answer or a drop."""
         try:
-            return (await self.ask(request_id, 1, worth)).receipt
+            return (await self.ask(request_id, user, worth)).receipt
         except Unavailable as error:
             return error.receipt or {}
 
@@ -150,3 +158,23 @@ def test_a_servers_own_outcomes_make_the_table_that_it_decides_by(site: Site) ->
     without = [one.model_copy(update={"predicted": None}) for one in outcomes]
     with pytest.raises(Unavailable, match="too_few_probes"):
         fit_table(join_outcomes(without, site.impressions, actions), actions, VERSION, 1, budget=0.3)
+
+
+def test_after_answers_that_nothing_followed_a_request_is_dropped_and_the_count_starts_again(site: Site) -> None:
+    """Under a price, by the table's rule, and never in the random slice that is not dropped."""
+    table = replace(built_in_table(), version=VERSION, made_at_ms=1, gate=Gate(0.1, 0.0, 0.2), drop=DropRule(2, 0.5))
+    site.publish(table)
+    site.allocator._slices = Slices(0.0, 0.0, 0.0)
+
+    def ask(*ids: str, user: int = 1) -> list[str]:
+        return [asyncio.run(site.receipt(one, 1.0, user))["action"] for one in ids]
+
+    site.allocator._plan = 1e-6
+    assert ask("a", "b", "c", "d", "e", "f") == ["full/2000", "full/2000", "drop"] * 2
+    assert "followed by nothing" in site.allocator.explain("c")["receipt"]["reason"] and site.allocator.explain("c")["equal"]
+    site.fold(behaviours_of=1)
+    assert ask("g", "h") == ["full/2000"] * 2, "the first is valid again"
+    site.allocator._plan = 0.0
+    assert ask("i", "j", "k", user=2) == ["full/2000"] * 3, "without pressure nothing is dropped"
+    site.allocator._plan, site.allocator._slices = 1e-6, Slices(0.0, 0.0, 1.0)
+    assert ask("l", user=2) == ["full/2000"]

@@ -77,13 +77,13 @@ def test_a_table_is_fitted_published_and_found(tmp_path: object) -> None:
     assert [row["cost_share"] <= row["budget"] + 1e-6 for row in rows] == [True] * 4 and rows[-1]["price"] == 0
 
 
-def test_actions_are_those_that_were_served() -> None:
-    served = [
-        _outcome("a", action="full/500"),
-        _outcome("b", action="vectors/2000"),
-        _outcome("c", action="full/9000"),
-        _outcome("d", action="drop"),
-    ]
-    assert [action.name for action in actions_of(served)] == ["drop", "vectors/2000", "full/500", "full/9000"]
-    with pytest.raises(Unavailable, match="no_outcomes"):
-        actions_of([_outcome("d", action="drop", state="dropped")])
+def test_actions_are_those_that_most_probes_name() -> None:
+    """Records are bytes of a topic: a forged name, and a probe with one more action, change nothing."""
+    names = ["vectors/2000", "full/500", "full/9000"]
+    probes = [_outcome(f"p{n}", arm="probe").model_copy(update={"actions": names, "predicted": [1.0, 1.0, 2.0]}) for n in range(3)]
+    forged = probes[0].model_copy(update={"request_id": "f", "actions": ["abc/5", "full/7"], "predicted": [1.0, 1.0]})
+    outcomes = [*probes, forged, _outcome("b", action="abc/5"), _outcome("c", action="full/8")]
+    assert [action.name for action in actions_of(outcomes)] == ["drop", *names]
+    for none in ([], [forged], [_outcome("d", action="drop", state="dropped")]):
+        with pytest.raises(Unavailable, match="no_outcomes"):
+            actions_of(none)

@@ -231,6 +231,7 @@ def _record_ends(content: bytes) -> list[int]:
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(3600)  # each length and byte of each file
 def test_damage_at_every_length_and_byte_gives_the_truth_or_a_refusal(trials: Connection, written: list[Written], tmp_path: Path) -> None:
     for one in written:
         for name in _files(one):

@@ -92,6 +92,7 @@ METRICS = (
         "1 while answers may be out of date: rows_behind, users_behind, broker_silent, statistics_behind; else 0.",
         ("reason",),
     ),
+    Metric("statistics_age_seconds", "gauge", "Age of the oldest statistic of items that the served version reads; 0: it reads none."),
     Metric("answers", "counter", "Answers, by the rung of the ladder their user half stands on.", ("rung",)),
     Metric(
         "requests_refused",

@@ -267,6 +267,7 @@ class RankingServer:
         resident = frozenset(report.token.version for report in status.residents)
         read = [name for report in status.residents if report.token == status.current for name in report.statistics]
         self._statistics_old = self.statistics.why_old(read, self.settings.serve.statistics_age_s_max)
+        self.metrics.gauge("statistics_age_seconds").set(self.statistics.oldest_s(read))
         self.pool.drop_other_versions(resident)
         self.relay.follow(resident)
         self.engine_metrics.show()

@@ -42,12 +42,14 @@ def status(
     """Show the broker, its topics, the versions and their age. `--watch` shows the whole system live: owners, lag, freshness.
 
     `unsealed` counts records after the last seal of the served version: its increments hold them, its parts do not. `undecided` counts checkpoint records
-    that no worker has taken or rejected yet. A worker tries an unreadable file for a minute. `standing_shards` have a disk that takes no writes. Exit code 1
-    if there are any, or if the broker or the index store does not answer.
+    that no worker has taken or rejected yet. A worker tries an unreadable file for a minute. `statistics_age_s` is the time since `aif statistics` last had
+    everything counted; it is left out without a report of the last day. `standing_shards` have a disk that takes no writes. Exit code 1 if there are any, or
+    if the broker or the index store does not answer.
     """
     from infra.index.control_log import ControlLog
     from infra.index.describe import describe_served, describe_versions
     from infra.index.store import open_index_store
+    from infra.tools.statistics_age import statistics_age_s
 
     settings = read_settings()
     if watch:
@@ -63,6 +65,8 @@ def status(
         data["topics_error"] = wrong
     versions = (_reachable(lambda: describe_versions(state, log.store, SystemClock().now_ms())) if state else None) or []
     standing = _standing_rows(settings) if answers else []
+    if answers and (age_s := _reachable(lambda: statistics_age_s(settings.connection(), settings.kafka.topic_prefix))) is not None:
+        data["statistics_age_s"] = round(age_s, 1)
     print_parts(data, {"topics": topics, "versions": versions, **({"standing_shards": standing} if standing else {})}, as_json)
     if state is None or not answers or standing or "topics_error" in data:
         raise typer.Exit(1)

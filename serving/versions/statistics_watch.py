@@ -48,10 +48,13 @@ class StatisticsWatch:
 
     def why_old(self, names: Iterable[str], age_s_max: float) -> str:
         """Which statistics are older than the limit; empty if none is, or if there is no limit (0)."""
-        waited_s = time.monotonic() - self._began_s
-        ages = self.ages_s(names).items()
-        old = sorted(name for name, age_s in ages if (waited_s if age_s is None else age_s) > age_s_max > 0)
+        old = sorted(name for name in names if self.oldest_s([name]) > age_s_max > 0)
         return f"not kept current: {', '.join(old)}; does `aif statistics` run, and is one of them in AIF_STATISTICS__OFF?" if old else ""
+
+    def oldest_s(self, names: Iterable[str]) -> float:
+        """The largest of these ages, 0 without any; that of one without a report counts from the start of this server."""
+        waited_s = time.monotonic() - self._began_s
+        return max((waited_s if age_s is None else age_s for age_s in self.ages_s(names).values()), default=0.0)
 
     def take(self, value: bytes | None) -> None:
         """One report; one that does not read counts as none."""

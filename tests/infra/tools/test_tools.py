@@ -20,16 +20,27 @@ from infra.files import sha256_of_file
 from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics, topic_ids
+from infra.kafka.producer import open_producer
 from infra.kafka.publisher import Publisher
 from infra.settings import InfraSettings, load_settings
 from infra.tools import doctor, unknown_features, watch
 from infra.tools.watch import Inspector, Sample, ShardView, _fetch_server, render_sample
-from schemas.events import DISK_FAULT, DISK_FAULT_OVER, NO_VERSION, SHARD_OPENED, IndexEvent, ItemFeaturesUpdate
+from schemas.events import (
+    DISK_FAULT,
+    DISK_FAULT_OVER,
+    NO_VERSION,
+    SHARD_OPENED,
+    IndexEvent,
+    ItemFeaturesUpdate,
+    StatisticsReport,
+    encode_record,
+)
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, encode_delta
 from schemas.index.manifest import checkpoint_path
 from schemas.index.snapshot import ShardSnapshot, encode_snapshot
+from schemas.topics import STATISTICS_REPORTS
 from streams.versions.messages import VersionMessages
 from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
@@ -287,11 +298,18 @@ def test_a_shard_whose_disk_takes_no_writes_is_shown_with_its_error_until_it_is_
     def announce(kind: str, shard: int, reason: str = "") -> None:
         messages.announce(IndexEvent(kind=kind, version=NO_VERSION, shard=shard, reason=reason))
 
+    assert "statistics_age_s" not in run_aif("status")
+    report = StatisticsReport(at_ms=1, as_of_ms=1, names=["taken"])
+    producer = open_producer(bootstrap_servers, 10.0)
+    producer.produce(f"{prefix}{STATISTICS_REPORTS}", encode_record(report))
+    producer.flush(10.0)
     announce(DISK_FAULT, 1, "disk_full: no space left on device")
     announce(DISK_FAULT, 0, "database_failed: input/output error")
     announce(SHARD_OPENED, 0)
     messages.close()
-    (row,) = run_aif("status", exit_code=1)["standing_shards"]
+    status = run_aif("status", exit_code=1)
+    (row,) = status["standing_shards"]
+    assert 0 <= status["statistics_age_s"] < 600
     assert (row["shard"], row["error"]) == (1, "disk_full: no space left on device")
     finding = doctor.check_shards(load_settings(InfraSettings))
     assert finding.state == doctor.FAIL and "shard 1 stands still: disk_full" in finding.found

@@ -18,6 +18,7 @@ def test_a_statistic_is_as_old_as_the_last_report_that_names_it() -> None:
     watch.take(b"no report")
     ages = watch.ages_s(["taken", "other"])
     assert ages["taken"] is not None and ages["taken"] >= 0 and ages["other"] is None
+    assert watch.oldest_s(["taken", "other"]) > watch.oldest_s(["taken"]) > 0 == watch.oldest_s([])
 
 
 def test_a_statistic_that_no_process_keeps_is_named_beyond_the_limit_and_never_without_one() -> None:

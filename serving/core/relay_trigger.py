@@ -37,9 +37,10 @@ class Decision(enum.StrEnum):
 
 
 def count_work(spec: RankerSpec, new: int, past: int, causal: bool = True) -> float:
-    """Multiply-adds of `new` tokens after `past` ones; candidates are not causal."""
-    seen = past + (new / 2 if causal else 1)
-    return spec.layers * new * (5.0 * spec.width**2 + 2.0 * seen * spec.width)
+    """Multiply-adds of `new` tokens after `past` ones; candidates are not causal. Only keys and values of causal tokens are read, so their last layer
+    attends to nothing."""
+    seen, attending = past + (new / 2 if causal else 1), spec.layers - causal
+    return new * (4.0 * spec.layers * spec.width**2 + attending * (spec.width**2 + 2.0 * seen * spec.width))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The trigger admits what is at risk, never passes a bound, and is monotone; the ladder takes the best rung in time."""
 
+import dataclasses
 import math
 
 import pytest
@@ -51,6 +52,14 @@ def test_prefixes_may_take_their_share_of_a_core_and_no_more() -> None:
             load, spent_ms = load.spend(7.0), spent_ms + 7.0
     assert 4_800 <= spent_ms <= 5_000  # of 10 s
     assert load.per_s == pytest.approx(100, rel=0.02)
+
+
+def test_the_last_layer_of_a_prefix_attends_to_nothing_and_that_of_candidates_does() -> None:
+    one_layer = dataclasses.replace(SPEC, layers=1)
+    products, attention = 128 * 5 * SPEC.width**2, 128 * 2 * SPEC.width  # of one layer; the latter of each seen token
+    assert count_work(one_layer, 128, 1_000) == 128 * 4 * SPEC.width**2
+    assert count_work(one_layer, 128, 1_000, causal=False) == products + 1_001 * attention
+    assert count_work(SPEC, 128, 1_000) == count_work(one_layer, 128, 1_000) + products + 1_064 * attention
 
 
 def test_costs_follow_what_is_measured() -> None:

@@ -52,14 +52,18 @@ class PoolMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.now_s = 0.0
         self.pool = KvPool(Memory(), PAGES, 3 * TOKENS * 32, signal_s=5.0, keep_s=50.0, clock=lambda: self.now_s)
-        self.reading: list[Prefix] = []
+        self.reading: list[tuple[Prefix, list[int]]] = []  # with the pages that the reader has seen
         self.signals = 0
 
     @rule(user=st.integers(0, 4), version=st.integers(0, 1), items=st.integers(0, 20), finish=st.booleans())
     def signal(self, user: int, version: int, items: int, finish: bool) -> None:
-        prefix = self.pool.reserve(PrefixKey(user, version), SPEC, window_of(items))
+        key = PrefixKey(user, version)
+        held = [one for one in self.pool._prefixes.values() if one.leases and one.key != key]
+        prefix = self.pool.reserve(key, SPEC, window_of(items))
+        assert not any(one.dropped for one in held)
         if prefix is None:
             return
+        assert all(self.pool.memory.owner.get(page) is None for page in prefix.pages)  # freed pages are poisoned
         self.signals += 1
         self.pool.expect(prefix, f"r{self.signals}")
         self.pool.release(prefix)
@@ -89,14 +93,14 @@ class PoolMachine(RuleBasedStateMachine):
         prefix = self.pool.find(PrefixKey(user, version))
         if prefix is not None and prefix.finished:
             self.pool.lease(prefix)
-            self.reading.append(prefix)
+            self.reading.append((prefix, list(prefix.pages)))
             for request_id in list(prefix.request_ids)[:1]:
                 assert self.pool.arrive(prefix, request_id)
 
     @precondition(lambda self: self.reading)
     @rule(place=st.integers(0, 99))
     def end_ranking(self, place: int) -> None:
-        self.pool.release(self.reading.pop(place % len(self.reading)))
+        self.pool.release(self.reading.pop(place % len(self.reading))[0])
 
     @rule(alive=st.sets(st.integers(0, 1)))
     def flip(self, alive: set[int]) -> None:
@@ -116,11 +120,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_read_is_never_reused(self) -> None:
-        for prefix in self.reading:
-            assert all(self.pool.memory.owner[page] == prefix.key for page in prefix.pages)
+        for prefix, pages in self.reading:
+            assert all(self.pool.memory.owner[page] == prefix.key for page in pages)
 
     def teardown(self) -> None:
-        for prefix in self.reading:
+        for prefix, _ in self.reading:
             self.pool.release(prefix)
         for _ in range(2):  # signals end, then what was kept
             self.now_s += 1_000

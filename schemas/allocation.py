@@ -162,6 +162,10 @@ class CachedAge:
     intercept: float = 0.0
 
 
+# Before any cached answer was shown: what `aif eval allocation` found. Nothing is calibrated.
+ASSUMED_AGES = (CachedAge(0.0, 1.0), CachedAge(600.0, 0.68), CachedAge(1800.0, 0.35))
+
+
 @dataclass(frozen=True, slots=True)
 class DropRule:
     """After `row` invalid requests of a user in a row the next is dropped, then the count starts again. 0: never. `share_max` caps the share dropped."""

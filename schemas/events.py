@@ -235,7 +235,7 @@ class AllocationOutcome(Record):
     cost_ms, value     as predicted; `took_ms` is the measured processor time of the engine, null if no answer was ranked and for probes with `predicted`
     state              ranked | cached | passed | dropped | refused | failed: all but the first two mean "not ranked", and never "invalid"
     actions, predicted of a probe that was ranked in full: the actions that rank, and of each the sum of the ten best scores that it would pass on
-    items, logits      accepted, not used: no server answers from a cache of scores
+    items, logits      of a cached answer: its first items, and their logits before calibration
     """
 
     request_id: Annotated[str, StringConstraints(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]

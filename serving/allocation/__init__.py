@@ -4,5 +4,6 @@ allocator.py   the mode, the price of this moment, the decisions, those of the l
 decisions.py   one decision: its inputs, made again, as a receipt
 tables.py      the tables of values and costs, followed from the index store; what decides without one
 answers_in_row.py   what the drop rule counts: answers that no behaviour of their user followed
+score_cache.py   answers that may be given again
 outcomes.py    decisions and their costs, to the topic allocation-outcomes; settings.py: how a server allocates
 """

@@ -17,19 +17,20 @@ that another one is about to fill.
 import math
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from infra.metrics import Metrics
-from schemas.allocation import Facts, Requests, stack_costs, stack_values
+from schemas.allocation import CachedAge, Facts, Requests, stack_costs, stack_values
 from schemas.errors import RejectedInput
 from schemas.ids import Id
 from schemas.knapsack import find_price
 from serving.allocation.answers_in_row import AnswersInRow
 from serving.allocation.decisions import Ask, Choice, Inputs, Mode, Prepared, carry_out, finite, make_receipt, name_table, prepare
-from serving.allocation.outcomes import Outcomes, Probe
+from serving.allocation.outcomes import Given, Outcomes, Probe
+from serving.allocation.score_cache import ScoreCache
 from serving.allocation.settings import AllocationSection
 from serving.allocation.tables import Tables
 from serving.core.choice import Arm, Slices, arm_of
@@ -91,6 +92,7 @@ class Allocator:
         self._tick_s, self._tick_refused, self._tick_answers, self._late = clock(), 0, 0, 0
         self._classes = {name: (group.share, group.sheddable) for name, group in settings.classes.items()}
         self._waiting: defaultdict[str, float] = defaultdict(float)  # ms of work in the engine's queue, by class
+        self.scores = ScoreCache(settings)
         self._in_row = AnswersInRow()
         self._made: list[Choice] = []  # since they were counted last
         self._kept: OrderedDict[str, Choice] = OrderedDict()
@@ -133,6 +135,10 @@ class Allocator:
         picked = max(0, inputs.pick())
         return None if picked >= inputs.whole - 1 else lengths[picked + 1]
 
+    def ages(self, version: int) -> Sequence[CachedAge]:
+        """The calibration of cached answers by the version's table."""
+        return self._table(version).table.ages
+
     def is_drop_due(self, version: int, user: Id, behaviours_at: int) -> bool:
         """Whether the drop rule of the version's table drops this request; `behaviours_at`: the offset of the user's newest behaviour."""
         rule = self._table(version).table.drop
@@ -142,13 +148,21 @@ class Allocator:
         """Whether a fit needs all scores of this request: it was drawn to get full work, and outcomes are sent."""
         return self.outcomes is not None and choice.candidates is None and choice.inputs is not None and choice.inputs.arm[0] is Arm.PROBE
 
-    def end(self, choice: Choice, user: Id = 0, state: str = "ranked", took_ms: float | None = None, probe: Probe | None = None) -> None:
-        """The work of a choice is done, or was refused. `state`: ranked, dropped, refused, late (its deadline passed) or failed; `took_ms`: measured."""
+    def end(
+        self,
+        choice: Choice,
+        user: Id = 0,
+        state: str = "ranked",
+        took_ms: float | None = None,
+        probe: Probe | None = None,
+        given: Given | None = None,
+    ) -> None:
+        """The work of a choice is done, or was refused. `state`: ranked, cached, dropped, refused, late (its deadline passed) or failed."""
         self._waiting[choice.group] -= choice.expected_ms
         self._late += state == "late"
-        self._in_row.note(user, Shown.DROPPED if choice.by_rule else Shown.VALID if state == "ranked" else Shown.NOT_RANKED)
+        self._in_row.note(user, Shown.DROPPED if choice.by_rule else Shown.VALID if state in ("ranked", "cached") else Shown.NOT_RANKED)
         if self.outcomes is not None and choice.inputs is not None:
-            self.outcomes.note(user, choice, "failed" if state == "late" else state, took_ms, probe)
+            self.outcomes.note(user, choice, "failed" if state == "late" else state, took_ms, probe, given)
 
     def _look(self, ask: Ask) -> Inputs:
         _, version, facts, top_k, left_ms, group, _ = ask
@@ -342,6 +356,7 @@ class Allocator:
             "lambda": {"plan": self._plan, "floor": self._floor_price, "unit": table.queue_price},
             "lambda_now": finite(max(self._plan, self._queue_price, self._floor_price)),
             "shortened": self._shortened,
+            "answers_kept": len(self.scores),
             "dropped_by_rule_share": self._in_row.dropped_share,
             "demand": self._demand,
             "cost_scale": self._queue.cost_scale(),

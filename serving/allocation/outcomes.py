@@ -57,8 +57,15 @@ class Probe(NamedTuple):
         return sums
 
 
+class Given(NamedTuple):
+    """The first items of a cached answer, and their logits before calibration, from which a calibration is fitted."""
+
+    ids: Sequence[Id]
+    logits: Sequence[float]
+
+
 class Outcome(NamedTuple):
-    """What became of a choice. `state`: ranked, dropped, refused or failed; `took_ms`: of the engine, None if nothing was ranked."""
+    """What became of a choice. `state`: ranked, cached, dropped, refused or failed; `took_ms`: of the engine, None if nothing was ranked."""
 
     user: Id
     choice: Choice
@@ -66,6 +73,7 @@ class Outcome(NamedTuple):
     took_ms: float | None
     at_ms: int
     probe: Probe | None = None
+    given: Given | None = None
 
 
 class Outcomes:
@@ -88,13 +96,15 @@ class Outcomes:
         """Sends what the broker takes within a second, and joins."""
         self._thread.stop()
 
-    def note(self, user: Id, choice: Choice, state: str, took_ms: float | None, probe: Probe | None = None) -> None:
+    def note(
+        self, user: Id, choice: Choice, state: str, took_ms: float | None, probe: Probe | None = None, given: Given | None = None
+    ) -> None:
         """Queues an outcome, or counts it as lost."""
         if len(self._waiting) >= _WAITING_MAX:
             self._lost.inc()
         else:
             kept = probe if probe is not None and self._probes.acquire(blocking=False) else None
-            self._waiting.append(Outcome(user, choice, state, took_ms, time.time_ns() // 1_000_000, kept))
+            self._waiting.append(Outcome(user, choice, state, took_ms, time.time_ns() // 1_000_000, kept, given))
 
     def _run(self) -> None:
         producer = open_producer(self._bootstrap, _DELIVERY_S_MAX)
@@ -159,4 +169,6 @@ def _fields(outcome: Outcome, receipt: Mapping[str, Any], inputs: Inputs) -> Map
         "took_ms": outcome.took_ms,
         "actions": list(sums),
         "predicted": list(sums.values()) or None,
+        "items": [] if outcome.given is None else [encode_wire_id(item) for item in outcome.given.ids],
+        "logits": [] if outcome.given is None else list(outcome.given.logits),
     }

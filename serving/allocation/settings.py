@@ -28,4 +28,11 @@ class AllocationSection(Section):
     probe_share: float = Field(0.005, ge=0, le=0.1, description="Share of requests that get full work in mode value, to learn from")
     random_share: float = Field(0.005, ge=0, le=0.1, description="Share of requests that get a random action in mode value, to learn from")
     tables_every_s: float = Field(10.0, gt=0, le=3600, description="Time between two looks for a new table")
+    cache_ttl_s: float = Field(
+        0.0, ge=0, le=3600, description="How long an answer may be given again under load; 0: never, and none is kept"
+    )
+    cache_answers: int = Field(20_000, ge=1, le=10_000_000, description="Answers kept for that; one of 100 items takes about 10 kB")
+    cache_by: tuple[str, ...] = Field(
+        (), description="Context features that an answer must share with the request, as JSON, besides user and class"
+    )
     outcomes: bool = Field(False, description="Send each decision to the topic allocation-outcomes, for `aif allocate fit`")

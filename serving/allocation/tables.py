@@ -17,6 +17,7 @@ import structlog
 from infra.guarded_thread import GuardedThread
 from infra.index.store import IndexStore
 from schemas.allocation import (
+    ASSUMED_AGES,
     TABLE_BYTES_MAX,
     Action,
     ActionTable,
@@ -45,7 +46,7 @@ def built_in_table(lengths: tuple[int, ...] = _LENGTHS) -> ActionTable:
     actions = list_actions((LEVEL,), lengths)
     shares = [np.log1p(action.candidates / _STEEPNESS) / np.log1p(lengths[-1] / _STEEPNESS) for action in actions]
     row = tuple(map(float, shares))
-    table = ActionTable(0, 0, actions, Costs({LEVEL: _FULL}), Values(0.0, {}, (), (row,)), row, 1.0)
+    table = ActionTable(0, 0, actions, Costs({LEVEL: _FULL}), Values(0.0, {}, (), (row,)), row, 1.0, ages=ASSUMED_AGES)
     return replace(table, queue_price=_quarter_price(table))
 
 

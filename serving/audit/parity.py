@@ -145,6 +145,7 @@ def recompute(
     torch.set_num_threads(1)  # the products are small, and on a busy machine OpenMP's spinning threads make this ten times slower
     started, report = time.monotonic(), Report(answers=len(answers))
     store = open_index_store(store_url)
+    answers = [one for one in answers if one.answer.action != "cached"]  # computed from rows and a history of earlier
     chosen = answers if sample is None or sample >= len(answers) else [answers[i * len(answers) // sample] for i in range(sample)]
     by_token: dict[str, list[RecordedAnswer]] = {}
     for one in chosen:

@@ -6,7 +6,7 @@ Version: the one of the request's token if it is resident. If not, the current o
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from schemas.requests import AtLeast, FinalReport, PrerankRequest, RankRequest
 from schemas.token import VersionToken, decode_token
 from serving.allocation.allocator import Allocator
 from serving.allocation.decisions import DEFAULT_CLASS, Ask, Choice, Mode
-from serving.allocation.outcomes import Probe
+from serving.allocation.outcomes import Given, Probe
+from serving.allocation.score_cache import Kept, give_again, logits_of
 from serving.calls.deadline import Deadline
 from serving.calls.final_call import FinalCall, cut
 from serving.calls.paced_engine import PacedEngine, Timed
@@ -38,6 +39,7 @@ from serving.users.user_store import KnownUser
 
 Request = RankRequest | PrerankRequest
 _WORTHLESS_RETRY_S = 1.0
+_GIVEN = 64  # items of a cached answer in its outcome
 _TOP = 100  # scores of retrieval whose mean says what the request may be worth
 
 
@@ -56,12 +58,12 @@ class _Plan:
         item_ids = take_first(self.item_ids, candidates, self.request.retrieval_scores)
         return RankWork(item_ids, self.request.top_k, half.state, half.work, self.request.context)
 
-    def facts(self, half: Half, with_scores: bool) -> Facts:
+    def facts(self, half: Half, kept: Kept | None, with_scores: bool) -> Facts:
         """What the allocator knows of the request; of retrieval's scores where it asks for them, because that takes 0.1 ms."""
         behaviours = half.state.behaviours if half.state is not None else len(half.work.behaviours) if half.work is not None else 0
         scores = self.request.retrieval_scores if with_scores else None
         top = None if scores is None else float(np.mean(np.partition(scores, -min(_TOP, len(scores)))[-_TOP:]))
-        return Facts(len(self.item_ids), behaviours, half.state is None, self.request.user_value, top)
+        return Facts(len(self.item_ids), behaviours, half.state is None, self.request.user_value, top, None if kept is None else kept.age_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +153,20 @@ class RankCall:
             found = await self._users.find(plan.asked)  # the version was dropped in between: again, on the current one
             half = Half(Rung.INLINE, work=found.work(None), found=found)
             result, work, choice = await self._score(plan, half, version.version, deadline)
-        self._keep(plan, half, result)
-        asyncio.get_running_loop().call_soon(self._sample, work, result)  # when the answer is on its way, as all counting
+        if not choice.cached:
+            self._keep(plan, half, result, choice)
+            asyncio.get_running_loop().call_soon(self._sample, work, result)  # when the answer is on its way, as all counting
         return result, half, choice
 
     async def _score(self, plan: _Plan, half: Half, version: int, deadline: Deadline) -> tuple[RankResult, RankWork, Choice]:
         """The engine's answer on one user half, its work, and how much of the request that was; the half is given back in any case."""
-        request, choice, timed, state, probe = plan.request, None, Timed(), "failed", None
+        request, choice, timed, state, probe, given = plan.request, None, Timed(), "failed", None, None
         try:
-            by_value = self._allocator.mode is Mode.VALUE
+            by_value, kept = self._allocator.mode is Mode.VALUE, self._find_kept(plan, version)
             ask = Ask(
                 plan.asked.request_id,
                 version,
-                plan.facts(half, by_value),
+                plan.facts(half, kept, by_value),
                 request.top_k,
                 deadline.left_s() * 1000,
                 request.request_class or DEFAULT_CLASS,
@@ -173,6 +176,9 @@ class RankCall:
             if choice.shed:
                 raise _worthless(choice.receipt())
             work = plan.work(half, choice.candidates)
+            if choice.cached and kept is not None:
+                state, given = "cached", Given(kept.result.ids[:_GIVEN], logits_of(kept.result.probabilities_AT[:_GIVEN]).tolist())
+                return give_again(kept, self._allocator.ages(version), request.top_k), work, choice
             timed.expected_ms = choice.expected_ms
             probed = self._allocator.is_probe(choice) and len(work.item_ids) <= TOP_K_MAX
             asked = replace(work, top_k=len(work.item_ids)) if probed else work
@@ -188,14 +194,28 @@ class RankCall:
         finally:
             half.end()
             if choice is not None:
-                self._allocator.end(choice, plan.asked.user, state, timed.took_ms, probe)
+                self._allocator.end(choice, plan.asked.user, state, timed.took_ms, probe, given)
 
     def _is_drop_due(self, asked: Asked, version: int) -> bool:
         offsets = None if asked.given is not None else self._users.store.offsets_in_memory(asked.user)
         return offsets is not None and self._allocator.is_drop_due(version, asked.user, offsets[1])
 
-    def _keep(self, plan: _Plan, half: Half, result: RankResult) -> None:
-        """Keeps a state that this ranking made: for the user's next request, or for everybody if it is the empty user's."""
+    def _key(self, plan: _Plan, version: int) -> Hashable:
+        """Of the answers that may be given again to this request; None: of none, because it says what its answer must depend on."""
+        request = plan.request
+        if plan.asked.given is not None or request.final is not None or isinstance(request.consistency, AtLeast):
+            return None
+        return self._allocator.scores.key(plan.asked.user, version, request.request_class or DEFAULT_CLASS, request.context)
+
+    def _find_kept(self, plan: _Plan, version: int) -> Kept | None:
+        key = None if self._allocator.mode is Mode.OFF else self._key(plan, version)
+        return None if key is None else self._allocator.scores.find(key, plan.item_ids, plan.request.top_k)
+
+    def _keep(self, plan: _Plan, half: Half, result: RankResult, choice: Choice) -> None:
+        """Keeps an answer of full work, and a state that this ranking made: for the user's next request, or for everybody if it is the empty user's."""
+        key = self._key(plan, result.token.version) if choice.candidates is None and half.rung not in DEGRADED else None
+        if key is not None:
+            self._allocator.scores.keep(key, result)
         if half.rung is Rung.INLINE and half.found is not None and half.found.offsets is not None:
             self._users.keep(plan.asked, half.found, result.state)
         elif half.rung is Rung.ITEM_PRIOR and half.state is None:
@@ -203,7 +223,7 @@ class RankCall:
 
     def _describe(self, plan: _Plan, result: RankResult, half: Half, choice: Choice) -> Ranked:
         rung = half.rung
-        fewer = ["fewer_candidates"] if choice.candidates is not None else []
+        fewer = ["cached_answer"] if choice.cached else ["fewer_candidates"] if choice.candidates is not None else []
         degraded = [*_degraded(plan, result, rung), *fewer, *self._stale()]
         asyncio.get_running_loop().call_soon(self._count, result, rung, degraded)
         return Ranked(plan.asked.request_id, result, rung, degraded, choice.receipt(), self._ages(result.watermark), half.history)

@@ -35,7 +35,7 @@ def fit(
 
     from schemas.allocation import encode_table
     from streams.allocation.join import join_outcomes
-    from streams.allocation.program import actions_of, fit_table, publish_table, read_impressions, read_outcomes
+    from streams.allocation.program import actions_of, fit_cached, fit_table, publish_table, read_impressions, read_outcomes
 
     settings = read_settings()
     say("reading allocation-outcomes and impressions")
@@ -44,6 +44,7 @@ def fit(
     joined = join_outcomes(outcomes, read_impressions(settings), actions)
     say(f"fitting {len(joined.took_R)} requests")
     table, why = fit_table(joined, actions, version, time.time_ns() // 1_000_000, budget)
+    table = fit_cached(table, outcomes, read_impressions(settings))
     if out is not None:
         out.write_bytes(encode_table(table))
     path = publish_table(_store(), table) if publish else ""
@@ -89,6 +90,9 @@ def _head(table: "ActionTable") -> dict[str, object]:
         "full_ms": table.full_ms,
         "queue_price": table.queue_price,
         "drop_after": table.drop.row,
+        "ages": [
+            {"age_s": round(one.age_s, 1), "kept": round(one.kept, 3), "slope": one.slope, "intercept": one.intercept} for one in table.ages
+        ],
         "mix": [[table.actions[place].name, round(share, 4)] for place, share in table.mix],
         "requests": dict(table.requests),
     }

@@ -5,7 +5,7 @@ row still serve (schemas/allocation.py `values_of`).
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -15,10 +15,12 @@ from infra.index.store import IndexStore
 from infra.kafka.reader import read_topic
 from infra.settings import InfraSettings
 from schemas.allocation import (
+    ASSUMED_AGES,
     LEVELS,
     Action,
     ActionTable,
     Costs,
+    Facts,
     Gate,
     Kind,
     LevelCost,
@@ -35,10 +37,11 @@ from schemas.errors import RejectedInput, Unavailable
 from schemas.events import AllocationOutcome, ImpressionRecord
 from schemas.knapsack import best_mix, choose, find_price, take
 from schemas.topics import ALLOCATION_OUTCOMES, IMPRESSIONS
+from streams.allocation.calibration_fit import fit_ages, join_clicks
 from streams.allocation.cost_fit import fit_costs
 from streams.allocation.drop_fit import fit_drops
 from streams.allocation.gate import judge_table
-from streams.allocation.join import Joined
+from streams.allocation.join import JOIN_MS, Joined
 from streams.allocation.value_fit import fit_values
 
 R = TypeVar("R", AllocationOutcome, ImpressionRecord)
@@ -79,7 +82,8 @@ def actions_of(outcomes: list[AllocationOutcome]) -> tuple[Action, ...]:
             "allocation-outcomes has no probes of this version; serve it with AIF_ALLOCATION__MODE=value and AIF_ALLOCATION__OUTCOMES=true",
             600.0,
         )
-    return (Action(Kind.DROP), *sorted(ranked, key=lambda action: (LEVELS.index(action.level), action.candidates)))
+    cached = [Action(Kind.CACHED)] if any(one.cached_s is not None for one in outcomes) else []
+    return (Action(Kind.DROP), *cached, *sorted(ranked, key=lambda action: (LEVELS.index(action.level), action.candidates)))
 
 
 def fit_table(joined: Joined, actions: tuple[Action, ...], version: int, made_at_ms: int, budget: float) -> tuple[ActionTable, str]:
@@ -107,6 +111,14 @@ def fit_table(joined: Joined, actions: tuple[Action, ...], version: int, made_at
     unit = find_price(value_RA, cost_RA, full_ms / 4)
     drop, why = fit_drops(learn, judged)
     return replace(open_table, queue_price=max(unit, 1e-12), full_ms=full_ms, mix=mix, drop=drop, gate=gate), why
+
+
+def fit_cached(table: ActionTable, outcomes: Sequence[AllocationOutcome], impressions: Iterable[ImpressionRecord]) -> ActionTable:
+    """The table with what cached answers keep and their calibration by age, from clicks of those that were shown."""
+    cached = [one for one in outcomes if one.state == "cached"]
+    facts = {one.request_id: Facts(one.candidates, one.behaviours, one.needs_user, one.user_value, one.retrieval_top) for one in cached}
+    whole = {request_id: table.values.whole(of) for request_id, of in facts.items()}
+    return replace(table, ages=fit_ages(join_clicks(cached, impressions, whole, JOIN_MS), ASSUMED_AGES))
 
 
 def publish_table(store: IndexStore, table: ActionTable) -> str:

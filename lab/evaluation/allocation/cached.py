@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streams.allocation.calibration_fit import fit_platt
+
 AGES_S = (0, 60, 120, 600, 1800, 7200)
 TAU_S, GONE_S, CANDIDATES, SHOWN, KEPT = 3000.0, 6000.0, 10_000, 10, 1000
 REPEATS, GAP_S = 0.5, 180.0  # share of requests of users who asked before, and the mean time since then
 TTLS_S = (30, 60, 120, 300, 600, 1800)
-_PRIOR = 1e-2
 
 
 @dataclass(frozen=True)
@@ -95,20 +96,6 @@ def calibration_error(predicted_R: np.ndarray, chance_R: np.ndarray, bins: int =
         abs(predicted_R[bin_R == b].mean() - chance_R[bin_R == b].mean()) * (bin_R == b).mean() for b in range(bins) if (bin_R == b).any()
     ]
     return float(sum(distance) / chance_R.mean())
-
-
-def fit_platt(logit_R: np.ndarray, clicked_R: np.ndarray, domain_RF: np.ndarray | None = None) -> np.ndarray:
-    """Slope, intercept, and weights of domain features (the model's name, the surface), if there are any, of sigmoid(slope logit + intercept + domain w)."""
-    columns = [logit_R[:, None], np.ones((len(logit_R), 1))] + ([] if domain_RF is None else [domain_RF])
-    x_RF = np.concatenate(columns, 1)
-    prior_F = np.zeros(x_RF.shape[1])
-    prior_F[0] = 1.0
-    w_F = prior_F.copy()
-    for _ in range(25):
-        p_R = 1 / (1 + np.exp(-np.clip(x_RF @ w_F, -30, 30)))
-        curvature = (x_RF * (p_R * (1 - p_R))[:, None]).T @ x_RF + _PRIOR * np.eye(len(w_F))
-        w_F += np.clip(np.linalg.solve(curvature, x_RF.T @ (clicked_R - p_R) - _PRIOR * (w_F - prior_F)), -2, 2)
-    return w_F
 
 
 def hit_share(ttl_s: float) -> float:

@@ -14,7 +14,7 @@ import pytest
 from infra.index.store import open_index_store
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
-from schemas.allocation import ActionTable, DropRule, Gate
+from schemas.allocation import ASSUMED_AGES, ActionTable, DropRule, Gate
 from schemas.errors import Unavailable
 from schemas.events import AllocationOutcome, Behaviour, BehavioursRecord, ImpressionRecord, encode_record
 from schemas.ids import IdKind
@@ -22,6 +22,7 @@ from schemas.requests import RankRequest
 from schemas.topics import USER_BEHAVIOURS
 from serving.allocation.allocator import Allocator
 from serving.allocation.outcomes import Outcomes
+from serving.allocation.score_cache import ScoreCache
 from serving.allocation.settings import AllocationSection
 from serving.allocation.tables import Tables, built_in_table
 from serving.calls.deadline import Deadline
@@ -32,7 +33,7 @@ from serving.calls.user_halves import Users
 from serving.core.choice import Slices
 from serving.engine.work import RankResult, RankWork, UserWork
 from streams.allocation.join import join_outcomes
-from streams.allocation.program import actions_of, fit_table, publish_table
+from streams.allocation.program import actions_of, fit_cached, fit_table, publish_table
 from tests.serving.allocation.test_outcomes import FakeProducer
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import open_view
@@ -53,7 +54,7 @@ class QuickEngine(FakeEngine):
         scores = ((item_ids * 397 % len(ITEMS) + 1) / len(ITEMS)).astype(np.float32) ** -0.7
         best, state = np.argsort(-scores)[: work.top_k], work.state or self._state(work.user or UserWork())
         result = RankResult(
-            self._token(VERSION), item_ids[best].tolist(), scores[best], scores[best, None], [], 0, len(item_ids), [{}], state
+            self._token(VERSION), item_ids[best].tolist(), scores[best], scores[best, None] / 1_000, [], 0, len(item_ids), [{}], state
         )
 
         def end() -> None:
@@ -178,3 +179,39 @@ def test_after_answers_that_nothing_followed_a_request_is_dropped_and_the_count_
     assert ask("i", "j", "k", user=2) == ["full/2000"] * 3, "without pressure nothing is dropped"
     site.allocator._plan, site.allocator._slices = 1e-6, Slices(0.0, 0.0, 1.0)
     assert ask("l", user=2) == ["full/2000"]
+
+
+def test_under_a_price_a_kept_answer_is_given_again_and_calibrated_by_clicks_of_such_answers(site: Site) -> None:
+    """Its outcome has what a fit needs. No other user gets it, nor a request for other candidates, nor one after its time."""
+    now_s = [0.0]
+    site.allocator.scores = ScoreCache(AllocationSection(cache_ttl_s=60.0), lambda: now_s[0])
+    site.allocator._slices = Slices(0.0, 0.0, 0.0)
+    first = asyncio.run(site.ask("a", 1, 1.0))
+    now_s[0], site.allocator._plan = 20.0, 0.5
+    again, other = asyncio.run(site.ask("b", 1, 1.0)), asyncio.run(site.ask("c", 2, 1.0))
+    assert again.receipt["action"] == "cached" and "cached_answer" in again.degraded and again.result.ids == first.result.ids
+    assert site.allocator.explain("b")["equal"] and other.receipt["action"] != "cached"
+    outcome = next(one for one in site.outcomes() if one.request_id == "b")
+    assert (outcome.state, outcome.cached_s) == ("cached", 20.0) and outcome.items == first.result.ids and len(outcome.logits) == 10
+
+    rng, impressions, outcomes = np.random.default_rng(0), list[ImpressionRecord](), list[AllocationOutcome]()
+    for number in range(400):  # clicks come at a third of what the logits say
+        outcomes.append(outcome.model_copy(update={"request_id": f"s{number}", "logits": [-1.0] * 10}))
+        clicked = rng.random(10) < 1 / (1 + np.exp(1.0)) / 3
+        items = [{"item_id": i, "position": place, "bid": 1.0, "clicked": bool(clicked[place])} for place, i in enumerate(outcome.items)]
+        fields = {"request_id": f"s{number}", "user_id": 1, "time_ms": outcome.time_ms + 1, "items": items}
+        impressions.append(ImpressionRecord.model_validate(fields))
+    table = replace(built_in_table(), version=VERSION, made_at_ms=1)
+    fitted = fit_cached(table, outcomes, impressions)
+    assert [age.age_s for age in fitted.ages] == [20.0] and fit_cached(table, outcomes[:9], impressions).ages == ASSUMED_AGES
+    site.publish(fitted)
+    calibrated, said = (of.result.probabilities_AT[:, 0] for of in (asyncio.run(site.ask("d", 1, 1.0)), first))
+    age = fitted.ages[0]
+    odds = np.exp(age.intercept) * (said / (1 - said)) ** age.slope
+    assert calibrated == pytest.approx(odds / (1 + odds), rel=1e-3)
+    assert 3 * (1 + np.e) / (1 + np.exp(age.slope - age.intercept)) == pytest.approx(1.0, abs=0.1), "predicted over true"
+
+    fewer = RankRequest(user_id=1, item_ids=[item for item in ITEMS if item != first.result.ids[0]], top_k=10)
+    assert asyncio.run(site.call.rank(fewer, Deadline(time.monotonic(), 60_000))).receipt["action"] != "cached"
+    now_s[0] = 61.0
+    assert asyncio.run(site.ask("e", 1, 1.0)).receipt["action"] != "cached"

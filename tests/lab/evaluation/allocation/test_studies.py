@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from lab.evaluation.allocation.budgets import Frontier, allowed_values, learn_table, measure_budgets, true_values
-from lab.evaluation.allocation.cached import fit_platt, measure_ages
+from lab.evaluation.allocation.cached import measure_ages
 from lab.evaluation.allocation.day import Priced, draw_traffic, run_day
 from lab.evaluation.allocation.drops import drop_by_model, drop_by_rule, drop_by_truth, fit_valid
 from lab.evaluation.allocation.library import ACTIONS, COST_TABLE, Library, make_library, split_users
 from schemas.allocation import stack_costs
 from serving.core.drop_rule import Shown
+from streams.allocation.calibration_fit import fit_platt
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ allocation.py  `aif bench allocation`: through a spike with fewer candidates eac
 relay.py       `aif bench relay`: a ranker's prefix computed before its candidates
 switch.py      `aif bench switch`: latency and answers while versions flip; versions.py: writes the versions
 table1.py      the paper's Table 1: four ways of scheduling
-table4.py      the paper's Table 4; table4_rows.py: its models; table4_pass.py: their compiled pass
+table4.py      the paper's Table 4; table4_rows.py: its models; table4_pass.py: their compiled pass;
+               sub_sequences.py: the store of SIM
 child.py       a child process that is asked over pipes
 cli.py         the commands
 """

@@ -10,6 +10,7 @@ Source: AIF, Table 4.
 """
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,8 +23,11 @@ from infra.command import say
 from infra.figures import Figures
 from lab.figures.declared import read_bench
 from lab.load import FAILED, OK, REFUSED, Latencies, call_at_rate, run_to_the_microsecond, sleep_until
-from lab.serving.table4_rows import ROWS, Row, RowScorer, draw_raw_features
+from lab.serving.peer_runs import PeerFailedError
+from lab.serving.sub_sequences import SubSequences, cut_history, fetch_behaviours, open_redis
+from lab.serving.table4_rows import ROWS, Row, RowScorer, RowState, draw_raw_features
 from lab.serving.world import CONTEXT, PROFILE, VERSION, RankWorld, open_rank_world
+from schemas.errors import Unavailable
 from serving.engine.loop.engine import Engine
 from serving.engine.work import RankWork, UserResult, UserState, UserWork
 from serving.short_turns import share_the_interpreter
@@ -63,10 +67,13 @@ class Table4Plan:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`user`: call 1, None where there is none. `rank`: makes call 2 from the state of call 1, or from None without a call 1."""
+    """`user`: what is known of the user; where it `fetches`, it waits for a remote store. `ahead`: call 1 computes it, and call 2 gets the state; else call 2
+    gets the user."""
 
-    user: UserWork | None
-    rank: Callable[[UserState | None], RankWork]
+    user: Callable[[], UserWork]
+    rank: Callable[[UserState | None, UserWork | None], RankWork]
+    ahead: bool
+    fetches: bool = False
 
 
 @dataclass
@@ -85,30 +92,53 @@ class _Measured:
 
 
 class _Traffic:
-    """The users and candidates, the same for every row."""
+    """The users and candidates, the same for every row, and the users' sub-sequences in `store`."""
 
-    def __init__(self, world: RankWorld, plan: Table4Plan) -> None:
+    def __init__(self, world: RankWorld, plan: Table4Plan, store: SubSequences | None) -> None:
         self._candidates = world.requests(plan.candidates)
         self._histories = [world.history(plan.behaviours) for _ in range(plan.users)]
+        self._store, category = store, world.tables.columns["category"]
+        # In a sequential system a candidate's category comes with its features; here the look-up is not timed.
+        slots = [world.tables.find(np.asarray(ids)) for ids in self._candidates]
+        self._categories = [np.unique(category[slots_C]).tolist() for slots_C in slots]
+        for user, history in enumerate(self._histories if store else ()):
+            assert store is not None
+            store.put(user, cut_history(history, category[world.tables.find(np.asarray(history.item_ids))], world.spec.sim_behaviours))
 
     def request(self, one: _Measured, number: int) -> Request:
         """A request to a row: with a call 1 if the row computes its user half ahead, else with the user in call 2."""
-        user = UserWork(PROFILE, self._histories[number % len(self._histories)], one.version)
-        ids, sequential = self._candidates[number % len(self._candidates)], not one.row.ahead
+        user, asked = number % len(self._histories), number % len(self._candidates)
+        ids, history, row = self._candidates[asked], self._histories[user], one.row
 
-        def rank(state: UserState | None) -> RankWork:
-            return RankWork(ids, TOP_K, state, user if sequential else None, CONTEXT)
+        def work() -> UserWork:
+            plain = UserWork(PROFILE, history, one.version)
+            if not row.fetches:
+                return plain
+            assert self._store is not None
+            fetched = fetch_behaviours(self._store, user, None if row.ahead else self._categories[asked])
+            return replace(plain, base=RowState(one.version, plain, {"fetched": fetched}))
 
-        return Request(None if sequential else user, rank)
+        return Request(work, lambda state, user: RankWork(ids, TOP_K, state, user, CONTEXT), row.ahead, row.fetches)
 
 
-def measure_table4(plan: Table4Plan) -> Figures:
-    """All figures of the command."""
+def measure_table4(plan: Table4Plan, store: SubSequences | None = None) -> Figures:
+    """All figures of the command. `store`: of the sub-sequences; None: a Redis server, and without one, those rows are left out."""
+    with contextlib.ExitStack() as stack:
+        if store is None and any(row.fetches for row in _choose_rows(plan.rows)):
+            try:
+                store = stack.enter_context(open_redis())
+            except (PeerFailedError, Unavailable) as error:
+                say(f"no row that reads a remote store: {error}")
+                plan = replace(plan, rows=tuple(row.name for row in _choose_rows(plan.rows) if not row.fetches))
+        return _measure(plan, store)
+
+
+def _measure(plan: Table4Plan, store: SubSequences | None) -> Figures:
     config = asdict(plan)
     say(f"filling a slot with {plan.items} items ...")
     share_the_interpreter()  # as in a server
     with open_rank_world(plan.items) as world:
-        traffic, rows = _Traffic(world, plan), _admit_rows(world, plan)
+        traffic, rows = _Traffic(world, plan, store), _admit_rows(world, plan)
         say(f"response times of {plan.calls} requests a row ...")
         for number in range(-_WARM, plan.calls):
             for one in rows:
@@ -145,9 +175,9 @@ def _admit_rows(world: RankWorld, plan: Table4Plan) -> list[_Measured]:
 def _time_call(world: RankWorld, request: Request, one: _Measured, counts: bool) -> None:
     """Measures one request: its call 1, if the row has one, then call 2, whose time is the response time."""
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    state = None if request.user is None else world.engine.submit_user(request.user).result(_WAIT_S).state
+    state = world.engine.submit_user(request.user()).result(_WAIT_S).state if request.ahead else None
     arrived_s, arrived_cpu_s = time.perf_counter(), time.process_time()
-    result = world.engine.submit_rank(request.rank(state)).result(_WAIT_S)
+    result = world.engine.submit_rank(request.rank(state, None if request.ahead else request.user())).result(_WAIT_S)
     ended_s, ended_cpu_s = time.perf_counter(), time.process_time()
     one.state_bytes = result.state.size_bytes if one.row.ahead else 0
     if counts:
@@ -180,12 +210,19 @@ async def send_requests(
     """
     latencies = Latencies()
 
-    async def rank(request: Request, made: "asyncio.Future[UserResult] | None") -> None:
-        await asyncio.wrap_future(engine.submit_rank(request.rank((await made).state if made else None)))
+    async def user(request: Request) -> UserWork:
+        return await asyncio.to_thread(request.user) if request.fetches else request.user()
+
+    async def call_one(request: Request) -> UserResult:
+        return await asyncio.wrap_future(engine.submit_user(await user(request)))
+
+    async def rank(request: Request, made: "asyncio.Task[UserResult] | None") -> None:
+        work = request.rank(None, await user(request)) if made is None else request.rank((await made).state, None)
+        await asyncio.wrap_future(engine.submit_rank(work))
 
     async def send(number: int, intended_s: float) -> None:
         request = request_of(number)
-        made = None if request.user is None else asyncio.wrap_future(engine.submit_user(request.user))
+        made = asyncio.create_task(call_one(request)) if request.ahead else None
         await sleep_until(intended_s + retrieval_s)
         await latencies.time(rank(request, made), intended_s + retrieval_s)
 

@@ -2,8 +2,8 @@
 
     cold        raw item features through an embedding table, the profile and the mean of the latest behaviours, all after the candidates are known
     async       Eq. 1-4 ahead of time: the item's vector in place of its raw features, the user's vectors from call 1
-    sim         cold, and the sub-sequence of the candidate's category, selected from the history after the candidates are known
-    sim_cached  the same sub-sequences, selected in call 1
+    sim         cold, and the sub-sequence of the candidate's category, fetched from a remote store and parsed after the candidates are known
+    sim_cached  the sub-sequences of all categories of the user, fetched and parsed in call 1
     bea         cold, and w V with V from call 1
     long        cold, and DIN and SimTier by products of the multimodal embeddings
     long_lsh    cold, and DIN and SimTier by signatures, with the sums of call 1
@@ -53,6 +53,11 @@ class Row:
     ahead: bool
     paper: tuple[float, float, float]
     columns: tuple[str, ...] = ()
+
+    @property
+    def fetches(self) -> bool:
+        """Whether it reads a remote store."""
+        return "sim" in self.parts
 
 
 def _row(name: str, parts: str, ahead: bool, paper: tuple[float, float, float], columns: str = "") -> Row:
@@ -106,7 +111,10 @@ def draw_raw_features(world: RankWorld) -> RawFeatures:
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """A `UserState` (engine/work.py) of a row: the arrays that its user half computed, by name, and the user (`work`), for what is computed in call 2."""
+    """A `UserState` (engine/work.py) of a row: the arrays that its user half computed, by name, and the user (`work`), for what is computed in call 2.
+
+    As a work's `base` it brings `fetched`, the sub-sequences from a remote store.
+    """
 
     version: int
     work: UserWork
@@ -197,8 +205,10 @@ class RowScorer(CpuScorer):
     def _make_long(self, work: UserWork) -> dict[str, Any]:
         """What the row needs of the whole history: sub-sequences, sums over signatures, or the projected history itself."""
         spec, half, length = self.spec, self._half, len(work.behaviours)
-        history = join_history(half.weights, half.tables, work.behaviours)
+        fetched = work.base.made["fetched"] if isinstance(work.base, RowState) else work.behaviours
+        history = join_history(half.weights, half.tables, fetched)
         if "sim" in self._parts:
+            length = len(fetched)
             categories_G, means_GD, _ = half.sub_sequences_of(half.read(history, 0, 0, length, spec.sim_behaviours))
             return {"categories": categories_G, "sim": np.concatenate([np.zeros((1, spec.width), np.float32), means_GD])}
         if "hash" in self._parts:

@@ -1,8 +1,9 @@
 """The rows of Table 4: what they score, that each part takes part, and the open loop under them."""
 
 import asyncio
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,8 +14,9 @@ import typer
 from infra.figures import Figures
 from lab.load import OK, REFUSED
 from lab.serving.cli import bench_table4
+from lab.serving.sub_sequences import cut_history, fetch_behaviours, open_redis
 from lab.serving.table4 import MEASURES, Request, Table4Plan, _choose_rows, find_rate_max, measure_table4, send_requests, table_rows
-from lab.serving.table4_rows import ROWS, RowScorer, draw_raw_features
+from lab.serving.table4_rows import ROWS, RowScorer, RowState, draw_raw_features
 from lab.serving.world import CONTEXT, PROFILE, RankWorld, open_rank_world
 from schemas.errors import Unavailable
 from serving.engine.work import RankWork, UserState, UserWork
@@ -52,7 +54,11 @@ def test_a_part_sees_the_history(world: RankWorld, row: Any) -> None:
 
 
 def test_a_quick_run_has_every_figure_of_every_row_and_prints_the_papers_table() -> None:
-    figures = measure_table4(Table4Plan(items=10_000, candidates=600, behaviours=30, users=2, calls=2, rounds=1, steps=1, seconds=0.05))
+    store = Store()
+    figures = measure_table4(
+        Table4Plan(items=10_000, candidates=600, behaviours=30, users=2, calls=2, rounds=1, steps=1, seconds=0.05), store
+    )
+    assert None in store.asked and any(store.asked)
     for row in ROWS:
         assert {f"{row.name}.{measure}" for measure in (*MEASURES, "extra_bytes")} <= set(figures.as_dict()["figures"])
     assert figures.value("cold.extra_bytes") == 0 and figures.value("cold.avg_rt_pct") == 0
@@ -65,6 +71,44 @@ def test_of_the_rows_only_the_chosen_ones_are_measured_beside_the_base() -> None
     assert [row.name for row in _choose_rows(("aif",))] == ["cold", "aif"]
     with pytest.raises(typer.BadParameter, match="there is no aiff, expected some of cold, async"):
         bench_table4(rows="cold,aiff")
+
+
+class Store:
+    """Sub-sequences in memory."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, Mapping[int, bytes]] = {}
+        self.asked: list[Sequence[int] | None] = []
+
+    def put(self, user: int, blocks: Mapping[int, bytes]) -> None:
+        self.blocks[user] = blocks
+
+    def fetch(self, user: int, categories: Sequence[int] | None) -> list[bytes]:
+        self.asked.append(categories)
+        return [block for category, block in self.blocks[user].items() if categories is None or category in categories]
+
+
+def test_fetched_sub_sequences_score_as_those_that_are_cut_from_the_history(world: RankWorld) -> None:
+    world.rng = np.random.default_rng(1)
+    scorer, store = RowScorer(next(row for row in ROWS if row.name == "sim"), world, draw_raw_features(world), 2), Store()
+    history, category = world.history(400), world.tables.columns["category"]
+    store.put(0, cut_history(history, category[world.tables.find(np.asarray(history.item_ids))], world.spec.sim_behaviours))
+    fetched = fetch_behaviours(store, 0, None)
+    assert 0 < len(fetched) <= 400
+    work = UserWork(PROFILE, history, 2)
+    both = (work, dataclasses.replace(work, base=RowState(2, work, {"fetched": fetched})))
+    plain, remote = (scorer.user_state(one).made for one in both)
+    assert np.array_equal(plain["categories"], remote["categories"])
+    np.testing.assert_allclose(plain["sim"], remote["sim"], rtol=1e-5, atol=1e-6)
+    assert len(fetch_behaviours(store, 0, plain["categories"][:1].tolist())) < len(fetched)
+
+
+@pytest.mark.campaign
+def test_a_redis_server_keeps_sub_sequences() -> None:
+    with open_redis() as store:
+        store.put(7, {1: b"a\r\n", 2: b"", 30: b"c" * 10_000})
+        assert sorted(store.fetch(7, None)) == [b"", b"a\r\n", b"c" * 10_000]
+        assert store.fetch(7, [2, 5, 30]) == [b"", b"c" * 10_000] and store.fetch(8, None) == []
 
 
 class NotingEngine:
@@ -93,14 +137,27 @@ def done(value: Any) -> "Future[Any]":
 
 
 def test_the_open_loop_sends_call_one_before_retrieval_and_call_two_with_its_state() -> None:
-    def rank(state: UserState | None) -> RankWork:
-        return state  # type: ignore[return-value]
+    def rank(state: UserState | None, user: UserWork | None) -> RankWork:
+        return state or "of a user"  # type: ignore[return-value]
 
     engine: Any = NotingEngine()
-    seen = asyncio.run(send_requests(engine, lambda number: Request(UserWork(), rank), 1_000, 0.003, 0.05))
+    seen = asyncio.run(send_requests(engine, lambda number: Request(UserWork, rank, True), 1_000, 0.003, 0.05))
     assert engine.order == ["user"] * 3 + ["rank made"] * 3 and seen.count(OK) == 3
-    refused: Any = lambda number: Request(None, lambda state: "refused")  # noqa: E731
-    assert asyncio.run(send_requests(engine, refused, 1_000, 0.002, 0.0)).count(REFUSED) == 2
+    refused: Any = lambda state, user: "refused"  # noqa: E731
+    assert asyncio.run(send_requests(engine, lambda number: Request(UserWork, refused, False), 1_000, 0.002, 0.0)).count(REFUSED) == 2
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_remote_store_is_read_after_retrieval_or_beside_it(ahead: bool) -> None:
+    engine: Any = NotingEngine()
+
+    def fetch() -> UserWork:
+        engine.order.append("fetch")
+        return UserWork()
+
+    rank: Any = lambda state, user: state or "of a user"  # noqa: E731
+    asyncio.run(send_requests(engine, lambda number: Request(fetch, rank, ahead, True), 100, 0.02, 0.1))
+    assert engine.order == (["fetch", "user"] * 2 + ["rank made"] * 2 if ahead else ["fetch", "rank of a user"] * 2)
 
 
 def test_the_highest_rate_is_found_between_two_steps_of_a_bisection_and_is_zero_where_none_holds() -> None:

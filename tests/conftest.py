@@ -71,7 +71,7 @@ class _BrokerOnDemand(threading.Thread):
 
     def _start(self) -> None:
         try:
-            self.broker = start_broker(self.folder / "broker")
+            self.broker = start_broker(self.folder / "broker", heap_mib=512)  # the topics of all tests
         except BaseException as error:
             (self.folder / "failed").write_text(str(error))
             raise

@@ -7,6 +7,7 @@ statistics.py     from a behaviour to the score that its count gives; streamed a
 scale.py          time, disk and memory of a version by number of items
 crash.py          kills under traffic, then a count of every update
 crash_traffic.py  the updates of that traffic; bad_records.py: those of broken senders
+crash_judge.py    what is counted at the end
 crash_fold.py     the independent count, which shares no code with the shards
 faulty_disk.py    single calls to the disk that fail
 soak.py           mixed load for long, and what grows with time

@@ -2,8 +2,9 @@
 
     kinds     kill -9 at a named failpoint (infra/failpoints.py), kill -9 at a random moment, SIGSTOP for longer than the session timeout and
               then CONT, kill -9 of the broker, a disk that is full or broken for some seconds, kill -9 of a process that the worker started
-              (a builder, their template, the judge of checkpoints), a second worker that joins and leaves; a new checkpoint now and then, so that
-              builds and seals are hit too
+              (a builder, their template, the judge of checkpoints), a second worker that joins and leaves, a storm of joins, a database file
+              that is cut or changed, a start while the broker is away, foreign records in every topic; a new checkpoint now and then, so that
+              builds and seals are hit too; transactions, half of them aborted, all the time
     recovery  without a hand: the worker is started again at once, as a service manager would; caught up = readers were told that everything
               published before the kill is applied
     judged    by a plain fold of the topics (crash_fold.py) against the counters of the shards and the set of dead letters, and by the digest
@@ -14,7 +15,6 @@ Everything is drawn from `seed`; moments are real, so a run is repeatable in kin
 
 import contextlib
 import itertools
-import json
 import os
 import random
 import re
@@ -22,7 +22,7 @@ import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,18 @@ from typing import Any
 from infra.broker.server import start_broker
 from infra.failpoints import DISK_BROKEN, DISK_FULL, DISK_VARIABLE, VARIABLE, VERSIONING, WRITING
 from infra.figures import Figures
-from infra.kafka.dead_letters import dead_letter_topic, decode_dead_letter
-from infra.kafka.reader import read_topic
+from infra.kafka.producer import open_producer
 from infra.processes import Child, wait_until
 from lab.catalogues.catalogue import Catalogue
 from lab.catalogues.open_catalogue import open_world
-from lab.demo.stage import SHARDS, json_figures
+from lab.demo.stage import SHARDS
 from lab.figures.declared import read_bench
-from lab.system.crash_fold import DeadLetter, count_topic
+from lab.system.crash_judge import judge
 from lab.system.crash_traffic import Traffic
 from lab.system.faulty_disk import build_faulty_disk, has_compiler
 from lab.system.stage import Applied, AppliedWatch, BenchStage, open_bench_stage, started_by, tell
-from schemas.topics import SHARD_TOPICS
+from schemas.limits import RECORD_BYTES_MAX
+from schemas.topics import DEAD_LETTER_PREFIX, TOPICS
 
 CRASH = read_bench("bench crash")
 
@@ -53,9 +53,27 @@ _RANDOM_S = (0.2, 4.0)
 _PASSES_MAX = dict.fromkeys(WRITING, 40) | dict.fromkeys(VERSIONING, 3) | {"before-checkpoint": 2}
 _DISK_FAILS_S = 3.0  # for so long
 _CALL_FAILS_EVERY = 10
+_AWAY_S = 4.0  # a broker, while a worker starts
+_STORM = 2  # workers, and times
+_FOREIGN = (b"", b"{}", b"\xff" * 40, b"[" * 100_000, b"x" * RECORD_BYTES_MAX)
 FAILPOINT, MOMENT, FREEZE, BROKER, BUILDER, JOIN = "failpoint", "moment", "freeze", "broker", "builder", "join"
+DAMAGE, AWAY, FOREIGN, STORM = "damage", "away", "foreign", "storm"
 FULL, BROKEN, FLAKY = "disk_full", "disk_broken", "disk_flaky"
-_WEIGHTS = {FAILPOINT: 48, MOMENT: 33, FREEZE: 4, BROKER: 5, FULL: 3, BROKEN: 3, BUILDER: 4, JOIN: 4, FLAKY: 3}
+_WEIGHTS = {
+    FAILPOINT: 48,
+    MOMENT: 33,
+    FREEZE: 4,
+    BROKER: 5,
+    FULL: 3,
+    BROKEN: 3,
+    BUILDER: 4,
+    JOIN: 4,
+    FLAKY: 3,
+    DAMAGE: 6,
+    AWAY: 3,
+    FOREIGN: 3,
+    STORM: 2,
+}
 _DISK_FAULTS = {FULL: DISK_FULL, BROKEN: DISK_BROKEN, FLAKY: "flaky"}
 
 
@@ -126,13 +144,21 @@ class Campaign:
             self.versions += 1
         if plan.kind not in (FAILPOINT, MOMENT):
             time.sleep(plan.after_s)
-            acts = {FREEZE: self._freeze, BROKER: self._kill_broker, BUILDER: lambda: self._kill_builder(plan), JOIN: self._join}
+            acts = {
+                FREEZE: self._freeze,
+                BROKER: self._kill_broker,
+                BUILDER: lambda: self._kill_builder(plan),
+                JOIN: self._join,
+                DAMAGE: lambda: self._damage_database(plan),
+                AWAY: self._start_without_broker,
+                FOREIGN: self._send_foreign,
+                STORM: self._storm,
+            }
             began = (acts.get(plan.kind) or (lambda: self._fail_disk(_DISK_FAULTS[plan.kind])))()
         else:
             self._wait_moment(plan)
             began = time.monotonic()
-            self.worker.kill()
-            self.stage.children.remove(self.worker)
+            self._kill_worker()
             self.start_worker(following)
         self.watch.wait(self._ends_from_now(), _CATCH_UP_S_MAX, self._supervise)
         self.catch_up_s.append(time.monotonic() - began)
@@ -141,10 +167,13 @@ class Campaign:
     def _supervise(self) -> None:
         """What a service manager does: a worker that ended is started again, be it by itself or because its failpoint came during a recovery."""
         if not self.worker.alive():
-            self.worker.kill()
-            self.stage.children.remove(self.worker)
+            self._kill_worker()
             self.restarts += not self._fired.exists()
             self.start_worker(None)
+
+    def _kill_worker(self) -> None:
+        self.worker.kill()
+        self.stage.children.remove(self.worker)
 
     def _wait_moment(self, plan: Plan) -> None:
         if plan.kind == FAILPOINT and plan is self.armed:
@@ -165,13 +194,65 @@ class Campaign:
         return began
 
     def _kill_broker(self) -> float:
+        began = time.monotonic()
+        self._lose_broker(lambda: None)
+        return began
+
+    def _lose_broker(self, meanwhile: Callable[[], None]) -> None:
         broker = self.stage.broker
         assert broker is not None, "the bench kills a broker of its own only"
-        began = time.monotonic()
         broker.kill()
+        meanwhile()
         self.stage.broker = start_broker(broker.data_dir)
         assert self.stage.broker.bootstrap_servers == broker.bootstrap_servers, "the broker came back at another address"
-        return began
+
+    def _start_without_broker(self) -> float:
+        """The worker starts while the broker is away."""
+
+        def start() -> None:
+            self._kill_worker()
+            self.start_worker(None)
+            time.sleep(_AWAY_S)
+
+        self._lose_broker(start)
+        return time.monotonic()
+
+    def _damage_database(self, plan: Plan) -> float:
+        """While the worker is away, a file of one of its databases is cut, or a bit of it changes."""
+        chance = random.Random(plan.after_s)
+        self._kill_worker()
+        shards = self.stage.directory / "worker" / "shards"
+        file = chance.choice(sorted(path for path in shards.glob("[0-9][0-9][0-9][0-9][0-9]/*") if path.is_file() and path.stat().st_size))
+        raw = bytearray(file.read_bytes())
+        if chance.random() < 0.5:
+            del raw[chance.randrange(len(raw)) :]
+        else:
+            raw[chance.randrange(len(raw))] ^= 1 << chance.randrange(8)
+        file.unlink()  # a snapshot that links to it stays whole
+        file.write_bytes(raw)
+        tell(f"damaged {file.relative_to(shards)}")
+        self.start_worker(None)
+        return time.monotonic()
+
+    def _send_foreign(self) -> float:
+        """Records that are none of ours, small and large, in every topic but those of dead letters."""
+        producer = open_producer(self.stage.bootstrap_servers, _CATCH_UP_S_MAX)
+        for topic in TOPICS:
+            for value in (*_FOREIGN, None) if not topic.name.startswith(DEAD_LETTER_PREFIX) else ():
+                producer.produce(self.stage.topic_prefix + topic.name, value, b"foreign", 0)
+        producer.flush(_CATCH_UP_S_MAX)
+        return time.monotonic()
+
+    def _storm(self) -> float:
+        """Several workers that join at once, and die as soon as one of them has a shard; again and again."""
+        for _ in range(_STORM):
+            folders = [str(self.stage.directory / f"storm-{n}") for n in range(_STORM)]
+            many = [self.stage.start_worker(Path(folder).name, AIF_WORKER__DATA_DIR=folder) for folder in folders]
+            self._wait_joined(many)
+            for child in many:
+                child.kill()
+                self.stage.children.remove(child)
+        return time.monotonic()
 
     def _kill_builder(self, plan: Plan) -> float:
         """One of the processes that the worker started, while a new version is on its way; which goes live all the same."""
@@ -191,19 +272,24 @@ class Campaign:
         """A second worker with a directory of its own takes one shard, and gives it back."""
         began_ms = int(time.time() * 1e3)
         second = self.stage.start_worker(f"second-{len(self.joins)}", AIF_WORKER__DATA_DIR=str(self.stage.directory / "second"))
-        owns = re.compile(r"shards owned: \[(\d)\]")
-
-        def has_joined() -> bool:
-            self._supervise()
-            second.check()
-            return owns.search(second.log_path.read_text()) is not None
-
-        wait_until(has_joined, _CATCH_UP_S_MAX, "the second worker to own a shard")
-        taken = int(owns.findall(second.log_path.read_text())[-1])
+        taken = self._wait_joined([second])
         time.sleep(_RANDOM_S[0])
         self.stage.stop_worker(second)
         self.joins.append((began_ms, int(time.time() * 1e3), next(shard for shard in range(SHARDS) if shard != taken)))
         return time.monotonic()
+
+    def _wait_joined(self, workers: Sequence[Child]) -> int:
+        """The shard that one of them has taken."""
+        owns = re.compile(r"shards owned: \[(\d)\]")
+
+        def taken() -> list[str]:
+            self._supervise()
+            for worker in workers:
+                worker.check()
+            return [shard for worker in workers for shard in owns.findall(worker.log_path.read_text())]
+
+        wait_until(lambda: bool(taken()), _CATCH_UP_S_MAX, "another worker to own a shard")
+        return int(taken()[-1])
 
     def _fail_disk(self, fault: str) -> float:
         """Every write of the worker and its builders fails for a while, or some calls do. What it consumes meanwhile it has to consume again."""
@@ -231,12 +317,12 @@ class Campaign:
         self.stage.stop_worker(self.worker)
 
 
-def measure_crash(kills: int, seed: int, items: int, updates_per_s: float) -> Figures:
-    """The whole campaign. Raises Unavailable where a recovery did not come by itself."""
+def measure_crash(kills: int, seed: int, items: int, updates_per_s: float, kinds: Mapping[str, int] = _WEIGHTS) -> Figures:
+    """The whole campaign, of these kinds with their weights. Raises Unavailable where a recovery did not come by itself."""
     config: dict[str, Any] = {"kills": kills, "seed": seed, "items": items, "updates_per_s": updates_per_s}
     figures = Figures(CRASH, {**config, "session_timeout_s": SESSION_TIMEOUT_S})
     flaky = has_compiler()
-    catalogue, plans = open_world(items), plan_kills(kills, seed, {k: w for k, w in _WEIGHTS.items() if flaky or k != FLAKY})
+    catalogue, plans = open_world(items), plan_kills(kills, seed, {k: w for k, w in kinds.items() if flaky or k != FLAKY})
     settings = {"AIF_WORKER__SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}", "AIF_BUILD__SNAPSHOT_EVERY_UPDATES": "2000"}
     with open_bench_stage(**settings) as stage, AppliedWatch(stage) as watch:
         stage.publish_catalogue(catalogue)
@@ -250,57 +336,9 @@ def measure_crash(kills: int, seed: int, items: int, updates_per_s: float) -> Fi
                 campaign.kill(plan, plans[n + 1] if n + 1 < len(plans) else None)
                 tell(f"kill {n + 1} of {kills}: {plan.kind} {plan.name}, caught up after {campaign.catch_up_s[-1]:.1f} s")
         campaign.stop()
-        _judge(stage, traffic, figures)
+        judge(stage, traffic, figures)
         _add_campaign(campaign, figures)
     return figures
-
-
-def _judge(stage: BenchStage, traffic: Traffic, figures: Figures) -> None:
-    """Counts the topics by a fold of our own and compares: what is missing is lost, what is too much is doubled."""
-    found = _count_shards(stage)
-    lost = doubled = expected_total = 0
-    dead_letters = set[DeadLetter]()
-    missing = set(traffic.acknowledged)
-    for topic in SHARD_TOPICS:
-        records = list(read_topic(stage.bootstrap_servers, topic, prefix=stage.topic_prefix))
-        for record in records:
-            missing.discard((topic, record.partition, record.offset))
-        judged = count_topic(topic, sorted(records, key=lambda r: (r.partition, r.offset)))
-        dead_letters |= judged.dead_letters
-        for shard, expected in judged.counts.items():
-            expected_total += expected["consumed"]
-            for name, wanted in expected.items():
-                lost += max(0, wanted - found[shard][topic][name])
-            doubled += sum(max(0, count - expected[name]) for name, count in found[shard][topic].items())
-    dead_letters_found = _read_dead_letters(stage)
-    replay = stage.run("replay", "replay", "--directory", str(stage.directory / "replay"), "--json")
-    figures.add("acknowledged", len(traffic.acknowledged))
-    figures.add("not_acknowledged", traffic.not_acknowledged)
-    figures.add("in_topics", expected_total)
-    figures.add("lost", lost + len(missing))
-    figures.add("doubled", doubled)
-    figures.add("dead_letters", len(dead_letters))
-    figures.add("dead_letters_missing", len(dead_letters - dead_letters_found))
-    figures.add("dead_letters_wrong", len(dead_letters_found - dead_letters))
-    figures.add("digest_equal", json_figures(replay)["digest_equal"])
-
-
-def _read_dead_letters(stage: BenchStage) -> set[DeadLetter]:
-    """Where the dead letters came from; one that was sent twice counts once (A5)."""
-    found = set[DeadLetter]()
-    for topic in SHARD_TOPICS:
-        for record in read_topic(stage.bootstrap_servers, dead_letter_topic(topic), prefix=stage.topic_prefix):
-            source = decode_dead_letter(list(record.headers))
-            found.add((source.topic, source.partition, source.offset, source.index))
-    return found
-
-
-def _count_shards(stage: BenchStage) -> dict[int, dict[str, dict[str, int]]]:
-    """The counters that the shards wrote in their batches."""
-    log = stage.run("shards", "shards", str(stage.directory / "worker"), "--json")
-    rows = json.loads(next(line for line in log.splitlines() if line.startswith('{"shards"')))["shards"]
-    assert [row["shard"] for row in rows] == list(range(SHARDS))
-    return {row["shard"]: row["counts"] for row in rows}
 
 
 def _add_campaign(campaign: Campaign, figures: Figures) -> None:

@@ -1,6 +1,7 @@
 """What the crash bench publishes while everything dies around it."""
 
 import itertools
+import json
 import random
 import threading
 import time
@@ -14,10 +15,13 @@ from infra.background import Background
 from infra.kafka.producer import open_producer
 from infra.kafka.publisher import Delivered, Publisher
 from lab.catalogues.catalogue import Catalogue
+from lab.demo.stage import SHARDS
 from lab.system.bad_records import BadRecords
 from lab.system.stage import BenchStage
 from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate
+from schemas.ids import partition_of
+from schemas.topics import ITEM_FEATURES
 
 _PACE_S = 0.05
 _SETTLE_S = 60.0
@@ -34,6 +38,7 @@ class Traffic(Background):
         self._bad = BadRecords(self._random)
         self._lock = threading.Lock()
         self.acknowledged = set[tuple[str, int, int]]()  # topic, partition, offset of each record
+        self._transactions: Producer | None = None
         self.not_acknowledged = 0  # records whose fate is unknown: they may be in the log or not
         super().__init__(self._run)
 
@@ -44,6 +49,37 @@ class Traffic(Background):
                 self._publish_until_refused(changes)
             except Unavailable:  # a broker away for longer than a delivery may take: what was under way counts as unknown
                 time.sleep(_PACE_S)
+
+    def _publish_transaction(self, updates: list[ItemFeaturesUpdate]) -> None:
+        """What another system publishes in one transaction. It is committed, or aborted: then nothing of it may be counted."""
+        delivered = list[tuple[str, Any, Any]]()
+        try:
+            producer = self._transactional()
+            producer.begin_transaction()
+            for update in updates:
+                value = {"schema": 1, "updates": [{"item_id": int(update.item_id), "version": update.version, "features": update.features}]}
+                producer.produce(
+                    self._stage.topic_prefix + ITEM_FEATURES,
+                    json.dumps(value),
+                    partition=partition_of(update.item_id, SHARDS),
+                    on_delivery=lambda error, m: None if error else delivered.append((ITEM_FEATURES, m.partition(), m.offset())),
+                )
+            if self._random.random() < 0.5:
+                producer.abort_transaction(_SETTLE_S)
+                return
+            producer.commit_transaction(_SETTLE_S)
+        except KafkaException as error:  # whether it was committed is not known
+            self._transactions = None
+            raise Unavailable("not_delivered", str(error)) from error
+        with self._lock:
+            self.acknowledged.update(delivered)
+
+    def _transactional(self) -> Producer:
+        if self._transactions is None:
+            producer = Producer({"bootstrap.servers": self._stage.bootstrap_servers, "transactional.id": f"traffic-{self._seed}"})
+            producer.init_transactions(_SETTLE_S)  # an open transaction of an earlier one is aborted
+            self._transactions = producer
+        return self._transactions
 
     def _publish_until_refused(self, changes: Iterator[ItemFeaturesUpdate]) -> None:
         raw = open_producer(self._stage.bootstrap_servers, _SETTLE_S)
@@ -62,6 +98,8 @@ class Traffic(Background):
             self._note(publisher.publish_delete(update.item_id, update.version))
         elif chance < 0.15:  # an older version, which must lose
             self._note(publisher.publish_item(update.item_id, max(0, update.version - 86_400_000 * 2), dict(update.features)))
+        elif chance < 0.155:
+            self._publish_transaction([update, *itertools.islice(changes, 2)])
         elif chance < 0.20:
             embedding = [round(self._random.uniform(-1, 1), 4) for _ in range(64)]
             self._note(publisher.publish_new_item(update.item_id, embedding)[0])

@@ -25,6 +25,7 @@ from infra.kafka.reader import TopicFollower
 from infra.processes import Child, leave_in_order, start_child, wait_until
 from lab.catalogues.catalogue import Catalogue
 from lab.demo.stage import SHARDS, USER_PARTITIONS, Stage
+from schemas.errors import Corrupted
 from schemas.ids import IdKind
 from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
@@ -159,8 +160,10 @@ class AppliedWatch(Closeable):
     def poll(self, timeout_s: float = 0.05) -> None:
         """Reads what is there."""
         for record in self._follower.poll(1_000, timeout_s):
-            assert record.value is not None
-            header = decode_delta({}, record.value).header
+            try:
+                header = decode_delta({}, record.value or b"").header
+            except Corrupted:  # a foreign record
+                continue
             self.seen.append(Applied(record.timestamp_ms, header.shard, header.next_offsets))
             self._told[header.shard] = tuple(map(max, self._told.get(header.shard, header.next_offsets), header.next_offsets))
 

@@ -6,7 +6,7 @@ import pytest
 
 from infra.failpoints import FAILPOINTS
 from infra.kafka.reader import SourceRecord
-from lab.system.crash import _WEIGHTS, FAILPOINT, measure_crash, plan_kills
+from lab.system.crash import _WEIGHTS, AWAY, DAMAGE, FAILPOINT, FOREIGN, STORM, measure_crash, plan_kills
 from lab.system.crash_fold import count_topic
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 
@@ -30,6 +30,16 @@ def test_the_count_is_that_of_a_plain_fold() -> None:
     assert judged.dead_letters == {(ITEM_FEATURES, 0, 0, 0), (ITEM_FEATURES, 0, 1, 2)}
     again = [record(NEW_ITEMS, n, {"schema": 1, "updates": [{"item_id": 0, "embedding": [1.0]}]}) for n in range(3)]
     assert count_topic(NEW_ITEMS, again).counts[0] == {"consumed": 3, "applied": 3}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", [DAMAGE, AWAY, FOREIGN, STORM])
+def test_a_fault_of_each_kind_loses_nothing_and_needs_no_hand(kind: str) -> None:
+    figures = measure_crash(kills=2, seed=1, items=300, updates_per_s=100.0, kinds={kind: 1})
+    assert figures.value(f"kills_{kind}") == 2
+    assert (figures.value("lost"), figures.value("doubled"), figures.value("digest_equal")) == (0, 0, 1)
+    assert (figures.value("dead_letters_missing"), figures.value("dead_letters_wrong")) == (0, 0)
 
 
 @pytest.mark.timeout(300)

@@ -160,7 +160,7 @@ class Shard:
         result.lap("fold", self._clock.monotonic())
         rows, after = self._encode_rows(folded, after, outgoing, result)
         result.lap("rows", self._clock.monotonic())
-        batch.put_all(ITEMS, folded.stored_items())
+        batch.put_all(ITEMS, sorted(folded.stored_items()))
         batch.put_all(EMBEDDINGS, folded.stored_embeddings())
         batch.put_all(INCREMENTS, rows)
         self._commit(batch, after, outgoing)
@@ -196,6 +196,7 @@ class Shard:
 
             rows = encode_row_changes(encoder, dependencies, folded.items, old_rows, lambda items: read_embeddings(self.database, items))
             if rows.changes:
+                rows.changes.sort()  # a delta's rows ascend, and RocksDB takes ascending keys in half the time
                 stored += [(prefix + key, value) for key, value in rows.changes]
                 self._add_deltas(encoder, rows, after, outgoing)
             result.work += rows.work
@@ -205,12 +206,11 @@ class Shard:
 
     def _add_deltas(self, encoder: Encoder, rows: RowChanges, after: ShardState, outgoing: Outgoing) -> None:
         """Only the last delta record of a batch names the offsets after the batch, because the earlier ones do not hold all of its rows."""
-        changes = sorted(rows.changes)
-        cuts = plan_delta_cuts(encoder.layout, [key for key, _ in changes])
+        cuts = plan_delta_cuts(encoder.layout, [key for key, _ in rows.changes])
         for cut in cuts:
             offsets = after.delta_offsets if cut is cuts[-1] else self.state.delta_offsets
             header = DeltaHeader(encoder.version, self.number, outgoing.next_delta, offsets, after.source_ms)
-            outgoing.add_delta(header, encode_block(encoder.layout, stack_increments(encoder.layout, changes[cut])))
+            outgoing.add_delta(header, encode_block(encoder.layout, stack_increments(encoder.layout, rows.changes[cut])))
 
     def _add_watermark_if_due(self, after: ShardState, outgoing: Outgoing) -> None:
         """One for each version that receives rows. So nothing is claimed of a frozen version, also to a server that has not heard of the freeze."""

@@ -91,9 +91,12 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
 def verify(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     """Read every file of a version and compare it with the manifest. Exit code 1 when something is wrong; each fault is named."""
     from infra.index.verify import verify_version
+    from infra.progress import open_progress, tell_parts
 
     log = _open_log()
-    found = verify_version(log.store, _chosen(log.refresh(), version), lambda done, of: say(f"shard {done} of {of} read"))
+    with open_progress() as progress:
+        tell = tell_parts(progress)
+        found = verify_version(log.store, _chosen(log.refresh(), version), lambda done, of: tell("shards read", done, of))
     data = asdict(found)
     faults = data.pop("faults")
     print_data({**data, "faults": list(faults) if as_json else len(faults)}, as_json)
@@ -116,13 +119,16 @@ def diff(
 ) -> None:
     """Which items differ between two versions, in which columns, and whether data or only floats differ. Exit code 1 if rows or models differ."""
     from infra.index.diff import diff_versions, open_side, readable_versions
+    from infra.progress import open_progress, tell_parts
 
     log = _open_log()
     newest = [str(status.version) for status in readable_versions(log)[-2:]] if a is None or b is None else []
     if a is None and len(newest) < 2:
         raise Incompatible("no_two_versions", "the index has no two versions to compare; publish another checkpoint, or name both sides")
     sides = open_side(a or newest[0], log), open_side(b or newest[-1], log)
-    found = diff_versions(*sides)
+    with open_progress() as progress:
+        tell = tell_parts(progress)
+        found = diff_versions(*sides, lambda done, of: tell("shards compared", done, of))
     digests: list[dict[str, Any]] = [
         {
             "side": s.name,

@@ -8,7 +8,7 @@ from the same model on another processor. Orders and positions are not compared.
 
 import bisect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,8 +129,11 @@ def _read_version(log: ControlLog, version: int, revision: int | None) -> Manife
     return decode_manifest(log.store.get(manifest_path(version, revision)))
 
 
-def diff_versions(a: Side, b: Side) -> Difference:
-    """Compares two versions row by row, and their checkpoints. Raises Incompatible (`other_catalogue`) for another id kind or number of shards."""
+def diff_versions(a: Side, b: Side, on_shard: Callable[[int, int], object] = lambda _done, _of: None) -> Difference:
+    """Compare two versions row by row, and their checkpoints. `on_shard(done, of)` is called for progress.
+
+    Raises Incompatible (`other_catalogue`) for another id kind or number of shards.
+    """
     layouts, seals = (a.manifest.layout, b.manifest.layout), (a.manifest.seals, b.manifest.seals)
     if layouts[0].id_kind is not layouts[1].id_kind or len(seals[0]) != len(seals[1]):
         raise Incompatible(
@@ -139,8 +142,9 @@ def diff_versions(a: Side, b: Side) -> Difference:
             "their items do not match; compare versions of one catalogue and number of shards",
         )
     comparison = _Comparison(layouts[0].columns, layouts[1].columns, layouts[0].id_kind)
-    for seal_a, seal_b in zip(*seals, strict=True):
+    for done, (seal_a, seal_b) in enumerate(zip(*seals, strict=True), 1):
         comparison.compare(_View(_read_rows(a, seal_a)), _View(_read_rows(b, seal_b)))
+        on_shard(done, len(seals[0]))
     comparison.found.other_model = a.manifest.checkpoint_sha256 != b.manifest.checkpoint_sha256
     return comparison.found
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from infra.command import AsJson, print_data, print_table, read_settings, register_choices, register_settings, say
+from infra.command import AsJson, print_data, print_table, read_settings, register_choices, register_settings
 
 _MODEL_HELP = (
     "What to train: a TOML or JSON file with [schema] and, optionally, [model] and [train]. Not needed with --warm-start or --follow."
@@ -160,6 +160,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the topics that training reads to Parquet files, for `aif train --snapshot`. The same offsets give the same bytes."""
+    from infra.progress import open_progress, tell_parts
     from streams.training.snapshot import SnapshotEvents, write_snapshot
     from streams.training.topic_events import TopicEvents
 
@@ -167,10 +168,13 @@ def export(
     log = TopicEvents.of(read_settings())
     wanted = log.range_now() if like is None else SnapshotEvents(like).range
     counts: dict[str, int] = {}
+    with open_progress() as progress:
+        tell = tell_parts(progress)
 
-    def tell(topic: str, records: int) -> None:
-        counts[topic] = records
-        say(f"{topic}: {records} records")
+        def count(topic: str, records: int) -> None:
+            counts[topic] = records
+            offsets = sum(wanted.ends[topic].values()) - sum(wanted.begins[topic].values())
+            tell(topic, records, offsets)  # of a compacted topic the log holds fewer records than offsets
 
-    write_snapshot(directory, log, wanted, tell)
+        write_snapshot(directory, log, wanted, count)
     print_data({"snapshot": str(directory), "digest": SnapshotEvents(directory).digest, "records": counts}, as_json)

@@ -348,9 +348,8 @@ def _pack(updates: Iterable[U], partition_of_update: Callable[[U], int]) -> Iter
 
 def _size_bytes_guess(update: object) -> int:
     """An upper bound of an update's JSON, cheap: every number at its longest, every character escaped."""
-    embedding = getattr(update, "embedding", None)
-    if embedding is not None:
-        return _UPDATE_BYTES + 6 * 128 + _NUMBER_BYTES * len(embedding)
+    if isinstance(update, NewItem):
+        return _UPDATE_BYTES + 6 * 128 + _NUMBER_BYTES * len(update.embedding)
     features: Mapping[str, Any] = getattr(update, "features", {})
     return _UPDATE_BYTES + 2 * 6 * 128 + sum(len(name) + 4 + _value_bytes_guess(value) for name, value in features.items())
 

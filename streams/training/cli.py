@@ -37,7 +37,12 @@ _HeldOut = Annotated[
 ]
 _Seconds = Annotated[float | None, typer.Option(min=0.1, help="Time limit of the fit, in seconds (default: the model file's, or 20).")]
 _Processes = Annotated[
-    int, typer.Option(min=1, max=64, help="Processes that share each batch (DDP over gloo), on this machine, a thread each.")
+    int,
+    typer.Option(
+        min=1,
+        max=64,
+        help="Processes that share each batch (DDP over gloo), on this machine, a thread each; torchrun starts them on several.",
+    ),
 ]
 _Choose = Annotated[
     list[str] | None,
@@ -119,12 +124,14 @@ def train(
         run_follower(settings, following, lambda line: print(line, flush=True))
         return
     from streams.training.program import TrainPlan, run_training
+    from streams.training.team import open_group
 
     plan = TrainPlan(
         out, model, warm_start, name, more, more_seconds, threads, publish, wait_impressions, state, snapshot, processes, held_out, given
     )
-    figures = run_training(settings, plan)
-    if as_json:
+    with open_group() as group:
+        figures = run_training(settings, plan, group)
+    if as_json and group.leads:
         figures.print_json()
 
 

@@ -28,8 +28,9 @@ from streams.training.model_file import read_model_file, read_train_choices, req
 from streams.training.refused_impressions import RefusedImpressions
 from streams.training.similarity_start import new_network
 from streams.training.snapshot import SnapshotEvents
+from streams.training.team import ALONE, Group, fit_in_processes
 from streams.training.topic_events import DataRange, TopicEvents, find_span
-from streams.training.trainer import LOSSES, WARM_RATE, TrainReport, fit
+from streams.training.trainer import LOSSES, WARM_RATE, TrainReport
 from streams.training.trainer_state import StateFile
 
 TRAIN = Measured(
@@ -79,8 +80,11 @@ class TrainPlan:
         return read_train_choices(self.model, {} if self.base is None else self.base.info.card).replaced(self.given)
 
 
-def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
-    """Reads the topics, fits, writes `1 + more` checkpoints into `plan.out`. Figures: steps, losses, seconds, requests."""
+def run_training(settings: ProcessSettings, plan: TrainPlan, group: Group = ALONE) -> Figures:
+    """Reads the topics, fits, writes `1 + more` checkpoints into `plan.out`. Figures: steps, losses, seconds, requests. Of a group each process reads and fits,
+    and the leader does the rest."""
+    if group.size > 1 and plan.processes > 1:
+        raise Misconfigured("processes_of_torchrun", f"--processes {plan.processes} under torchrun, which starts them itself; leave it out")
     torch.set_num_threads(plan.threads)
     torch.manual_seed(plan.train.seed)
     network = _open_network(plan)
@@ -89,11 +93,11 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
     figures = Figures(TRAIN, plan.train.to_dict() | {"threads": plan.threads})
     with open_progress() as progress:
         reading = progress.add_task("read the topics", total=None)
-        kept = StateFile(plan.state) if plan.state is not None else None
-        refused = RefusedImpressions(settings.connection(), settings.kafka.topic_prefix) if plan.snapshot is None else None
+        kept = StateFile(plan.state) if plan.state is not None and group.leads else None
+        refused = RefusedImpressions(settings.connection(), settings.kafka.topic_prefix) if plan.snapshot is None and group.leads else None
         source = _open_source(settings, plan, refused)
         source.decoder.require_ids(network.spec.schema.id_kind)
-        data, known = _read(source, network, plan.wait_impressions, kept)
+        data, known = _read(source, network, plan.wait_impressions, kept, group)
         data, held = keep_out(data, plan.held_out)
         chosen = plan.train.with_steps(len(data))
         states = _open_states(plan, chosen, network, data, known) if kept is not None else None
@@ -105,10 +109,12 @@ def run_training(settings: ProcessSettings, plan: TrainPlan) -> Figures:
             figures.add("dead_lettered", refused.sent)
         for number in range(1 + plan.more):
             try:
-                report = _fit(network, data, plan, chosen, number, progress, states if number == 0 else None)
+                report = _fit(network, data, plan, chosen, number, progress, states if number == 0 else None, group)
             except KeyboardInterrupt:
                 progress.console.print(_what_is_kept(plan), highlight=False, soft_wrap=True)
                 raise
+            if not group.leads:
+                continue
             figures_of_ranker = _fit_ranker(network, data, chosen, progress) if network.ranker is not None and number == 0 else {}
             found = measure_held_out(network, data, held)
             path = _write(network, plan, number, _card(data, known, plan, chosen, report) | figures_of_ranker | {"held_out": found})
@@ -156,15 +162,21 @@ def _open_source(settings: ProcessSettings, plan: TrainPlan, refused: RefusedImp
 
 @collector_paused()
 def _read(
-    source: TopicEvents | SnapshotEvents, network: AifNetwork, wait_impressions: int, states: StateFile | None
+    source: TopicEvents | SnapshotEvents, network: AifNetwork, wait_impressions: int, states: StateFile | None, group: Group
 ) -> tuple[TrainingSet, DataRange]:
-    """The data and the offsets that it ends at: those of the kept state, if there is one, whatever was published since."""
+    """The data and the offsets that it ends at: those of the kept state, if there is one, whatever was published since. Raises Incompatible (`other_data`)
+    where another process of the group reads something else."""
     source.wait_for_impressions(wait_impressions)
     kept = states.read() if states is not None else None
-    offsets: Offsets = source.ends() if kept is None else kept.about["offsets"]
+    offsets: Offsets = group.share(source.ends() if kept is None else kept.about["offsets"])
     events = source.read(offsets)
     known = DataRange(offsets, *find_span([i.time_ms for i in events.impressions]))
-    return join_events(network.spec, network.w_hash_KM, events), known
+    data = join_events(network.spec, network.w_hash_KM, events)
+    if group.size > 1 and group.share(data.digest) != data.digest:
+        raise Incompatible(
+            "other_data", f"process {group.rank} does not read what the first one reads; give all of them the same topics or snapshot"
+        )
+    return data, known
 
 
 def _open_states(plan: TrainPlan, chosen: TrainChoices, network: AifNetwork, data: TrainingSet, known: DataRange) -> StateFile:
@@ -186,7 +198,14 @@ def _open_states(plan: TrainPlan, chosen: TrainChoices, network: AifNetwork, dat
 
 
 def _fit(
-    network: AifNetwork, data: TrainingSet, plan: TrainPlan, chosen: TrainChoices, number: int, progress: Progress, states: StateFile | None
+    network: AifNetwork,
+    data: TrainingSet,
+    plan: TrainPlan,
+    chosen: TrainChoices,
+    number: int,
+    progress: Progress,
+    states: StateFile | None,
+    group: Group,
 ) -> TrainReport:
     """The first fit, or the `number`-th short warm start: a lower learning rate and other batches. Steps, where chosen, are the only limit."""
     first = number == 0
@@ -201,11 +220,9 @@ def _fit(
         progress.update(task, completed=min(100, int(100 * share)))
 
     if plan.processes > 1:
-        from streams.training.team import fit_in_processes
-
         report = fit_in_processes(network, data, chosen, plan.processes, tell, states)
     else:
-        report = fit(network, data, chosen, tell, states)
+        report = group.fit(network, data, chosen, tell, states)
     progress.update(task, completed=100)
     return report
 

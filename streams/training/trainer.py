@@ -121,12 +121,12 @@ class Team:
 
     logits  logits of all tasks [B, C, T] of the whole batch with the gradient of this process's share
     agree   makes one share of the run of everybody's, because clocks differ
-    leads   whether it is this process that keeps the state
+    share   gives every process the state to go on from, which one of them has kept
     """
 
     logits: Forward = task_logits
     agree: Callable[[float], float] = float
-    leads: bool = True
+    share: Callable[[TrainerState | None], TrainerState | None] = lambda state: state
 
 
 ALONE = Team()
@@ -218,7 +218,7 @@ def fit(
     if len(data) == 0:
         raise Misconfigured("nothing_to_learn", "no impression shows an item that the item topics describe; publish items before training")
     started, soup = time.monotonic(), Soup(network)
-    kept = states.read() if states is not None else None
+    kept = team.share(states.read() if states is not None else None)
     if kept is not None:
         soup.restore(kept.soup)
     network.train()
@@ -243,7 +243,7 @@ def _advance_to_end(
     """Takes the steps of one fit, and keeps its state."""
     saved, started = run.step, time.monotonic()
     while (share := team.agree(_share(chosen, run.step, time.monotonic() - started))) < 1.0:
-        if states is not None and team.leads and run.step % VECTORS_EVERY == 0 and run.step - saved >= states.every_steps:
+        if states is not None and run.step % VECTORS_EVERY == 0 and run.step - saved >= states.every_steps:
             run.keep(states, soup)
             saved = run.step
         run.advance(share)

@@ -10,6 +10,7 @@ log_statistics.py                  statistics: counts, rates, means as of any ti
 inferred_schema.py, periods.py     what a mapping leaves open: features, times
 mapped_sources.py                  the files of a mapping, loaded and joined
 mapped_catalogue.py                events
-doubts.py                          what looks wrong; leakage.py, context_leakage.py, rank_measures.py: columns that know the future
-cli.py                             `aif import`
+doubts.py                          what looks wrong; odd_columns.py: columns read in another way than meant;
+                                   leakage.py, context_leakage.py, rank_measures.py: columns that know the future
+cli.py                             `aif import`; choices.py: what it chose and why
 """

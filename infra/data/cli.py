@@ -45,6 +45,7 @@ def import_files(
     as_json: AsJson = False,
 ) -> None:
     """Publish items, embeddings, users, behaviours and impressions from files. Rejected rows are named on standard error; exit code 0."""
+    from infra.data.choices import describe_choices
     from infra.data.doubts import find_doubts, require_common_ids
     from infra.data.mapped_catalogue import MappedCatalogue
     from infra.data.mapping import read_mapping
@@ -58,7 +59,7 @@ def import_files(
         kinds = _kinds_of(catalogue)
         report = _try_out(kinds, progress) if dry_run else {"counts": _publish(catalogue, kinds, progress)}
         doubts = [*find_doubts(catalogue.sources), *_doubt_requests(catalogue, report["counts"]["impressions"])]
-    report |= _describe(catalogue) | {"warnings": doubts}
+    report |= _describe(catalogue) | {"choices": describe_choices(catalogue), "warnings": doubts}
     if model_out is not None:
         sections = {"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": catalogue.train.to_dict()}
         write_file_durably(model_out, (json.dumps(sections, indent=1) + "\n").encode())
@@ -207,6 +208,9 @@ def _print_report(report: dict[str, Any]) -> None:
     print_data({**report["counts"], **plain, "fingerprint": report["schema"]["fingerprint"]}, as_json=False)
     if "samples" not in report:
         return
+    print("\nchosen")
+    for choice in report["choices"]:
+        print("  " + choice)
     print("\nfeatures")
     for feature in report["schema"]["features"]:
         print("  " + ", ".join(f"{name} {value}" for name, value in feature.items()))

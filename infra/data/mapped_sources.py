@@ -1,8 +1,7 @@
 """The files of a mapping, loaded and joined: ids of one kind, interactions in order of time, states of items, and the schema.
 
 Here: everything that is read once and used many times. Each part is loaded when it is first asked for. Not here: events (mapped_catalogue.py).
-Memory: for each user and item what interactions.py and item_rows.py say. Rows of files are in memory up to `SpoolBounds.memory_bytes` for each section, and on
-disk beyond that.
+Memory: ids with their places; rows of files up to `SpoolBounds.memory_bytes` for each section, and on disk beyond that.
 """
 
 from collections.abc import Callable, Mapping
@@ -393,9 +392,8 @@ class MappedSources:
     def _clusters(self, source: FeatureSource) -> np.ndarray:
         if isinstance(self.embeddings, ItemMarks) or source.clusters is None:
             raise self.reject(f"[items] features.{source.name}", "groups items by their embeddings; it needs a section [embeddings]")
-        rows = self.item_rows
-        matrix = self.embeddings.matrix(rows.ids)
-        return cluster_embeddings(matrix, (rows.created_I <= self.now_ms) & matrix.any(axis=1), source.clusters)
+        matrix, created_I = self.embeddings.matrix(self.item_rows.ids), self.item_rows.created_I
+        return cluster_embeddings(matrix, (created_I <= self.now_ms) & matrix.any(axis=1), source.clusters)
 
     def window_ms(self) -> int:
         """How long a sampled impression looks ahead."""

@@ -65,13 +65,13 @@ def find_bags(sources: MappedSources) -> Iterator[str]:
 
 def _describe_bag(source: Source, name: str, column: Column, cells: pa.Array) -> Iterator[str]:
     cells = pc.drop_null(cells)[:_CELLS_MOST]
-    if len(cells) < _CELLS_LEAST:
-        return
-    end = column.separator
+    if len(cells) < _CELLS_LEAST or column.separator:
+        return  # a separator says that the first value is meant
+    end = ""
     if is_list(cells) or (is_text(cells) and cells[0].as_py().lstrip().startswith("[")):
         share, values = float(np.mean(list_lengths(decode_lists(cells, None)) > 1)), set[str]()
     elif is_text(cells):
-        end = end or max("|;,", key=lambda mark: sum(mark in text for text in cells.to_pylist()))
+        end = max("|;,", key=lambda mark: sum(mark in text for text in cells.to_pylist()))
         parts = [text.split(end) for text in cells.to_pylist()]
         share, values = float(np.mean([len(found) > 1 for found in parts])), {value.strip() for found in parts for value in found}
         if len(values) >= len(set(cells.to_pylist())) or max(map(len, values)) > _VALUE_CHARS_MAX:
@@ -79,10 +79,9 @@ def _describe_bag(source: Source, name: str, column: Column, cells: pa.Array) ->
     else:
         return
     if share >= _SEVERAL_SHARE:
-        whole = end is not None and not column.separator
-        read = "one category for each whole cell" if whole else "its first value"
+        read = "one category for each whole cell" if end else "its first value"
         apart = f', separator = "{end}"' if end else ""
-        first = f', or separator = "{end}" for the first one' if whole else ""
+        first = f', or separator = "{end}" for the first one' if end else ""
         yield (
             f"[{source.section}] features.{name} has several values in {share:.0%} of its cells, like {str(cells[0].as_py())[:60]!r}, and is read as {read}; "
             f'write {{ column = "{column.columns[0]}", kind = "bag"{apart} }} for all of them{first}; kind = "categorical" keeps it so'

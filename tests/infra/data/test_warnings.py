@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from infra.data.choices import describe_choices
 from infra.data.doubts import find_doubts
 from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from schemas.errors import Misconfigured
@@ -146,3 +147,13 @@ def test_the_mean_of_a_value_is_that_of_the_rows_before_each_time(tmp_path: Path
         _ = open_log(
             tmp_path, rows, tags='"tags"\nlikes = { mean_of = "quantities" }', more='[behaviours.features]\nquantity = "qty"'
         ).schema
+
+
+def test_a_dry_run_says_what_was_chosen_and_why(tmp_path: Path) -> None:
+    sampled = describe_choices(open_log(tmp_path, rows_of_a_log(), tags='"tags"'))
+    shown = describe_choices(open_log(tmp_path, rows_of_a_log(), SHOWN, more="[evaluation]\nfrom = 2024-03-20"))
+    assert sampled[0].endswith("the last 15% of the positives") and shown[0].endswith("as [evaluation] says")
+    assert any(choice.startswith("impressions: sampled from [behaviours] every") for choice in sampled)
+    assert any(choice.startswith("statistics of items: taken_28, because") for choice in sampled)
+    assert any(choice.startswith("statistics of items: rate_click, shown, shown_") for choice in shown)
+    assert "price: numeric, because every cell is a number" in sampled and shown[-1] == "rank_by: click * shown"

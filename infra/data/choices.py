@@ -1,0 +1,58 @@
+"""What an import chose where the mapping leaves it open, and why: the sentences that `--dry-run` shows.
+
+Here: the sentences. Not here: the choices (periods.py, chosen_statistics.py, inferred_schema.py, mapped_catalogue.py).
+"""
+
+from collections.abc import Iterator
+
+from infra.clock import DAY_MS
+from infra.data.mapped_catalogue import MappedCatalogue
+from infra.data.mapping import POPULARITY
+from infra.data.periods import cut_of, spell_time
+from schemas.features import Kind
+
+
+def describe_choices(catalogue: MappedCatalogue) -> list[str]:
+    """One sentence for each choice, empty where nobody did anything."""
+    return [*_of_times(catalogue), *_of_items(catalogue)] if catalogue.sources.period is not None else []
+
+
+def _of_times(catalogue: MappedCatalogue) -> Iterator[str]:
+    sources, mapping = catalogue.sources, catalogue.mapping
+    if mapping.holdout.hold_out:
+        why = "as [evaluation] says" if mapping.holdout.start is not None else "the last 15% of the positives"
+        yield f"measured: {spell_time(sources.now_ms)} to {spell_time(sources.end_ms)}, {why}"
+    if sources.shown is None:
+        window, why = sources.window_ms(), "as the mapping says"
+        if mapping.sampling.window_days is None:
+            why = "as long as the evaluation, 28 days at most"
+        apart = cut_of(mapping, window) / DAY_MS
+        yield f"impressions: sampled from [behaviours] every {apart:.3g} days, each with what follows in {window / DAY_MS:.3g} days, {why}"
+    if sources.states.changes_with_time:
+        times = sources.sample_times
+        apart = (times[-1] - times[0]) / max(1, len(times) - 1) / DAY_MS
+        yield f"features of items: told at {len(times)} times, every {apart:.3g} days; every_days in [items] says another"
+
+
+def _of_items(catalogue: MappedCatalogue) -> Iterator[str]:
+    sources, given = catalogue.sources, catalogue.mapping.items.features
+    made = [name for name in sources.item_features if name not in given]
+    if made:
+        yield f"statistics of items: {', '.join(made)}, because no feature is derived from behaviours; popularity = false leaves them out"
+    elif POPULARITY.name in given and given[POPULARITY.name] is POPULARITY:
+        yield f"statistics of items: {POPULARITY.name}, because no feature is derived from behaviours; popularity = false leaves it out"
+    category = sources.roles["sim_category"]
+    yield f"category of items: {category or 'none; a feature named category, or [schema] sim_category, is one'}"
+    for feature in sources.features:
+        column = given.get(feature.name)
+        if column is not None and column.columns and column.kind is None and feature.kind in _WHY:
+            yield f"{feature.name}: {feature.kind}, {_WHY[feature.kind]}"
+    yield f"rank_by: {catalogue.model['rank_by']}"
+
+
+_WHY = {
+    Kind.NUMERIC: "because every cell is a number",
+    Kind.CATEGORICAL: "because its cells are no numbers, or it is the category",
+    Kind.BAG: "because its cells are lists of values",
+    Kind.EMBEDDING: "because its cells are lists of fractions, or it has several columns",
+}

@@ -153,8 +153,14 @@ def measure_relay(plan: RelayPlan) -> Figures:
         inline, relay = Load(server, plan, signals=False), Load(server, plan, signals=True)
         for length in plan.grid[:: max(1, plan.lengths // 4)]:  # costs are learnt, kernels and threads are warm
             inline.run(inline.users(length), 4.0, 2.0)
-        _search_length(figures, plan, inline, relay)
-        length, rate_per_s = _search_throughput(figures, plan, inline, relay)
+        longest = _search_length(figures, plan, inline, relay)
+        length = _find_throughput_length(plan, inline)
+        figures.add("throughput_length", length)
+        without_per_s, rate_per_s = _search_throughput(length, inline), _search_throughput(length, relay)
+        figures.add("inline_rate_per_s", without_per_s)
+        figures.add("relay_rate_per_s", rate_per_s)
+        figures.add_ratio("slo_throughput_ratio", rate_per_s, without_per_s)
+        figures.add_ratio("long_throughput_ratio", _search_throughput(longest, relay), _search_throughput(longest, inline))
         _measure_aif(figures, plan, relay)
         say("mixed lengths, prefixes by the trigger ...")
         mixed = list(range(plan.grid.index(length) * plan.users + plan.users))
@@ -247,8 +253,8 @@ def _best(logits: torch.Tensor) -> set[int]:
 # --- over HTTP ------------------------------------------------------------------------------------------------------------
 
 
-def _search_length(figures: Figures, plan: RelayPlan, inline: Load, relay: Load) -> None:
-    """The longest histories of which 99% of the answers come within the budget."""
+def _search_length(figures: Figures, plan: RelayPlan, inline: Load, relay: Load) -> int:
+    """The longest histories of which 99% of the answers come within the budget. Returns that of inline."""
     longest = {}
     for name, load in (("inline", inline), ("relay", relay)):
         good, low, high = plan.grid[0], 0, len(plan.grid) - 1
@@ -262,6 +268,7 @@ def _search_length(figures: Figures, plan: RelayPlan, inline: Load, relay: Load)
         longest[name] = good
         figures.add(f"{name}_length", good)
     figures.add_ratio("length_ratio", longest["relay"], longest["inline"])
+    return longest["inline"]
 
 
 def _is_good(load: Load, name: str, length: int, rate_per_s: float) -> bool:
@@ -274,23 +281,23 @@ def _is_good(load: Load, name: str, length: int, rate_per_s: float) -> bool:
     return False
 
 
-def _search_throughput(figures: Figures, plan: RelayPlan, inline: Load, relay: Load) -> tuple[int, float]:
-    """The most requests a second with 99% good answers, at the length whose ranking takes 60% of the budget inline. Returns (length, that of the relay)."""
+def _find_throughput_length(plan: RelayPlan, inline: Load) -> int:
+    """The length whose ranking takes 60% of the budget inline."""
     length = plan.grid[0]
     for candidate in plan.grid:
         alone_ms = float(np.median(inline.run(inline.users(candidate), 5.0, 3.0).latencies_ms))
         if alone_ms > _INLINE_SHARE * plan.budget_ms:
             break
         length = candidate
-    figures.add("throughput_length", length)
-    most = {}
-    for name, load in (("inline", inline), ("relay", relay)):
-        rate = most[name] = plan.rate_per_s / _RATE_STEP**3
-        while _is_good(load, name, length, rate):
-            most[name], rate = rate, rate * _RATE_STEP
-        figures.add(f"{name}_rate_per_s", most[name])
-    figures.add_ratio("slo_throughput_ratio", most["relay"], most["inline"])
-    return length, most["relay"]
+    return length
+
+
+def _search_throughput(length: int, load: Load) -> float:
+    """The most requests a second with 99% good answers."""
+    rate = most = load.plan.rate_per_s / _RATE_STEP**3
+    while _is_good(load, "relay" if load.signals else "inline", length, rate):
+        most, rate = rate, rate * _RATE_STEP
+    return most
 
 
 def _measure_aif(figures: Figures, plan: RelayPlan, relay: Load) -> None:

@@ -112,6 +112,14 @@ class KvPool:
                 self._prefixes.move_to_end(key)
             return prefix
 
+    def borrow(self, key: PrefixKey) -> Prefix | None:
+        """The prefix under `key`, marked as used and held; the caller releases it."""
+        with self.lock:
+            prefix = self.find(key)
+            if prefix is not None:
+                self.lease(prefix)
+            return prefix
+
     def reserve(self, key: PrefixKey, spec: RankerSpec, window: Window) -> Prefix | None:
         """A new prefix with pages for all its tokens instead of the former one of this key, leased once; None if there is no room."""
         with self.lock:

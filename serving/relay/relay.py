@@ -214,6 +214,8 @@ class Relay:
     def _compute(self, backend: "RankerBackend", pool: KvPool, prefix: Prefix) -> None:
         """The prefix thread: the pieces of one prefix, until it is finished, dropped, or taken over by a ranking."""
         with pool.held(prefix):
+            if prefix.dropped:
+                return
             window, kv = prefix.window, backend.open(prefix.window, pool.memory, prefix.pages, prefix.done)
             while not (self._give_way() or prefix.dropped or prefix.taken_over or prefix.done >= window.tokens):
                 first = prefix.done
@@ -255,9 +257,11 @@ class Relay:
         began_s = time.monotonic()
         left_ms = 1000 * (work.due_s - began_s)
         with contextlib.ExitStack() as ending:
-            found = self._find(backend, pool, work, left_ms)
-            if found.prefix is not None:
-                ending.callback(pool.arrive, found.prefix, work.request_id)
+            prefix = pool.borrow(PrefixKey(work.user_id, work.version))
+            if prefix is not None:
+                ending.callback(pool.release, prefix)
+                ending.callback(pool.arrive, prefix, work.request_id)
+            found = self._find(backend, prefix, work, left_ms)
             rung = self._choose(backend.ranker, pool, work, found, left_ms)
             if rung is FinalRung.AIF_ORDER:
                 return _aif_order(work)
@@ -274,9 +278,9 @@ class Relay:
             self.costs = self.costs.fold_rank(computed, took_ms)
         return result
 
-    def _find(self, backend: "RankerBackend", pool: KvPool, work: FinalWork, left_ms: float) -> _Found:
+    def _find(self, backend: "RankerBackend", prefix: Prefix | None, work: FinalWork, left_ms: float) -> _Found:
         window = open_window(backend.spec, work.user)
-        prefix, older = pool.find(PrefixKey(work.user_id, work.version)), None
+        older = None
         same = prefix is not None and window.begins_with(prefix.window)
         expected = prefix is not None and work.request_id in prefix.request_ids
         if prefix is not None and not same and prefix.window.start < window.start:
@@ -316,34 +320,25 @@ class Relay:
         return self.costs.rank * work
 
     def _take(self, backend: "RankerBackend", pool: KvPool, work: FinalWork, found: _Found, rung: FinalRung) -> tuple[FinalResult, float]:
-        """(result, multiply-adds) of one rung."""
+        """(result, multiply-adds) of one rung. REQUIRES: the prefix is held."""
         window = {FinalRung.OLDER_PREFIX: found.older, FinalRung.TRUNCATED: found.truncated}.get(rung) or found.window
         prefix = None if rung in (FinalRung.INLINE, FinalRung.TRUNCATED) else found.prefix
-        with contextlib.ExitStack() as holding:
-            kept = 0
-            if prefix is not None:
-                holding.enter_context(pool.held(prefix))
-                if rung in (FinalRung.WAITED, FinalRung.RELOADED):
-                    with pool.lock:
-                        prefix.taken_over = not prefix.finished
+        kept = 0
+        if prefix is not None:
+            with pool.lock:
+                prefix.taken_over = rung in (FinalRung.WAITED, FinalRung.RELOADED) and not prefix.finished
                 kept = prefix.done
-            kv = backend.open(window, pool.memory, [] if prefix is None else prefix.pages, kept)
-            for first in range(kept, window.tokens, PIECE):
-                backend.extend(window, first, min(first + PIECE, window.tokens), kv)
-            if prefix is not None and prefix.taken_over:
-                self._store_rest(backend, pool, prefix, kv)
+        kv = backend.open(window, pool.memory, [] if prefix is None else prefix.pages, kept)
+        for first in range(kept, window.tokens, PIECE):
+            backend.extend(window, first, min(first + PIECE, window.tokens), kv)
+        with pool.lock:
+            if prefix is not None and prefix.taken_over:  # the user's next request will find it whole
+                pool.memory.write(backend.ranker, prefix.pages, prefix.done, kv.part(prefix.done, prefix.window.tokens))
+                prefix.done, prefix.taken_over = prefix.window.tokens, False
         logits_CT = backend.score(kv, work.context, work.item_ids, work.aif_logits_CT)
         computed = count_work(backend.ranker, window.tokens - kept, kept)
         computed += count_work(backend.ranker, len(work.item_ids), window.tokens, causal=False)
         return FinalResult(rung, logits_CT, window.start, len(window), max(0, kept - 1), window.offset), computed
-
-    @staticmethod
-    def _store_rest(backend: "RankerBackend", pool: KvPool, prefix: Prefix, kv: Any) -> None:
-        """Writes what a ranking computed of a prefix that it took over, so that the user's next request finds it whole."""
-        with pool.lock:
-            tokens, first = prefix.window.tokens, prefix.done
-            pool.memory.write(backend.ranker, prefix.pages, first, kv.part(first, tokens))
-            prefix.done, prefix.taken_over = tokens, False
 
     # --- threads --------------------------------------------------------------------------------------------------------
 

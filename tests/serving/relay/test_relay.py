@@ -235,6 +235,20 @@ def test_a_ranking_that_fails_or_has_no_time_is_answered_in_aifs_order_and_its_p
     assert bench.rank(work_of(user_of(50), request_id="next")).rung is FinalRung.EXTENDED
 
 
+def test_a_prefix_that_is_dropped_before_its_turn_is_left_alone() -> None:
+    bench, wait = open_bench(keep_s=0.0), Future[None]()
+    try:
+        bench.relay._prefixes.put(lambda: wait.result(30))
+        bench.relay.signal(1, user_of(60), 1, "r", 9)
+        assert bench.rank(work_of(user_of(60))).rung is FinalRung.WAITED
+        bench.relay.follow([1, 2])  # its time is over
+        wait.set_result(None)
+        bench.wait_until_computed()
+        assert not bench.relay._threads[0]._faults
+    finally:
+        bench.relay.close()
+
+
 def test_an_idle_prefix_thread_checks_the_pool(bench: Bench) -> None:
     assert bench.relay._pool is not None
     bench.relay._pool._pages.take(1)  # and loses it

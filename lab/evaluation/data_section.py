@@ -51,7 +51,8 @@ def _read_trials(path: Path) -> Mapping[str, Any]:
 
 
 def data_section(raw: Mapping[str, Any]) -> list[str]:
-    """Return the section's blocks: a table of every score by every measure, with the model's gain over the best plain score, then the findings of trials.
+    """Return the section's blocks: a table of every score by every measure, with the model's gain over the best plain score, then the rungs of the
+    ladder and the findings of trials.
 
     `raw` is what `read_data_figures` returns.
     """
@@ -67,10 +68,23 @@ def data_section(raw: Mapping[str, Any]) -> list[str]:
     users = values.get(f"{data}.users")
     text = f"Written by `aif eval data` ({told})" + (f", {users:,.0f} held-out users." if users else ".")
     blocks = [heading(data), paragraph(text), table(("score", *titles.values()), rows)]
+    blocks += _rungs(values, f"{data}.rung.", titles)
     if trials := raw.get("trials"):
         log = f"Findings from {len(trials['rows'])} trials; `{trials['file']}` has the log."
         blocks += [heading("Findings", 3), paragraph(log), *(paragraph(finding) for finding in trials["findings"])]
     return blocks
+
+
+def _rungs(values: Mapping[str, float], prefix: str, titles: Mapping[str, str]) -> list[str]:
+    """What each rung of the serving ladder costs, where it was measured."""
+    rungs = list(dict.fromkeys(name.removeprefix(prefix).partition(".")[0] for name in values if name.startswith(prefix)))
+    if not rungs:
+        return []
+    text = (
+        "What a server answers with when it has less of the user: the same model and candidates, by rung of the ladder (docs/PROTOCOL.md)."
+    )
+    rows = [[rung, *(_told(values, f"{prefix}{rung}.{measure}") for measure in titles)] for rung in rungs]
+    return [heading("Rungs", 3), paragraph(text), table(("rung", *titles.values()), rows)]
 
 
 def _title(measure: str) -> str | None:

@@ -35,6 +35,15 @@ def test_every_score_has_a_row_and_the_model_its_gain(tmp_path: Path) -> None:
     assert measured == table(("score", "GAUC, all pairs", "R@20"), rows)
 
 
+def test_rungs_have_a_table_of_their_own(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    raw = json.loads(path.read_text())
+    raw["figures"] |= {f"shop.v2.rung.{rung}.gauc": {"value": level} for rung, level in (("fresh", 0.8), ("item_prior", 0.7))}
+    path.write_text(json.dumps(raw))
+    *_, measured = data_section(read_data_figures(path))
+    assert measured == table(("rung", "GAUC, all pairs", "R@20"), [["fresh", "0.8000", "-"], ["item_prior", "0.7000", "-"]])
+
+
 @pytest.mark.parametrize("content", ["", "{}", '{"command": "eval tables", "figures": {"x": 1}}', "[1]"])
 def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.json"

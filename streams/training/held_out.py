@@ -13,6 +13,7 @@ Arrays: Q requests, C shown items, D shown and drawn items, U users.
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,25 +47,46 @@ def keep_out(data: TrainingSet, share: float) -> tuple[TrainingSet, TrainingSet]
     return data.take(np.flatnonzero(~out_Q)), data.take(out[np.argsort(data.time_Q[out], kind="stable")][-REQUESTS_MAX:])
 
 
-def measure_held_out(network: AifNetwork, learnt: TrainingSet, held: TrainingSet) -> dict[str, Any] | None:
-    """[value, low, high] of each measure, the bounds of a 95% interval over requests, beside the best plain score and the gain over it; `verdict`: what a user
-    should read first. None where no request has a click and an item without one."""
-    shown_QC = shown_places(held)
-    clicked_QC = shown_QC & (held.clicked_QC > 0)
-    if not (clicked_QC.any(axis=1) & (shown_QC & ~clicked_QC).any(axis=1)).any():
-        return None
-    places = _Places(_with_drawn(held), clicked_QC, shown_QC)
-    asked = dataclasses.replace(held, row_QC=places.rows_QD, bid_QC=held.items.bid_R.numpy()[np.maximum(places.rows_QD, 0)])
-    measured = {name: places.aucs(scores_QD) | places.recalls(scores_QD) for name, scores_QD in _plain_scores(learnt, asked).items()}
-    for name, score_X in shown_scores(learnt, held)[held.spec.tasks[0]].items():
-        measured[name] = measured.get(name, {}) | places.aucs_of_shown(score_X)
-    logits_QDT = score_tasks(network, asked)
-    measured[MODEL] = places.aucs(logits_QDT[..., 0]) | places.recalls(_of_catalogue(logits_QDT, held.spec.shown_task))
-    gains = compare(measured)
-    told = {gain.measure: _bounds(gain.ours) for gain in gains}
-    best = {gain.measure: {"score": gain.best, "value": _bounds(gain.theirs), "gain": _bounds(gain.gain)} for gain in gains}
-    about = {"requests": len(held), "users": len(np.unique(held.user_Q)), "drawn": DRAWN}
-    return about | told | {BEST: best, "verdict": judge(gains)}
+class HeldOut:
+    """The requests that were kept out, and the plain scores of what they are asked about: the same for every model that is trained on `learnt`."""
+
+    def __init__(self, learnt: TrainingSet, held: TrainingSet) -> None:
+        self._learnt, self._held = learnt, held
+
+    def measure(self, network: AifNetwork) -> dict[str, Any] | None:
+        """[value, low, high] of each measure, the bounds of a 95% interval over requests, beside the best plain score and the gain over it; `verdict`: what a
+        user should read first. None where no request has a click and an item without one."""
+        shown_QC, held = shown_places(self._held), self._held
+        clicked_QC = shown_QC & (held.clicked_QC > 0)
+        if not (clicked_QC.any(axis=1) & (shown_QC & ~clicked_QC).any(axis=1)).any():
+            return None
+        places = self._places
+        logits_QDT = score_tasks(network, self._asked)
+        ours = places.aucs(logits_QDT[..., 0]) | places.recalls(_of_catalogue(logits_QDT, held.spec.shown_task))
+        gains = compare({MODEL: ours} | self._plain)
+        told = {gain.measure: _bounds(gain.ours) for gain in gains}
+        best = {gain.measure: {"score": gain.best, "value": _bounds(gain.theirs), "gain": _bounds(gain.gain)} for gain in gains}
+        about = {"requests": len(held), "users": len(np.unique(held.user_Q)), "drawn": DRAWN}
+        return about | told | {BEST: best, "verdict": judge(gains)}
+
+    @cached_property
+    def _places(self) -> "_Places":
+        shown_QC = shown_places(self._held)
+        return _Places(_with_drawn(self._held), shown_QC & (self._held.clicked_QC > 0), shown_QC)
+
+    @cached_property
+    def _asked(self) -> TrainingSet:
+        rows_QD = self._places.rows_QD
+        return dataclasses.replace(self._held, row_QC=rows_QD, bid_QC=self._held.items.bid_R.numpy()[np.maximum(rows_QD, 0)])
+
+    @cached_property
+    def _plain(self) -> dict[str, dict[str, UserValues]]:
+        places, click = self._places, self._held.spec.tasks[0]
+        scores = _plain_scores(self._learnt, self._asked)
+        measured = {name: places.aucs(scores_QD) | places.recalls(scores_QD) for name, scores_QD in scores.items()}
+        for name, score_X in shown_scores(self._learnt, self._held, (click,))[click].items():
+            measured[name] = measured.get(name, {}) | places.aucs_of_shown(score_X)
+        return measured
 
 
 def _bounds(found: Interval) -> list[float]:

@@ -22,7 +22,7 @@ from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
 from streams.training.event_decoder import Offsets
-from streams.training.held_out import keep_out, measure_held_out
+from streams.training.held_out import HeldOut, keep_out
 from streams.training.impressions import TrainingSet, join_events
 from streams.training.model_file import read_model_file, read_train_choices, require_model
 from streams.training.refused_impressions import RefusedImpressions
@@ -99,6 +99,7 @@ def run_training(settings: ProcessSettings, plan: TrainPlan, group: Group = ALON
         source.decoder.require_ids(network.spec.schema.id_kind)
         data, known = _read(source, network, plan.wait_impressions, kept, group)
         data, held = keep_out(data, plan.held_out)
+        held_out = HeldOut(data, held)
         chosen = plan.train.with_steps(len(data))
         states = _open_states(plan, chosen, network, data, known) if kept is not None else None
         progress.update(reading, total=1, completed=1)
@@ -116,7 +117,7 @@ def run_training(settings: ProcessSettings, plan: TrainPlan, group: Group = ALON
             if not group.leads:
                 continue
             figures_of_ranker = _fit_ranker(network, data, chosen, progress) if network.ranker is not None and number == 0 else {}
-            found = measure_held_out(network, data, held)
+            found = held_out.measure(network)
             path = _write(network, plan, number, _card(data, known, plan, chosen, report) | figures_of_ranker | {"held_out": found})
             losses = "".join(f", {loss} {value:.4f}" for loss, value in (("COPR", report.copr), ("click", report.click)) if value)
             losses += "" if found is None else f"; GAUC {found['gauc'][0]:.4f} of {found['requests']} requests that were not learnt"

@@ -9,7 +9,7 @@ gains over them (comparison.py).
 Arrays: Q requests, C places, X shown items, F columns of the trees.
 """
 
-from collections.abc import Callable
+from collections.abc import Collection
 
 import numpy as np
 
@@ -23,14 +23,16 @@ _SHOWN_MAX = 200_000  # that the trees learn from
 TREES = "trees"
 
 
-def shown_scores(train: TrainingSet, later: TrainingSet, tell: Callable[[str], None] = lambda _: None) -> dict[str, dict[str, np.ndarray]]:
-    """Every plain score of the shown items of `later`, [X] by task, then by score's name; X are the places of `shown_places(later)`, in order."""
+def shown_scores(train: TrainingSet, later: TrainingSet, tasks: Collection[str] = ()) -> dict[str, dict[str, np.ndarray]]:
+    """Every plain score of the shown items of `later` for `tasks` (none named: all), [X] by task, then by score's name;
+    X are the places of `shown_places(later)`, in order."""
     found: dict[str, dict[str, np.ndarray]] = {}
     item_X, other_X = shown_items(train), shown_items(later)
     latest = _latest(train)
     columns_XF, other_XF, of_latest = _columns(latest), _columns(later), shown_labels(latest)
     for task, label_X in shown_labels(train).items():
-        tell(task)
+        if tasks and task not in tasks:
+            continue
         items = len(train.items.begin_I)
         shown_I, came_I = np.bincount(item_X, minlength=items), np.bincount(item_X, label_X, items).astype(np.int64)
         found[task] = {"popularity": came_I[other_X].astype(float), RATE: smoothed_rates(came_I, shown_I)[other_X]}

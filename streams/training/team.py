@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from schemas.errors import Unavailable
+from schemas.errors import Misconfigured, Unavailable
 from schemas.model.inputs import map_tensors
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
@@ -112,10 +112,16 @@ ALONE = Group()
 
 @contextmanager
 def open_group() -> Iterator[Group]:
-    """The processes that `torchrun` started, or this one alone."""
+    """The processes that `torchrun` started, or this one alone. Raises Misconfigured (`shared_store`) where restarted processes would wait for dead ones:
+    torchrun's agents share one store among all rounds, in which the addresses of the last round stay."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield ALONE
         return
+    if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
+        remedy = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun, or start it with --max-restarts 0"
+        raise Misconfigured(
+            "shared_store", f"torchrun keeps the addresses of processes that are gone, and a restart would wait for them; {remedy}"
+        )
     with _join(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://") as group:
         yield group
 

@@ -10,7 +10,7 @@ from schemas.events import ImpressionRecord, ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.model.network import AifNetwork
 from streams.training import held_out
-from streams.training.held_out import keep_out, measure_held_out
+from streams.training.held_out import HeldOut, keep_out
 from streams.training.impressions import TrainingSet, join_events
 from tests.streams.training.shop import shop, shown
 
@@ -61,7 +61,7 @@ def test_clicked_items_are_looked_for_among_those_shown_and_drawn(
 
     monkeypatch.setattr(held_out, "score_tasks", score)
     monkeypatch.setattr(held_out, "K", 1)
-    found = measure_held_out(None, learnt, held)  # type: ignore[arg-type]
+    found = HeldOut(learnt, held).measure(None)  # type: ignore[arg-type]
     assert found is not None and found["gauc"] == [auc] * 3 and found["recall_at_1"] == [recall] * 3
     # Others clicked the same item, so its popularity knows as much as the model that knows the clicks.
     best = found["best_plain"]["gauc"]
@@ -79,10 +79,10 @@ def test_a_model_that_tells_nothing_apart_finds_the_clicked_by_chance_alone(monk
     ]
     held = join_events(spec, None, dataclasses.replace(events, items=items, impressions=impressions), every_item=True)
     monkeypatch.setattr(held_out, "score_tasks", lambda network, asked: np.zeros((*asked.row_QC.shape, 1), np.float32))
-    found = measure_held_out(None, held, held)  # type: ignore[arg-type]
+    found = HeldOut(held, held).measure(None)  # type: ignore[arg-type]
     assert found is not None and found["gauc"][0] == 0.5 and 0.05 < found["recall_at_100"][0] < 0.15
 
 
 def test_nothing_is_said_where_no_request_has_both_a_click_and_an_item_without_one() -> None:
     for data in (joined(range(1, 5)).take(np.array([], np.int64)), joined(range(1, 5), (1, False))):
-        assert measure_held_out(None, data, data) is None  # type: ignore[arg-type]
+        assert HeldOut(data, data).measure(None) is None  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from streams.training.topic_events import TopicEvents
 from tests.streams.training.shop import publish_shop
 from tests.streams.training.test_program import AIF, write_model
 
-STEPS, WAIT_S = 120, 500.0
+STEPS, WAIT_S = 60, 500.0
 
 
 def children_of(pid: int) -> list[int]:
@@ -39,7 +39,7 @@ def test_two_agents_of_torchrun_give_the_weights_of_two_processes_after_one_was_
     meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
     agent = [sys.executable, "-m", "torch.distributed.run", *meeting, "--local-addr", "127.0.0.1", "--max-restarts", "2", "--no-python"]
     command = [*agent, *AIF, *train, "--state", str(state), "--out", str(tmp_path / "b")]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TORCHELASTIC_ERROR_FILE": ""}
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with (tmp_path / "agents.log").open("w") as output:
         agents = [subprocess.Popen(command, env=environment, stdout=output, stderr=output) for _ in range(2)]
     try:

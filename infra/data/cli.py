@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.command import AsJson, print_data, read_settings, say
-from infra.data.periods import spell_time
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -178,6 +177,8 @@ def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
 
 
 def _describe(catalogue: "MappedCatalogue") -> dict[str, Any]:
+    from infra.data.periods import spell_time
+
     sources, schema = catalogue.sources, catalogue.schema
     held_back = len(sources.history) - sources.history.before(sources.now_ms)
     return {

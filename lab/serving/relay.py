@@ -302,7 +302,11 @@ def _search_throughput(length: int, load: Load) -> float:
 
 def _measure_aif(figures: Figures, plan: RelayPlan, relay: Load) -> None:
     """AIF's own rankings, with and without as many prefixes as the trigger admits."""
-    users, turns = relay.users(plan.grid[-5]), dict[bool, list[Latencies]]({False: [], True: []})
+    turns = dict[bool, list[Latencies]]({False: [], True: []})
+    users = list(
+        range(plan.lengths // 2 * plan.users, plan.lengths * plan.users)
+    )  # so many that nearly every signal is for a prefix that is not there
+    random.Random(2).shuffle(users)
     say("AIF's rankings, with and without saturated prefixes ...")
     for _ in range(plan.turns):
         for saturated, seen in turns.items():

@@ -12,8 +12,13 @@ _log = logging.getLogger("aif.disk")
 
 
 class DiskFaults:
-    """Logs the faults of one database. `owner` names it ("shard 3"); `monotonic` gives seconds. `tell` gets the fault whenever it is logged, and None when
-    it is over. `last`: the fault that lasts, None if absent. For one thread at a time."""
+    """Logs the faults of one database. For one thread at a time.
+
+    owner      its name ("shard 3")
+    monotonic  gives seconds
+    tell       gets the fault whenever it is logged, and None when it is over
+    last       the present fault, or None
+    """
 
     def __init__(self, owner: str, monotonic: Callable[[], float], tell: Callable[[AifError | None], None] = lambda _: None) -> None:
         self._owner, self._monotonic, self._tell = owner, monotonic, tell

@@ -2,8 +2,8 @@
 
 `failpoint("after-write")`: the environment variable FAILPOINT switches one on. `NAME:PASSES:FILE` kills the process with SIGKILL, as the kernel would,
 when it passes NAME for the PASSES-th time. It makes FILE before that, so that the test knows. Children inherit the variable.
-`failing_disk()`: the environment variable FAILING_DISK names a folder. While it holds a file `full` or `broken`, every write to a database or an index store
-fails with ENOSPC or EIO, in every process that inherits the variable.
+`failing_disk()`: the environment variable FAILING_DISK names a folder. While it holds a file `full` or `broken`, writes to databases and index stores fail
+with ENOSPC or EIO, in every process that inherits the variable.
 Invariant: a name that is not in FAILPOINTS can neither be passed nor armed, so the list is complete.
 """
 

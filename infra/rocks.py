@@ -8,8 +8,8 @@ Invariants, each from a measured trap of rocksdict:
   mark (infra/rocks_checks.py), written before every flush, at every open and close. RocksDB never flushes by itself: `write` does so by size.
 - RocksDB moves table files whose keys do not overlap down unmerged, also those with nothing but deletions. Every table file ends with a mark, so all
   overlap and are merged: their number is bounded.
-- A read-only open writes into the directory (its `rocksdict-config.json`) and is no consistent view of a directory that another process writes:
-  open a checkpoint or a private copy (protocol B14).
+- A read-only open writes into the directory (its `rocksdict-config.json`), and is no consistent view of a directory with another writer. Open a checkpoint
+  or a private copy (protocol B14).
 Source: RocksDB 9.8 through rocksdict 0.3.29.
 """
 

@@ -1,7 +1,7 @@
 """The one place where errors of rocksdict become ours.
 
-rocksdict raises a bare `Exception` for everything that RocksDB refuses, and an OSError without a path where it cannot write its own configuration; only the
-text names the cause.
+rocksdict raises a bare `Exception` for every refusal of RocksDB, and an OSError without a path if it cannot write its own configuration. Only the text names
+the cause.
 Source: RocksDB 9.8 through rocksdict 0.3.29.
 """
 
@@ -43,6 +43,6 @@ class MappedErrors:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # A bare Exception is RocksDB's, an OSError that of rocksdict's own file; TypeError and the like are our own mistakes and stay what they are.
+        # A bare Exception is RocksDB's, an OSError that of rocksdict's own file; TypeError and the like are our own mistakes, and pass unchanged.
         if error is not None and kind is not None and (kind is Exception or issubclass(kind, OSError) or kind.__name__ == "DbClosedError"):
             raise rocks_error(error, self._path, self._doing) from error

@@ -1,6 +1,6 @@
 """Settings of a process: frozen sections, read once at the start; the origin of each value is known.
 
-Flags come before the environment, then the file, then the defaults. What changes bytes or results is not a setting; it is in a spec or a manifest.
+Flags come before the environment, then the file, then the defaults. No setting changes bytes or results; those are in a spec or a manifest.
 Names: `AIF_<SECTION>__<NAME>` in the environment, `[section] name = ...` in the TOML file that AIF_CONFIG names.
 Invariant: a name that nothing reads is refused at start with a suggestion. pydantic-settings ignores a misspelt section or variable even
 with `extra="forbid"`, so all names are compared here.

@@ -26,8 +26,8 @@ _WATCHER_LATE_S = 5.0
 
 
 class HeartbeatWatch:
-    """Watches one file from now on: it has to change within `start_s_max`, and from then on at least every `silent_s_max`. Only changes of the file count,
-    by the watcher's own monotonic clock: neither a wall clock that jumps nor the file of an earlier process makes a process look dead.
+    """Watches one file from now on: it has to change within `start_s_max`, and from then on at least every `silent_s_max`. Only changes of the file count, by
+    the watcher's own monotonic clock. So neither a jump of the wall clock nor an earlier process's file makes a process look dead.
 
     A start has a bound of its own because it may compile every kernel, without an event loop and next to other load of the machine.
     """

@@ -1,4 +1,4 @@
-"""Computation allocation: actions, what they cost, what they are worth, and the table in which a fit hands all of it to servers.
+"""Computation allocation: actions, their costs and values, and the table that a fit gives to servers.
 
 Here: the actions, a table and its file, cost and value of each action for one request or for many. Not here: the rule that chooses (schemas/knapsack.py),
 the price (serving/core/price.py), the outcome record (schemas/events.py `AllocationOutcome`), fitting (streams/allocation).
@@ -72,7 +72,7 @@ def list_actions(levels: Sequence[str] = LEVELS, lengths: Sequence[int] = LENGTH
 
 
 class Facts(NamedTuple):
-    """What is known of a request before it is decided. `needs_user`: no user half is ready, so the action's own call 1 is paid too.
+    """The facts of a request before its decision. `needs_user`: no user half is ready, so the action's own call 1 is paid too.
 
     user_value: what the caller knows of the user's value, above 0. retrieval_top: mean of retrieval's best 100 scores. None: not known.
     cached_s: the age of an answer in the score cache, None without one.
@@ -192,8 +192,8 @@ class Gate:
 class ActionTable:
     """What a fit hands to servers. `queue_price`: the price at which the mean cost is a quarter of full work's; it is the unit of the queue price.
 
-    mean_row: the value of each action without any feature. A blind decision takes it for a request whose full work costs `full_ms`, the mean, and in
-    proportion to the cost for others: so all get about the same point of the static curve. full_ms 0: the row as it is.
+    mean_row: the value of each action without any feature. A blind decision takes it for a request whose full work costs `full_ms`, the mean. For others
+    it scales the row with the cost, so all get about the same point of the static curve. full_ms 0: the row as it is.
     mix: the tuned static mix at the fit's budget, (action's place, share).
     """
 
@@ -209,7 +209,7 @@ class ActionTable:
     ages: tuple[CachedAge, ...] = ()
     drop: DropRule = DropRule()
     gate: Gate = Gate()
-    requests: Mapping[str, int] = field(default_factory=dict)  # what was learnt from, by arm
+    requests: Mapping[str, int] = field(default_factory=dict)  # that the fit learnt from, by arm
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Reads the records of schemas/events.py. What is accepted is a pure function of the record's bytes (A2).
+"""Reads the records of schemas/events.py. Acceptance is a pure function of the record's bytes (A2).
 
 `decode_updates` checks each update of a readable record alone (A5): a bad update does not reject its neighbours.
 """

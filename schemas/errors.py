@@ -1,7 +1,7 @@
 """The errors of the project, one class for each answer to the question "who must act?".
 
-Foreign errors (RocksDB, Kafka, HTTP) are mapped to them at one place each. A message says what happened, with which value, what was expected, and the next
-step; `code` is stable, lower case, and safe to match on.
+Foreign errors (RocksDB, Kafka, HTTP) are mapped to them at one place each. A message names the failure with its value, the expectation, and the next step;
+`code` is stable, lower case, and safe to match on.
 
     RejectedInput   the sender: a record goes to its dead-letter topic, a request is answered 4xx
     Unavailable     no one: retry after `retry_after_s`
@@ -51,7 +51,7 @@ class Incompatible(AifError):
 
 
 class Corrupted(AifError):
-    """Stored bytes are not what was written. The message names what rebuilds them from their source."""
+    """Stored bytes differ from the written ones. The message says how to rebuild them from their source."""
 
 
 class Misconfigured(AifError):

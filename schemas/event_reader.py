@@ -1,7 +1,7 @@
 """Reads valid records of item-features and new-items several times faster than the pydantic models of schemas/events.py.
 
-The msgspec types accept a subset of what the models accept, with equal values; a property test holds them to it. What they refuse goes to the models,
-which accept it or give the reasons for the dead letter.
+The msgspec types accept a subset of the models' records, with equal values; a property test holds them to it. The models judge all other records: they
+accept one, or give the reasons for its dead letter.
 """
 
 from collections.abc import Mapping

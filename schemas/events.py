@@ -1,4 +1,4 @@
-"""The records of every input topic: strict, bounded, plain JSON. What is accepted here is a pure function of the record's bytes (A2).
+"""The records of every input topic: strict, bounded, plain JSON. Acceptance is a pure function of the record's bytes (A2).
 
     item-features      ItemFeaturesRecord   1 to 256 updates of one partition, each an upsert (whole record), a delete, or statistics over the record
     new-items          NewItemsRecord       1 to 256 multimodal embeddings of one partition

@@ -6,10 +6,10 @@
     exact    the number of events
     first, last   whole days since the item's first or last event; NEVER for an item without any
 
-A window begins on a whole step (a minute, or an hour for windows of a day and more), so that a stream forgets whole steps and needs no log of events.
-A rate is smoothed towards the share of all items with the weight of `PRIOR` events. It is the difference of two log-odds because a linear layer can use that
-at once, and because it stays the same for an item without events while the share of all items moves. Rates and counts are coarse, so that an item is told
-again only where a number has moved by a step that matters. Sums of counts are whole numbers: their order does not matter, and equal counts give equal bits.
+A window begins on a whole step: a minute, or an hour for windows of a day and more. So a stream forgets whole steps and needs no log of events.
+A rate is smoothed towards the share of all items with the weight of `PRIOR` events. It is the difference of two log-odds, which a linear layer can use at
+once. It also stays the same for an item without events while the share of all items moves. Rates and counts are coarse, so that an item is published
+again only after a change that matters. Sums of counts are whole numbers: their order does not matter, and equal counts give equal bits.
 
 Arrays: I items, G groups.
 """
@@ -52,8 +52,8 @@ class Measure(enum.StrEnum):
 
 
 class Counter(NamedTuple):
-    """One kind of whole numbers that is kept for each item: how many events of `kinds` (empty: any) a log has in a window (None: all), or with `edge` "first"
-    or "last" the time of one event."""
+    """One whole number kept for each item: the events of `kinds` (empty: any) of a log in a window (None: all). With `edge` "first" or "last": the time of
+    that event."""
 
     log: Log
     kinds: tuple[str, ...]
@@ -74,7 +74,7 @@ class Statistic:
 
     @property
     def counters(self) -> tuple[Counter, ...]:
-        """What it is made from: of a rate positives and all, otherwise one."""
+        """Its inputs: of a rate positives and all, otherwise one."""
         if self.measure in (Measure.FIRST, Measure.LAST):
             return (Counter(self.log, self.kinds, None, str(self.measure)),)
         counted = Counter(self.log, self.kinds, self.window_ms)

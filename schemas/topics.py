@@ -59,7 +59,7 @@ class Topic:
 
 # The workers' client reads gzip and plain records only and stops at any other codec. The broker unpacks what publishers pack.
 _UNPACKED = {"compression.type": "uncompressed"}
-# One clock for all who write, whose own may be wrong: a broker refuses records of more than an hour ahead, and removes those of days ago, applied or not.
+# One clock for all writers, because theirs may be wrong. A broker refuses records of more than an hour ahead, and removes those of days ago, applied or not.
 _BROKERS_CLOCK = {"message.timestamp.type": "LogAppendTime"}
 _ITEMS = {**_UNPACKED, **_BROKERS_CLOCK}
 _INPUTS = (
@@ -77,7 +77,7 @@ _OUTPUTS = (
     Topic(ALLOCATION_OUTCOMES, "M", 7 * 24, why="what servers decided for requests, and what it cost", extra=_BROKERS_CLOCK),
     Topic(STATISTICS_REPORTS, 1, 24, why="which statistics of items are kept current", extra=_BROKERS_CLOCK),
 )
-# The largest record that an input takes must also fit with the headers that say what was wrong with it.
+# The largest record of an input must also fit together with the headers that give the reason.
 _WITH_REASONS = {"max.message.bytes": str(RECORD_BYTES_MAX + 128 * 1024), **_BROKERS_CLOCK}
 TOPICS: tuple[Topic, ...] = (
     *_INPUTS,
@@ -85,7 +85,7 @@ TOPICS: tuple[Topic, ...] = (
     *(Topic(DEAD_LETTER_PREFIX + t.name, 1, FOR_EVER, why=f"rejected records of {t.name}", extra=_WITH_REASONS) for t in _INPUTS),
 )
 
-SHARD_TOPICS = (ITEM_FEATURES, NEW_ITEMS)  # what one shard reads, in the order of its offset vectors
+SHARD_TOPICS = (ITEM_FEATURES, NEW_ITEMS)  # the inputs of one shard, in the order of its offset vectors
 
 assert all(t.retention_hours == FOR_EVER or t.retention_hours >= 2 * SNAPSHOT_INTERVAL_HOURS for t in TOPICS if t.name in SHARD_TOPICS)
 

@@ -19,7 +19,7 @@ _FITS_MAX = 100
 _PASSES_MAX = 100
 _NEGATIVES_MAX = 100
 _LOSSES = ("copr", "click", "softmax", "outcomes", "shown")
-# what a checkpoint's card tells a training that goes on from it; not the rate, which may be a follower's
+# The choices that a checkpoint's card gives to a training that continues from it; not the rate, which may be a follower's.
 WHAT_IS_LEARNT = (*_LOSSES, "soft_labels")
 
 
@@ -77,8 +77,8 @@ class TrainChoices:
         _require("click", self.click, any(weights[:3]), "a weight above 0 where copr and softmax are 0: nothing would be learnt")
 
     def replaced(self, given: Mapping[str, Any]) -> "TrainChoices":
-        """These with some others; what is to end the fit by those ends it. Raises Misconfigured (`bad_train_choice`) naming the choice, with the nearest
-        name for an unknown one."""
+        """These with some others; a given choice of the fit's end replaces the present one. Raises Misconfigured (`bad_train_choice`), which names the
+        choice, and the nearest name for an unknown one."""
         known = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, value in given.items():
             if name not in known:
@@ -139,5 +139,5 @@ def _require(name: str, value: object, fits: bool, expected: str) -> None:
 # For catalogues and histories from files: positives with sampled negatives, ranked by how likely they are.
 FOR_MAPPED_DATA = TrainChoices(passes=2, learning_rate=2e-3, batch_requests=16, start="similarity", copr=0.0, click=0.0, softmax=1.0)
 
-# For impressions from files: what came of shown items as probabilities, and what is shown at all.
+# For impressions from files: outcomes of shown items as probabilities, and the chance of being shown at all.
 FOR_SHOWN = TrainChoices(passes=3, learning_rate=2e-3, start="similarity", copr=0.0, outcomes=0.5)

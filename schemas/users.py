@@ -1,4 +1,4 @@
-"""What is known of a user: the fold of user-features and user-behaviours. The one fold, for serving and for training.
+"""The state of a user: the fold of user-features and user-behaviours. The one fold, for serving and for training.
 
 Order of a history = order of its log (one user's records share a partition). Folding a record twice changes nothing: each carries its offset, and an
 offset that was seen is dropped.

@@ -2,9 +2,9 @@
 
 Only this file (assignment and revocation in the app, the consumer's thread), faust_consumer.py and fetched_records.py touch private parts of Faust.
 
-Without knowing Faust: the processes of a *group* share the partitions. An *assignment* gives some to this process, a *revocation* takes them back, and
-records come in between. An *agent* is a loop over the records of a topic, which come to it as a *stream* of events; to *ack* an event tells Faust that the
-group may go on behind it, to *seek* is to read from another offset.
+Faust's terms: the processes of a *group* share the partitions. An *assignment* gives some to this process, a *revocation* takes them back, and records
+come in between. An *agent* is a loop over the records of a topic, which come to it as a *stream* of events. To *ack* an event tells Faust that the group
+may continue behind it. To *seek* is to read from another offset.
 
 Invariants:
 - The offsets stored in the shards, also a 0, are committed to the group and sought BEFORE Faust's own handler runs, because Faust then seeks to the
@@ -42,7 +42,7 @@ EXIT_OPERATOR = 78  # a restart would end in the same way: an operator must deci
 
 _RETRY_S = 0.5
 _METADATA_AGE_MS_MAX = 5_000  # added partitions are followed after this time
-_BUFFERED_RUNS = 32  # of one topic that may wait; each is at most what one fetch of a partition brings
+_BUFFERED_RUNS = 32  # of one topic that may wait; each holds at most one fetch of a partition
 _BATCH_BYTES_MAX = 4 * RECORD_BYTES_MAX  # packed updates of about a second
 _log = logging.getLogger("aif.streams.shell")
 
@@ -213,8 +213,13 @@ def make_app(
     check_topics: Callable[[], None] = lambda: None,
     assignor: type[PartitionAssignor] = EvenAssignor,
 ) -> ShellApp:
-    """A Faust app that loses nothing: `group` is the consumer group, `folder` where Faust may write (it makes empty folders), `check_topics` raises
-    Incompatible where the topics are not those of the index, `assignor` shares the partitions among the group."""
+    """A Faust app that loses nothing.
+
+    group         the consumer group
+    folder        where Faust may write (it makes empty folders)
+    check_topics  raises Incompatible if the topics are not those of the index
+    assignor      shares the partitions among the group
+    """
     give_every_offset()
     app = ShellApp(
         group,
@@ -344,6 +349,6 @@ async def consume(app: ShellApp, stop: asyncio.Event, end_s_max: float, on_stop:
     if stopping.done():
         stopping.result()
     else:
-        _log.warning("Faust does not end, as without a broker; what is owned is closed anyway and keeps its unsent records")
+        _log.warning("Faust does not end, as without a broker; the owned shards are closed anyway and keep their unsent records")
     ended.cancel()
     return stopping.done()

@@ -30,8 +30,8 @@ _log = logging.getLogger("aif.streams.owned")
 
 
 class OwnedShards:
-    """Belongs to the worker's event loop; any thread may read `tasks`. `index` is what the control log said at the start, with the identity of the
-    index; `store` has the snapshots that a shard may start from."""
+    """Belongs to the worker's event loop; any thread may read `tasks`. `index`: the state of the control log at the start, with the identity of the index.
+    `store`: has the snapshots that a shard may start from."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class OwnedShards:
         self._tasks: dict[int, ShardTask] = {}
         self._gaps = GapWatch()
         self._generation: int | None = None  # of the group, at the last assignment
-        self.closing = threading.Event()  # set from `suspend` until partitions are open again: nobody waits for anything meanwhile
+        self.closing = threading.Event()  # set from `suspend` until partitions are open again: nothing waits meanwhile
         self.assigned = False  # whether an assignment, maybe an empty one, has been handled
         self.seek: Callable[[str, int, int], Awaitable[None]] | None = None
 

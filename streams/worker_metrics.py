@@ -30,7 +30,7 @@ class LagClock:
         self._seen: deque[tuple[int, float]] = deque()  # (end offset, when it was first seen), both ascending
 
     def lag_s(self, next_offset: int, end: int, now: float) -> float:
-        """Seconds since the record at `next_offset` was first known of; 0 if absent. `now` is monotonic."""
+        """Seconds since the record at `next_offset` was first seen; 0 if absent. `now` is monotonic."""
         while self._seen and self._seen[0][0] <= next_offset:
             self._seen.popleft()
         newest = self._seen[-1][0] if self._seen else next_offset

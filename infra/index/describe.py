@@ -62,7 +62,7 @@ def describe_seal(seal: Seal) -> dict[str, Any]:
 
 
 def describe_served(state: ControlState) -> dict[str, Any]:
-    """What is served, live, pinned and held now."""
+    """The versions that are served, live, pinned and held now."""
     current = state.current
     return {
         "served": str(current.token) if current else "nothing",

@@ -171,7 +171,7 @@ class _View:
         return self._keys[-1] if self._keys else None
 
     def take(self, to: bytes) -> tuple[list[bytes], np.ndarray, np.ndarray]:
-        """Takes what is loaded up to and including key `to`: (keys, input hashes [R], rows [R])."""
+        """Take the loaded rows up to and including key `to`: (keys, input hashes [R], rows [R])."""
         if self._block is None:
             return [], np.empty(0, np.uint64), np.empty(0)
         at = len(self._block) - len(self._keys)

@@ -66,7 +66,7 @@ class FoundTopic:
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """One difference: `topic` (without prefix), its kind (CREATE to CONFIG), what is there, what the table says, and the settings to be changed."""
+    """One difference: `topic` (without prefix), its kind (CREATE to CONFIG), the present and the declared value, and the settings to change."""
 
     topic: str
     kind: str
@@ -230,8 +230,13 @@ def _refuse_partitions(others: Mapping[str, int], prefix: str, shards: int) -> N
 
 
 def end_offsets(bootstrap: Bootstrap, topic: str, *, deadline_s: float = _DEADLINE_S, open_too: bool = False) -> dict[int, int]:
-    """By partition the offset up to which readers can read: after the newest record, but before an open transaction. `topic` is the whole name, prefix
-    included. `open_too`: count records of open transactions too. Raises Unavailable (`unknown_topic`, `kafka_unreachable`)."""
+    """By partition the offset up to which readers can read: after the newest record, but before an open transaction.
+
+    topic     the whole name, prefix included
+    open_too  count records of open transactions too
+
+    Raises Unavailable (`unknown_topic`, `kafka_unreachable`).
+    """
     isolation = IsolationLevel.READ_UNCOMMITTED if open_too else IsolationLevel.READ_COMMITTED
     return _Broker(bootstrap, deadline_s).offsets(topic, OffsetSpec.latest(), isolation)
 

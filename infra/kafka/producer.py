@@ -1,8 +1,8 @@
 """The producer behind everything that this project sends: idempotent, acknowledged by all replicas, to topics that exist.
 
-Invariants: no topic is made by sending to it, because it would have the broker's settings and not those of schemas/topics.py. The key decides the partition as
-in every other client of the topics (murmur2). Memory is bounded: `produce` raises BufferError while the queue is full.
-`close` of the client waits without a limit while the broker is away: a sender calls `flush` with a limit, and `purge` for what then is left.
+Invariants: sending never makes a topic, which would have the broker's settings and not those of schemas/topics.py. The key decides the partition as in every
+other client of the topics (murmur2). Memory is bounded: `produce` raises BufferError while the queue is full.
+`close` of the client waits without a limit while the broker is away: a sender calls `flush` with a limit, then `purge` for the rest.
 """
 
 from collections.abc import Callable

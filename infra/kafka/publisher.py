@@ -190,7 +190,7 @@ class Publisher:
     # --- delivery ---
 
     def flush(self, timeout_s: float = _DELIVERY_S_MAX + 5.0) -> None:
-        """Wait until everything published is delivered. Raises Unavailable (`not_delivered`) for what was not, with the first reason."""
+        """Wait until everything published is delivered. Raises Unavailable (`not_delivered`) with the number of the others and the first reason."""
         left = self._producer.flush(timeout_s)
         with self._noting:
             failed, reason = self._failed, self._first_failure or "the broker did not answer in time"

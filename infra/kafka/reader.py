@@ -71,7 +71,7 @@ class SourceRecord:
 class TopicFollower(Closeable):
     """Follows partitions of one topic from given offsets, also over restarts of the broker. For one thread, which closes it.
 
-    `positions`: the next offset of every partition. What is before it was given by `poll`, or is a marker, or was compacted away.
+    `positions`: the next offset of every partition. Every offset before it was given by `poll`, or is a marker, or was compacted away.
     `topic_id`: Kafka's id of the topic in which the offsets mean something; "" if any topic of that name will do.
     """
 

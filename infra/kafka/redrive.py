@@ -12,8 +12,8 @@ Invariants:
 - A dead letter holds its whole source record, and only the named update is sent again (A5). It goes to the partition of its id, which also cures a record
   that came in a wrong one.
 - An identity is sent once. Before the first record a run makes `audit/redrive/<n>/begin` by exclusive create, with the number after the last run that it has
-  read. So of two runs that planned at the same time one is refused. `begin` holds the ends of the target topic; `end` names what was sent. What a
-  run without an end has sent is found in the target topic, from those ends on, by header. One that was taken over and had not died says so, and leaves
+  read. So of two runs that planned at the same time one is refused. `begin` holds the ends of the target topic; `end` names the sent records. Records
+  of a run without an end are found in the target topic, from those ends on, by header. A run that was taken over and had not died says so, and leaves
   `late` instead of `end`.
 - Letters are read one by one. Kept are their identities, and of a redrive the letters that it sends.
 """
@@ -205,7 +205,7 @@ def read_redriven(store: IndexStore) -> tuple[set[Identity], list[str]]:
 
 
 def _list_runs(store: IndexStore) -> dict[str, list[str]]:
-    """The `begin` of each run, with the files that say what it sent: none while it runs, two if it was taken over and had not died."""
+    """The `begin` of each run, with the files that name its sent records: none while it runs, two if it was taken over and had not died."""
     paths = dict.fromkeys(store.list(AUDIT))
     folders = [path.removesuffix("begin") for path in paths if path.endswith("/begin")]
     return {f"{folder}begin": [end for name in ("end", "late") if (end := folder + name) in paths] for folder in folders}

@@ -1,6 +1,6 @@
 """Whether a newer JSON Schema accepts everything that an older one accepts (BACKWARD), as far as that can be proved. Pure.
 
-Topics are replayed from their beginning, so the newest reader meets records of every schema that ever was, and each newest schema is compared with *all*
+Topics are replayed from their beginning, so the newest reader meets records of every earlier schema. Each newest schema is therefore compared with *all*
 older ones (BACKWARD_TRANSITIVE). The one before it is not enough: a field that is removed in 2, and added again in 3 with another type, passes both steps.
 Invariant: a difference counts as incompatible unless it is proved to be accepted.
 """

@@ -40,7 +40,7 @@ def find_gaps(bootstrap: Bootstrap, prefix: str, store: IndexStore, deadline_s: 
 
 
 def _describe_missing(shard: int, next_offsets: Offsets, start: Offsets) -> str:
-    """Names what lies between the next offsets and the log's beginning; empty where nothing does."""
+    """Name the offsets between the next ones and the log's beginning; empty if there are none."""
     parts = [
         f"{topic} {next_offsets[topic]} to {start[topic] - 1} are gone" for topic in SHARD_TOPICS if next_offsets[topic] < start[topic]
     ]

@@ -1,4 +1,4 @@
-"""The index: its bytes (FORMAT.md), and what is decided about its versions.
+"""The index: its bytes (FORMAT.md), and the decisions about its versions.
 
 layout.py                 rows, orders, blocks, increments and delta records as bytes; keys.py: index keys of many ids
 manifest.py               what a version consists of; digest.py: its digest; snapshot.py: snapshots of shards

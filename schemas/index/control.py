@@ -1,4 +1,4 @@
-"""The control log: the pure fold that turns a log into what is wanted, live and pinned (protocol B1 to B5).
+"""The control log: the pure fold that turns a log into the wanted, live and pinned versions (protocol B1 to B5).
 
     fold_entry(state, number, raw bytes) -> state        the state after one more entry
     plan_entry(state, entry) -> bytes                    an entry checked against the fold, ready to be put at `state.next_number`
@@ -158,7 +158,7 @@ def fold_entry(state: ControlState, number: int, raw: bytes) -> ControlState:
 
 
 def plan_entry(state: ControlState, entry: Entry) -> bytes:
-    """The bytes of an entry after the same checks as the fold. Raises Incompatible with what is possible instead.
+    """The bytes of an entry after the same checks as the fold. Raises Incompatible, with the possible entries.
 
     An entry that no reader would take (`entry_too_large`) is refused here too: once it has its number, it blocks the log permanently.
     """
@@ -244,7 +244,7 @@ def _want(state: ControlState, entry: Entry) -> ControlState:
 
 
 def _check_in_order(state: ControlState, entry: Entry) -> None:
-    """A version is new only beyond all that are decided: what is below and not in the fold has been forgotten, and its number is never used again."""
+    """A new version has a number above all decided ones. A lower number that is not in the fold was forgotten, and is never used again."""
     if entry.version < state.newest_decided:
         raise Incompatible(
             "late_version",
@@ -260,7 +260,7 @@ def _reject(state: ControlState, entry: Entry) -> ControlState:
 
 
 def _wish(state: ControlState, status: VersionStatus, entry: Entry) -> ControlState:
-    """The newest wish takes the place of older ones. One to roll back holds at once: what is newer must not go live meanwhile."""
+    """The newest wish replaces older ones. A wish to roll back holds at once: no newer version may go live meanwhile."""
     if entry.cause != Cause.REVIVE or entry.wish not in set(Wish):
         raise Incompatible("unknown_wish", f"wish {entry.wish!r} for cause {entry.cause!r}; a revival may be wished to be {[*Wish]}")
     state = _without_wishes(_hold(state, entry) if entry.wish == Wish.ROLLBACK else state)
@@ -268,7 +268,7 @@ def _wish(state: ControlState, status: VersionStatus, entry: Entry) -> ControlSt
 
 
 def _without_wishes(state: ControlState) -> ControlState:
-    """A newer decision of somebody takes the place of what was wished for."""
+    """A newer decision replaces earlier wishes."""
     return dataclasses.replace(state, versions={v: dataclasses.replace(s, wish="") if s.wish else s for v, s in state.versions.items()})
 
 

@@ -1,7 +1,7 @@
 """Entries of the control log: their fields, and their JSON (FORMAT.md section 7).
 
-Invariant: a field at its default is left out, and a field that this code does not know is passed over, so an older reader reads a newer entry of a kind that
-it knows. An entry of a kind that it does not know is Incompatible, and bytes that are no entry are Corrupted.
+Invariant: an entry leaves out fields at their defaults, and a reader skips unknown fields. So an older reader reads a newer entry of a known kind. An entry
+of an unknown kind is Incompatible, and bytes that are no entry are Corrupted.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ def decode_entry(raw: bytes) -> Entry:
         if len(raw) > CONTROL_ENTRY_BYTES_MAX:
             raise ValueError(f"{len(raw)} bytes, expected at most {CONTROL_ENTRY_BYTES_MAX}")
         fields = json.loads(raw)
-        if (check := fields.pop("check", None)) is not None and check != _check(fields):  # entries of before have none
+        if (check := fields.pop("check", None)) is not None and check != _check(fields):  # entries of older releases have none
             raise ValueError(f"its checksum is {_check(fields)}, it says {check}")
         kind = fields.pop("kind")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -3,8 +3,8 @@
     encode_fold(state, last) -> bytes        the state up to before entry `state.next_number`; `last` is the entry before that number
     decode_fold(raw) -> (state, checksum of `last`)
 
-Invariants: the same entries give the same bytes, so of several writers it does not matter who is first. A field or kind of entry that this code does not
-know makes the fold unreadable here, because this code would miss what it means; the reader then takes an older one or the entries.
+Invariants: the same entries give the same bytes, so of several writers it does not matter who is first. A fold with an
+unknown field or kind of entry is unreadable, because this code would miss its meaning. The reader then takes an older fold, or the entries.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """What holds of every state of the control log, by name. A writer checks it before each exclusive create (infra/index/control_log.py).
 
-The table of transitions (lifecycle.py) says what one entry may do. These say what no sequence of entries may lead to, whatever a defect in the fold
-does: an entry that was put can never be taken back. Pure.
+The table of transitions (lifecycle.py) lists the effects of one entry. These exclude states that no sequence of entries may lead to, whatever a defect in
+the fold does: an entry that was put can never be taken back. Pure.
 
     find_broken(state)            names of the invariants that a state breaks, with what breaks them
     find_broken_step(before, after)   the same for an entry, with what it may not change
@@ -88,7 +88,7 @@ OF_STATE: dict[str, _Find] = {
     "one_backup": _one_backup,  # a version that no entry can freeze is written to by every shard for good
     "served_is_whole": _served_is_whole,  # servers load a version without files
     "wanted_is_new": _wanted_is_new,  # seals of now become part of a manifest that exists, with other bytes
-    "final_wants_nothing": _final_wants_nothing,  # files are removed while somebody builds with them
+    "final_wants_nothing": _final_wants_nothing,  # files are removed while a build uses them
 }
 OF_STEP: dict[str, _FindStep] = {
     "next_number": _next_number,  # a gap, at which every reader stops

@@ -2,7 +2,7 @@
 
 There are two digests, one over the bytes of rows and one over the hashes of inputs. Equal data digests with different row digests mean a difference of
 arithmetic, not of data. Orders and positions are in neither.
-Invariant: a digest does not depend on how the rows are cut into blocks, or on what is in the full part and what is an increment.
+Invariant: a digest does not depend on the cut of rows into blocks, nor on their division between full part and increments.
 """
 
 import hashlib

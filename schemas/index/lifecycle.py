@@ -2,10 +2,9 @@
 
     wanted -> published -> live -> backup -> frozen -> removed          rejected, aborted and removed are final
 
-*Building* and *sealed* are facts of single shards, not states. What an entry does to *other* versions is in control.py. Wanted, published, live and backup
-versions receive increments and deltas. A frozen version receives none, and comes back only through a new revision
-(cause `revive`). `withhold` is what a failed canary leads to: the version stays published, and is not promoted by itself until `approve`
-(streams/versions/promotion.py).
+*Building* and *sealed* are facts of single shards, not states. The effects of an entry on *other* versions are in control.py. Wanted, published, live and
+backup versions receive increments and deltas. A frozen version receives none. It comes back only through a new revision (cause `revive`).
+After a failed canary comes `withhold`: the version stays published, and is not promoted automatically until `approve` (streams/versions/promotion.py).
 Invariant: a pair of state and entry that is not in the table is refused, by name.
 """
 
@@ -106,7 +105,7 @@ MOVED_BY_PROMOTE = (
 )
 
 
-# What somebody can do about a version in a state, for the message of a refusal. Most entries are the system's own, and no commands.
+# An operator's choices for a version in a state, for the message of a refusal. Most entries are the system's own, and no commands.
 _NEXT_STEP = {
     State.NONE: "there is no such version: `aif index list`",
     State.WANTED: "it is being built: wait until it is published (`aif status`), or end that with `aif index abort`",
@@ -119,8 +118,8 @@ _NEXT_STEP = {
 
 
 def next_state(state: State, entry: EntryKind, cause: str = "") -> State:
-    """The state of a version after an entry that names it; `cause` counts for a `want` alone. Raises Incompatible (`refused_transition`), which says what is
-    possible instead."""
+    """The state of a version after an entry that names it; `cause` counts for a `want` alone. Raises Incompatible (`refused_transition`), which names
+    the possible commands."""
     after = _TABLE.get((state, entry, cause if entry is EntryKind.WANT else ""))
     if after is None:
         raise Incompatible("refused_transition", f"{entry} is not possible for a version that is {state}; {_NEXT_STEP[state]}")

@@ -90,7 +90,7 @@ class Seal:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One revision of a version: a seal of each shard, in the order of shards, and what is needed to read its rows and to rank with them."""
+    """One revision of a version: a seal of each shard, in the order of shards, and the facts that readers need to read its rows and to rank with them."""
 
     version: int
     revision: int

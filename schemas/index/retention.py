@@ -1,14 +1,14 @@
-"""What of an index store may be removed, and from when on. Values and two pure plans; the worker performs them and `aif index show` tells them.
+"""Which files of an index store may be removed, and from when on. Values and two pure plans; the worker performs them, `aif index show` prints them.
 
     plan_drops     -> versions that are dropped for good: frozen ones beyond the K newest
     plan_removals  -> every file that nothing needs, with the time from which it may go, in the order of removal
 
 Invariants (protocol B12):
-- A version that is wanted, published, live, backup or pinned is never dropped, and nothing is dropped while somebody holds.
-- A file that a kept manifest, a kept snapshot, an open build or a shard names is never removed. A manifest is kept while its version is, and for the
-  grace period after the next revision or the version's end, because a reader may have begun with it.
-- What nothing names (parts of a build that crashed) is kept for the grace period after it was put, by the store's own clock: its writer may still run.
-- The manifest goes before the files that it names: nobody begins to read a version that is being removed.
+- A version that is wanted, published, live, backup or pinned is never dropped, and nothing is dropped during a hold.
+- A file that a kept manifest, a kept snapshot, an open build or a shard names is never removed. A manifest is kept as long as its version. After the next
+  revision or the version's end it stays for the grace period, because a reader may have begun with it.
+- A file that nothing names (a part of a crashed build) is kept for the grace period, by the store's own clock. Its writer may still run.
+- The manifest goes before the files that it names, so no reader begins with a version that is being removed.
 - Paths that this code does not know are never removed, nor is anything of a version that the log does not know. Old entries of the
   control log go by a rule of their own (infra/index/control_folds.py).
 """
@@ -64,7 +64,7 @@ class Removal:
 
 @dataclass(frozen=True)
 class StoreContent:
-    """What is in a store: its files, and what those say that name others.
+    """The contents of a store: its files, and the names in those files that name others.
 
     manifests by (version, revision); open_seals of revisions that are wanted and not published; `used`: directories that shards use.
     """
@@ -192,7 +192,7 @@ class _Plan:
         return Removal(file.path, max(unnamed_at, named_until or 0), why, shard, file.size_bytes)
 
     def _judge_seal(self, file: StoreFile, version: int, revision: int, shard: int) -> Removal | None:
-        """A seal is in its manifest once there is one; before that it belongs to a build that is open, or it is nobody's."""
+        """A seal is in its manifest once there is one; before that it belongs to an open build, or to none."""
         status = self._state.versions.get(version)
         if status is None and not self._state.is_over(version):
             return None
@@ -222,5 +222,5 @@ class _Plan:
 
 
 def _is_open(status: VersionStatus) -> bool:
-    """Whether somebody builds or seals a revision of this version now: then it is not known which of its parts nobody wants."""
+    """Whether a worker builds or seals a revision of this version now: then its parts may all be in use."""
     return status.wanted_revision is not None and status.state not in FINAL

@@ -1,4 +1,4 @@
-"""The model of the paper (AIF, arXiv 2511.12934), and what is stored and served of it.
+"""The model of the paper (AIF, arXiv 2511.12934), and its stored and served forms.
 
 In the order of the equations, each file with the slow form that specifies it:
 

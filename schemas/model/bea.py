@@ -8,9 +8,9 @@ The rows of U come from user_half.py, the item key I from item_half.py.
     4  v = w V                           b x d'  call 2
 
 Arrays: B users, m rows of U (G), N bridges, D width, P bridge width, R item rows, C candidates.
-Source: AIF, Algorithm 1. Differs: a linear map makes the user's keys for the bridges, an MLP of its own the item's (item_half.py); the keys of both sides
-have a LayerNorm, and `start_bridges` says how all of it starts, without which a short training learns to use only some of the bridges, or none; f has a
-skip connection; U has a row for each of eq. (2) and (3) too, and every row a learnt vector of its own added.
+Source: AIF, Algorithm 1. Differs: a linear map makes the user's keys for the bridges, an MLP of its own the item's (item_half.py). The keys of both sides
+have a LayerNorm. All of it starts as in `start_bridges`; otherwise a short training learns to use only some of the bridges, or none. f has a skip
+connection. U has a row for each of eq. (2) and (3) too, and a learnt vector is added to every row.
 """
 
 import torch
@@ -43,16 +43,16 @@ class BridgeEmbedding(nn.Module):
         return torch.as_tensor(self.f(pooled_BND) + self.skip(pooled_BND))
 
     def item_weights(self, keys_RD: Tensor) -> Tensor:
-        """Line 3: [R, N], what the index stores beside the vector."""
+        """Line 3: [R, N], stored in the index next to the vector."""
         return torch.softmax(keys_RD @ self.bridges_ND.T / self.bridges_ND.shape[1] ** 0.5, dim=-1)
 
 
 @torch.no_grad()
 def start_bridges(bea: BridgeEmbedding, rows_GD: Tensor, key_norm: nn.LayerNorm) -> None:
-    """Sets, in place, what each side of the bridges starts from; every weight can still be learnt. `rows_GD` [m, D]: what a new network adds to each row of U.
+    """Set the starting weights of both sides of the bridges, in place; all stay trainable. `rows_GD` [m, D]: the vectors that a new network adds to U's rows.
 
     The user's side starts decided: bridge n reads row n mod m of U. Among bridges at random some rows are read by none. The item's side starts undecided
-    (`key_norm`, that of the item's keys): an item that starts at one bridge has to leave it before it can learn where it belongs.
+    (`key_norm`, that of the item's keys). An item that starts at one bridge would have to leave it before it can learn its own.
     """
     keys_GD = bea.user_norm(bea.user_key(rows_GD))
     bea.bridges_ND.add_(ROW_GAIN * keys_GD[torch.arange(len(bea.bridges_ND)) % len(keys_GD)])
@@ -60,8 +60,8 @@ def start_bridges(bea: BridgeEmbedding, rows_GD: Tensor, key_norm: nn.LayerNorm)
 
 
 def project_bridges(bridge_width: int, width: int) -> nn.Linear:
-    """The head's P_b. It starts PRODUCT_GAIN times as large as other projections: what it multiplies is at first the mean of all bridges, in which the
-    one that an item belongs to is small, and until the product is of use no item learns its bridge."""
+    """The head's P_b. It starts PRODUCT_GAIN times as large as other projections. At first it multiplies the mean of all bridges, in which an item's own
+    bridge is small. Until the product is useful, no item learns its bridge."""
     projection = nn.Linear(bridge_width, width, bias=False)
     if not projection.weight.is_meta:
         with torch.no_grad():

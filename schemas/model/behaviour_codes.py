@@ -25,8 +25,8 @@ def encode_item_buckets(spec: ModelSpec, items: Sequence[Id]) -> np.ndarray:
 def encode_recency(spec: ModelSpec, length: int) -> np.ndarray:
     """float32 [L, S]: exp(-newer / scale) of each behaviour of a history of `length`, where `newer` is how many newer behaviours the user has.
 
-    Counted in behaviours and not in time, so that nothing in the user half depends on the clock (protocol D1) and an answer is computed again from the order
-    of a history alone. A behaviour has the same recency however many older ones are read.
+    It counts behaviours instead of time, so nothing in the user half depends on the clock (protocol D1). An answer can be recomputed from the order of a
+    history alone. A behaviour has the same recency however many older ones are read.
     """
     newer_L = np.arange(length - 1, -1, -1)
     return np.exp(-newer_L[:, None] / np.array(spec.recency, np.float64)).astype(np.float32)

@@ -3,9 +3,8 @@
 Form: tensors = the network's parameters by name, and `w_hash`; metadata has one key, `aif`, a JSON manifest: format, model_id, spec, schema fingerprint,
 names with shapes and dtypes, sha256 of the tensors, LSH version, card (a free table: range of the data, metrics).
 
-Invariants: nothing read from a file can run code (safetensors and JSON only); no memory is taken for a size that the file itself does not
-have; a file that fails any check is a RejectedInput whose code names the check. safetensors has no checksum and loads NaN, hence the checks
-here.
+Invariants: nothing read from a file can run code (safetensors and JSON only). No memory is taken for a size that the file itself does not have. A file that
+fails any check is a RejectedInput whose code names the check. safetensors has no checksum and loads NaN, hence the checks here.
 
     checkpoint_too_large  _sha256  _unreadable  _format  _schema  _spec  _tensors  _shape  _dtype  _not_finite  _content  _w_hash  _dry_run
 """

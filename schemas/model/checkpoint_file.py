@@ -28,7 +28,7 @@ _LENGTH_BYTES = 8  # a safetensors file opens with the length of its JSON header
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What is known of a checkpoint file. `sha256` is of the file, `tensors_sha256` of names, shapes and values alone."""
+    """The facts of a checkpoint file. `sha256` is of the file, `tensors_sha256` of names, shapes and values alone."""
 
     model_id: str
     sha256: str

@@ -32,7 +32,7 @@ def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:
     """The same dataclass with `function` applied to every tensor in it (to a device, or one user of a batch)."""
     if isinstance(value, Tensor):
         return function(value)  # type: ignore[return-value] # here T is Tensor
-    # What is no tensor is a dataclass, which a bound of T cannot say beside Tensor.
+    # Anything else is a dataclass; a bound of T cannot allow both.
     changed = {f.name: map_tensors(getattr(value, f.name), function) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
     return dataclasses.replace(value, **changed)  # type: ignore[type-var]
 

@@ -3,8 +3,8 @@
 A signature is K/8 bytes, most significant bit first: the bits 00110101 are the byte 53.
 
 Invariant: a signature has the same bits on every CPU, with every BLAS, in every batch. W_hash lies on the grid 2^-10 and within +-8; an
-embedding is scaled by a power of two to max |m| in [0.5, 1) and rounded to the grid 2^-20. So a product is a whole number
-within +-2^33 on the grid 2^-30, and a sum of at most 1,024 of them fits the 53 bits of fp64: every partial sum is exact, in any order.
+embedding is scaled by a power of two to max |m| in [0.5, 1) and rounded to the grid 2^-20. So a product is a whole number within +-2^33 on the
+grid 2^-30. A sum of at most 1,024 of them fits the 53 bits of fp64: every partial sum is exact, in any order.
 W_hash travels as bytes in the checkpoint, never as a seed.
 
 Arrays: R rows, M width of the multimodal embedding, K bits, W = K/8 bytes, C candidates, L behaviours.
@@ -22,8 +22,8 @@ from schemas.limits import EMBEDDING_WIDTH_MAX
 W_HASH_GRID_BITS = 10
 W_HASH_ABS_MAX = 8.0
 EMBEDDING_GRID_BITS = 20
-# Blocks of this size fit into a cache, and OpenBLAS computes such a small product in one thread: on a busy machine its threads would wait for each other
-# ten times longer than they compute.
+# Blocks of this size fit into a cache, and OpenBLAS computes such a small product in one thread. On a busy machine several threads would wait for each
+# other ten times longer than they compute.
 _ONE_THREAD_PRODUCTS, _ROWS_AT_ONCE_MIN, _ROWS_AT_ONCE_MAX = 1 << 18, 16, 256
 
 assert 3 + W_HASH_GRID_BITS + EMBEDDING_GRID_BITS + EMBEDDING_WIDTH_MAX.bit_length() <= 53

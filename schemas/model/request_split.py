@@ -1,7 +1,7 @@
 """Checks, on the network itself, the split that the whole design rests on: the user half reads no candidate, and the item half reads no user.
 
-A user half that read a candidate would have to run once per candidate, or be wrong for all but one, and nothing else would show this before wrong answers
-do. The joint part runs first, so that candidates which it stored anywhere (an attribute, a closure, a global) are found when the user half reads them.
+A user half that read a candidate would have to run once per candidate, or be wrong for all but one. Without this check, only wrong answers would show it.
+The joint part runs first, so that candidates which it stored anywhere (an attribute, a closure, a global) are found when the user half reads them.
 Source: request-centric inference ("two-tower separation must be clean").
 """
 

@@ -28,7 +28,7 @@ from schemas.limits import (
 from schemas.model.ranker.spec import RankerSpec
 from schemas.model.score import BID, SHOWN, Terms, decode_rank_by
 
-# Least and most of each size: what is outside makes no network, or one that no machine holds.
+# Least and most of each size: others make no network, or one that no machine holds.
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("width", "bridge_width", "embedding_width"), (1, WIDTH_MAX)),
     "bridges": (1, BRIDGES_MAX),
@@ -129,7 +129,7 @@ class ModelSpec:
 
     @property
     def shown_task(self) -> int | None:
-        """The place of the task `shown` among the tasks beside the click; None without one."""
+        """The place of the task `shown` among the tasks after the click; None without one."""
         return self.tasks.index(SHOWN) - 1 if SHOWN in self.tasks[1:] else None
 
     @property

@@ -16,7 +16,7 @@ from schemas.model.embeddings import FeatureEmbedding, build_mlp, normal_paramet
 from schemas.model.inputs import Behaviours, FeatureTensors
 from schemas.model.spec import ModelSpec
 
-MASKED = -1e9  # its softmax weight is exactly 0 beside any real score; finite, so that a user without behaviours gives no NaN
+MASKED = -1e9  # its softmax weight is exactly 0 next to any real score; finite, so that a user without behaviours gives no NaN
 
 
 class BehaviourProjection(nn.Module):

@@ -52,7 +52,7 @@ class CheckpointGate:
     """What a decision needs.
 
     roots             folders from which checkpoints may be read
-    fetch_s_max       how long a file that cannot be read is tried again
+    fetch_s_max       time limit for retries of a file that cannot be read
     send_dead_letter  returns when the broker has the letter
     rejected          numbers of rejected records, by code
     dry_run           runs the network of a file and raises RejectedInput; it needs torch, so a worker has a process of its own for it

@@ -1,7 +1,7 @@
 """Rows that a build takes over from earlier parts, for items whose inputs are still the same: only stale rows are computed (protocol B11).
 
-Invariant: a row is taken over only for an item with the same input hash, and from parts of the same version: same checkpoint, same LSH, same encoder
-fingerprint. So it has the bits that encoding would give, whatever happened to the shard in between. Its order is the item's own, not the base's.
+Invariant: a row is taken over only for an item with the same input hash, and from parts of the same version (checkpoint, LSH, encoder fingerprint). So it
+has the bits that encoding would give, whatever happened to the shard in between. Its order is the item's own, not the base's.
 
 A revive, the first full part of a new owner, a full part written again and the adoption of a replay are all builds with a base. The base may be of
 any age: rows that it lacks are computed, and rows that are too many are left.

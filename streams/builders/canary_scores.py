@@ -2,7 +2,7 @@
 
 Invariants: both versions score the same items in the same state, whatever the age of the live version's files. The new version's rows come from its files.
 The live version's rows are encoded here, with its checkpoint, from the inputs that were sealed with the new version. The sample follows from the new
-version's manifest and the constants here, so every worker finds the same figures (up to the arithmetic of its processor), and doing it again costs only
+version's manifest and the constants here. So every worker finds the same figures (up to the arithmetic of its processor), and a repetition costs only
 time. Memory is bounded by users x items, whatever the size of the version.
 The users are made up: their histories are items of the sample, their profiles and contexts are drawn by the kinds of the features. With real users from
 the topics the figures would depend on the moment.

@@ -28,7 +28,7 @@ class BuildJob:
 
     base              rows that need not be computed; None: all are computed
     rewrite           the result replaces a full part that the shard has
-    slices_directory  where finished slices are kept for the next attempt, "" = nowhere; a slice counts only if its checkpoint was not before `from_offsets`
+    slices_directory  folder of finished slices for the next attempt, "" = none. A slice counts only if its checkpoint was not before `from_offsets`
     """
 
     version: int

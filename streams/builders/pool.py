@@ -48,7 +48,7 @@ class BuilderPool(Closeable):
     """A number of builder processes.
 
     warm      they start at once; else with their first job
-    name      what their names begin with
+    name      the prefix of their names
     linger_s  a process that has had no job for so long is ended; None: never
     """
 

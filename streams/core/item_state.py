@@ -1,15 +1,15 @@
 """The state of one item in a shard: two components, each with one source topic, and the fold of updates into them (protocol A3, A4).
 
-Invariants: features order = (event version, offset, index), embedding order = (offset, index); the higher wins, so any duplication or redelivery folds to
-the same state. Each component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that keeps its order; it never
+Invariants: features order = (event version, offset, index), embedding order = (offset, index). The higher wins, so a duplicate changes nothing. Each
+component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that keeps its order; it never
 touches the embedding. Statistics hold over the record: `raw` has both, and the statistics are also kept alone, for the next record (A11).
 A row carries the orders at which its components last *changed*, not those of the last event. An identical event that is sent again makes no row, and
 must not raise the order of later rows. Otherwise a shard that was set back to an older copy, and reads the topics in another interleaving, could first send
 rows that readers refuse, and then not send the row that they would take.
 
-One stored value holds everything about an item except the numbers of its embedding, which have a value of their own: a change of features never reads
-or writes them. Features are stored as deterministic msgpack, so equal features have equal bytes. Values are msgspec structs, because several are made for
-every update, and a dataclass takes three times as long.
+One stored value holds everything about an item except the numbers of its embedding. These have a value of their own, so a change of features never reads or
+writes them. Features are stored as deterministic msgpack, so equal features have equal bytes. Values are msgspec structs, because a dataclass takes three
+times as long, and every update makes several.
 Source: LWW register (Shapiro et al. 2011) per component.
 """
 
@@ -44,9 +44,13 @@ _unpack_features = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 class StoredFeatures(msgspec.Struct, frozen=True, gc=False):
-    """The features component: its order, whether it is a delete marker, the features as msgpack bytes (empty when dead), and the order at which `dead` and
-    `raw` last changed. `hash` is that of `raw` (0 when dead), kept because a row's order and a full build ask for it.
-    `statistics`: those among the features, with their time under the name "" which no feature has; empty without any."""
+    """The features component.
+
+    raw          the features as msgpack bytes; empty when dead (a delete marker)
+    changed      the order at which `dead` and `raw` last changed
+    hash         of `raw`, 0 when dead; kept because a row's order and a full build need it
+    statistics   those among the features, with their time under the name "", which no feature has; empty without any
+    """
 
     order: FeaturesOrder
     dead: bool
@@ -80,9 +84,12 @@ class StoredItem(msgspec.Struct, gc=False):
 
 
 class FeaturesUpdate(msgspec.Struct, frozen=True, gc=False):
-    """One accepted update of item-features, with its features decoded (`features`) and as msgpack bytes (`raw`); both are empty if it deletes.
-    `version` None: a record with a key and no value, which deletes at the version stored so far. `is_statistics`: its features hold over the record, and its
-    version is their time."""
+    """One accepted update of item-features.
+
+    version        None: a record with a key and no value, which deletes at the version stored so far
+    raw, features  the features as msgpack bytes, and decoded; both empty if it deletes
+    is_statistics  its features hold over the record, and its version is their time
+    """
 
     key: bytes
     version: int | None

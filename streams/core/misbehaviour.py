@@ -26,9 +26,9 @@ Place = tuple[str, int]  # server, version
 class ReportRules:
     """The defaults roll back what hurts people now: every hundredth request is lost, on most servers, for more than a moment.
 
-    bad_share_max     largest share of requests that failed or whose answer is not finite; a healthy server has 0
-    parity_share_max  largest share of answers that differ from the reference, of at least `parity_min`; one may differ because of a change in between
-    slower_max        how many times slower the 99th percentile may be than on the backup version; below `slow_ms_min` nothing is too slow
+    bad_share_max     largest share of requests that failed or whose answer is not finite; a healthy server has 0.
+    parity_share_max  largest share of answers that differ from the reference, of at least `parity_min`. One may differ because of a change in between.
+    slower_max        largest ratio of the 99th percentile to the backup version's; below `slow_ms_min` nothing is too slow.
     """
 
     enabled: bool = True

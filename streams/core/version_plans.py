@@ -3,8 +3,8 @@
 Invariants:
 - A plan depends on the log, the shard and the clock alone, never on earlier actions of this process. After a restart at any point the same actions are
   planned again, and doing one twice is harmless.
-- Every action of a shard needs the result of the one before it, which is recorded in the shard: no build without `building v` (B6); no seal without a
-  full part, nor before the shard has applied the records that its partitions had when it first saw the version (B7).
+- Every action of a shard needs the result of the previous one, which the shard records. It does not build without `building v` (B6). It does not seal
+  without a full part, nor before it has applied the records that its partitions had when it first saw the version (B7).
 - A shard whose encoder is not the one of `want v` marks v behind and writes no row of it (B5). The same holds where the store has lost the checkpoint
   of v, except for the served version: the shards wait for its checkpoint, until another version is wanted.
 - Nothing is planned from a log that has an entry this code does not know (B2).

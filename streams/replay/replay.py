@@ -1,7 +1,7 @@
 """Replay: a directory of its own and fresh consumers read the topics to a fixed offset vector; the digest is that of live processing (I4, B15).
 
 Of the running system a replay uses only topics, control log, a manifest, a checkpoint, and a snapshot if one was asked for as base: no shard
-directory, no part, no delta, no consumer group. It has other batches than the worker, reads one topic after the other, and encodes every row again. So
+directory, no part, no delta, no consumer group. It has other batches than the worker, reads topics sequentially, and encodes every row again. So
 an equal digest says that the index is a function of the log. Equal data digests with different row digests mean other arithmetic (compare the encoder
 fingerprints), not other data.
 

@@ -3,8 +3,8 @@
     KeptRows  for `aif index diff`: an index store with full parts and one manifest, in the directory of the replay
     Adoption  in the index store, and a record in model-checkpoints that becomes the version
 
-Invariants: a version that adopts is built like every other: its shards first write increments, then take a checkpoint, and from the replay they take over
-only rows whose inputs are still those of the checkpoint. So rows newer than the replay are computed in the build. A replay may be old, have only half of
+Invariants: a version that adopts is built like every other. Its shards first write increments, then take a checkpoint. From the replay they take over only
+rows whose inputs are still those of the checkpoint. So rows newer than the replay are computed in the build. A replay may be old, have only half of
 the shards, or be gone from the store: that only costs computing. Rows of another encoder are never taken over (I9).
 """
 

@@ -12,7 +12,7 @@ from streams.shard.outbox import OutboxEntry
 
 @dataclass(slots=True)
 class BatchResult:
-    """The results of one call of `apply`: counts by topic, work by cause, and what it put into the outbox."""
+    """The results of one call of `apply`: counts by topic, work by cause, and its new entries of the outbox."""
 
     at_s: float = 0.0  # monotonic
     counts: dict[str, TopicCounts] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 Entries are sent in the order of their sequence; after a restart everything left is sent again, which is harmless: rows carry orders, dead letters carry
 their source position.
 Invariants (I8): a page is bounded in bytes, whatever the sizes of the entries. The dead letters of one record share its bytes: only the last of them holds the
-value, because entries are removed in order; 256 rejected updates of a record of 4 MiB would be a write of 1 GiB otherwise.
+value, because entries are removed in order. Otherwise 256 rejected updates of a record of 4 MiB would be a write of 1 GiB.
 """
 
 import dataclasses

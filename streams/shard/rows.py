@@ -1,7 +1,7 @@
 """Rows of one version for the items of one micro-batch: which to encode, which to rewrite without the network, which items are gone.
 
-Invariant: a row is rewritten without the network only from a stored row whose input hash is that of the components before the batch; any
-other row is encoded. Both ways give the same bits.
+Invariant: a row is rewritten without the network only from a stored row whose input hash is that of the components before the batch. Every other row is
+encoded. Both ways give the same bits.
 """
 
 from collections import Counter

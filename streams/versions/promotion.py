@@ -6,7 +6,7 @@
     rollback   servers report that the live version misbehaves (core/misbehaviour.py)
 
 Invariants: the only state is the running job, so a crash costs only its time. Several workers may do this at once; one entry is written. The canary's
-verdict counts only if the version that it was compared with is still live, and never against what an operator has decided meanwhile. The caller's
+verdict counts only if the version that it was compared with is still live, and never against an operator's later decision. The caller's
 thread never waits for a canary.
 A rollback is decided on the newest log, so only one of several workers writes it, and never after a hold, a pin or another promotion. The entry
 `rollback` also holds: nothing is promoted by itself until an operator has released the hold. A rollback also goes to a version that fell behind in a shard
@@ -106,7 +106,7 @@ class RollbackWatch:
 
     reports         the reports of servers so far
     reports_now_ms  the time by the clock that dates them, None while that is not known; `clock` dates the entry
-    lag             by shard, how many records a version lacks; asked only before a rollback, because that takes a second or more
+    lag             by shard, the number of records that a version lacks; asked only before a rollback, because that takes a second or more
     """
 
     control_log: ControlLog

@@ -1,7 +1,7 @@
 """From sealed shards to a published revision: one manifest by exclusive create, then one `publish` entry (protocol B9).
 
-Invariants: any worker may do any step at any moment, several at once: of two manifests one is created, of two entries one is appended, and
-whoever finds a manifest without its `publish` writes it. A manifest is never made from an incomplete set of seals, nor from those of another encoder (I9).
+Invariants: any worker may do any step at any moment, several at once. Of two manifests one is created, and of two entries one is appended. A worker that
+finds a manifest without its `publish` writes it. A manifest is never made from an incomplete set of seals, nor from those of another encoder (I9).
 """
 
 import hashlib

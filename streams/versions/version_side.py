@@ -42,7 +42,7 @@ class VersionSide:
 
     owned     the shards that this worker has now
     folder    the worker's data directory
-    stopping  is set while the worker gives its partitions away, also when it is asked to stop
+    stopping  set while the worker gives its partitions away, also for its stop
     by        who writes the entries of the control log
     template  the process that builders are forked from; None: they are started as programs
     """

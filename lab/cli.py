@@ -11,14 +11,14 @@ from lab.evaluation.cli import register as register_eval
 from lab.serving.cli import register as register_serving
 
 Docs = Annotated[
-    Path, typer.Option(exists=True, file_okay=False, help="The folder of BENCHMARKS.md; the runs are in benchmarks beside it.")
+    Path, typer.Option(exists=True, file_okay=False, help="The folder of BENCHMARKS.md; the runs are in benchmarks next to it.")
 ]
 
 
 def commands(app: typer.Typer) -> None:
     """Register the commands of `lab` onto the `aif` application."""
     app.add_typer(demo_app, name="demo", short_help="From nothing to ranked answers, measured.")
-    group = typer.Typer(help="Measure what the system takes, beside its floors.", no_args_is_help=True)
+    group = typer.Typer(help="Run benchmarks and compare them with their lower bounds.", no_args_is_help=True)
     app.add_typer(group, name="bench")
     group.command("keep", short_help="File what --json printed among the runs in docs/benchmarks.")(keep)
     group.command("report", short_help="Write docs/BENCHMARKS.md from the runs that are kept.")(report)
@@ -28,7 +28,7 @@ def commands(app: typer.Typer) -> None:
     group.command("soak", short_help="Mixed load for long: does anything grow?")(soak)
     group.command("scale", short_help="Build, disk and memory by number of items.")(scale)
     register_serving(group)
-    group.command("nearline", short_help="Builds and increments beside their floors.")(bench_nearline)
+    group.command("nearline", short_help="Builds and increments, compared with their lower bounds.")(bench_nearline)
     register_eval(app)
 
 
@@ -60,7 +60,7 @@ def statistics(
 
 def crash(
     kills: Annotated[int, typer.Option(min=1, max=10_000, help="How often something is killed.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of what is killed, where, and what is published.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the kills, their places, and the published updates.")] = 0,
     items: Annotated[int, typer.Option(min=100, help="Items of the synthetic catalogue.")] = 2_000,
     rate: Annotated[float, typer.Option(min=1.0, help="Updates per second all the while.")] = 200.0,
     as_json: AsJson = False,
@@ -101,7 +101,7 @@ def bench_nearline(
     updates: Annotated[int, typer.Option(min=1_000, help="Increments, one per record and again 256 per record.")] = 50_000,
     as_json: AsJson = False,
 ) -> None:
-    """Items/s of a full build beside the bare network; updates/s of a worker, one and 256 per record; memory; start."""
+    """Items/s of a full build, compared with the bare network; updates/s of a worker, one and 256 per record; memory; start."""
     from lab.system.nearline import measure_nearline
 
     print_figures(measure_nearline(items, updates).as_dict(), as_json)

@@ -46,7 +46,7 @@ logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.reports")
 
 @dataclass
 class _Counts:
-    """What was counted for one version since the last report."""
+    """The counts of one version since the last report."""
 
     answers: int = 0
     not_finite: int = 0

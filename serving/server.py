@@ -113,7 +113,7 @@ class RankingServer:
         self.user_follower: UserFollower | None = None
         self.topic_watch: TopicWatch | None = None
         self._calmed = False
-        self._stale: dict[str, str] = {}  # what was logged last
+        self._stale: dict[str, str] = {}  # the last logged reasons
         self._statistics_old = ""  # why the served version's statistics are not current; not asked at every answer
         self.front = Front(self._ready, settings.serve, self.metrics)
         self.health = Health(self.engine.status, lambda: (self.front.ranked, self.front.faults))

@@ -55,7 +55,7 @@ def take_short_turns(threads: Iterable[int]) -> int:
 
 def _ask(number: int, thread: int) -> bool:
     try:
-        if os.sched_getscheduler(thread) != os.SCHED_OTHER:  # somebody chose another policy on purpose
+        if os.sched_getscheduler(thread) != os.SCHED_OTHER:  # an operator chose another policy on purpose
             return False
         nice = os.getpriority(os.PRIO_PROCESS, thread)
     except OSError:  # the thread has ended

@@ -60,7 +60,7 @@ def server_status(
     statistics: Callable[[Sequence[str]], Mapping[str, float | None]],
     allocation: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """The whole state of a server as plain values. `topics_error`: what is wrong with the index's topics, "" if nothing is."""
+    """The whole state of a server as plain values. `topics_error`: the fault of the index's topics, or ""."""
     return {
         "ready": ready[0],
         "not_ready_because": "" if ready[0] else ready[1],

@@ -1,7 +1,7 @@
 """Whether the broker still has the topics of the index, with its partitions. A consumer of a deleted topic only hears that nothing comes.
 
-A server whose topics are gone stays ready: it answers from what it has, and its status and metrics say why nothing new comes. So does one whose item topics
-have surplus partitions: the workers stop there.
+A server whose topics are gone stays ready. It answers from its present rows, and its status and metrics say why nothing new comes. So does one whose item
+topics have surplus partitions: the workers stop there.
 """
 
 import logging
@@ -20,7 +20,7 @@ _log = logging.getLogger("aif.serving.topics")
 
 
 class TopicWatch:
-    """`index`: the index as it was begun. `last_error`: what is wrong with its topics; empty if nothing is."""
+    """`index`: the index as it was begun. `last_error`: the fault of its topics, or ""."""
 
     def __init__(self, bootstrap: Bootstrap, prefix: str, index: Init, metrics: Metrics, every_s: float = _EVERY_S) -> None:
         self._bootstrap, self._prefix, self._index, self._every_s = bootstrap, prefix, index, every_s

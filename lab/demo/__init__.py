@@ -1,4 +1,4 @@
-"""`aif demo`: the whole system on one machine, from an empty directory to ranked answers, and what it measures on the way.
+"""`aif demo`: the whole system on one machine, from an empty directory to ranked answers and figures.
 
 cli.py       the command and its options
 program.py   the acts in order: read it first

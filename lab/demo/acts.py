@@ -1,4 +1,4 @@
-"""What the demo shows, act by act; each returns what it measured. The acts know the stage and the catalogue, not the model.
+"""The acts of the demo; each returns its figures. The acts know the stage and the catalogue, not the model.
 
 Relevance is design-independent: the ids that matter are the catalogue's (`Evaluation`), the ranking is the server's answer over HTTP.
 """
@@ -91,7 +91,7 @@ def wait_first_checkpoint(stage: Stage, trainer: Child, step: Step) -> Path:
 
 
 def last_progress(child: Child) -> str:
-    """The last line of a child's log that tells how much is done ("answers: 12 of 40"); empty if there is none."""
+    """The last line of a child's log that reports progress ("answers: 12 of 40"); empty if there is none."""
     lines = (line for line in reversed(child.log_tail().splitlines()) if _PROGRESS.fullmatch(line))
     return next(lines, "")[:_NOTE_CHARS_MAX]
 

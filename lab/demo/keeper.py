@@ -94,7 +94,7 @@ def _hand_on(pid: int, number: int) -> None:
 
 
 def end_kept_demo() -> Mapping[str, str]:
-    """End the kept demo, wait for that, and return what was done. A demo whose background process was killed is cleared away."""
+    """End the kept demo, wait for that, and return the steps taken. A demo whose background process was killed is cleared away."""
     from infra.processes import wait_until
 
     record = _read_record()

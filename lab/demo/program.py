@@ -161,8 +161,8 @@ def _start_trainer(stage: Stage, catalogue: Catalogue, steps: int | None) -> Chi
     """One training and its short warm starts, from the topics alone: it gets the schema, never the world.
 
     Steps end it, not seconds: a busy machine would take fewer steps, and the demo would show a worse model.
-    It learns from all users, because the demo measures on others. Where the number of impressions is known it can start beside their
-    publication, because they are published last.
+    It learns from all users, because the demo measures on others. If the number of impressions is known, it can start during their publication,
+    because they are published last.
     """
     model = stage.directory / "model.json"
     model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": catalogue.train.to_dict()}))

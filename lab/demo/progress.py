@@ -46,7 +46,7 @@ class Steps:
         if not self._console.is_terminal or self._console.width > _WIDTH_MAX:
             self._console = Console(file=sys.stderr, width=_WIDTH_MAX)
         columns = (TextColumn("{task.description:<40}"), BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.fields[note]}"))
-        # Where nobody watches, a line at the end of each step says the same.
+        # Without a terminal, a line at the end of each step says the same.
         self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
 
     def __enter__(self) -> Self:

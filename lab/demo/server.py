@@ -42,8 +42,8 @@ class RankingServer:
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
 
     def prerank(self, body: Mapping[str, Any]) -> Ranked:
-        """Both calls in one. A request that is told to come back later does, and counts from its first attempt. Raises Unavailable when the server refuses,
-        with its own words, or is away."""
+        """Both calls in one. A request that the server sends back for later is repeated, and counts from its first attempt. Raises Unavailable if the server
+        refuses, with its own words, or is away."""
         started = time.perf_counter()
         try:
             reply = self._http.post(_PATH, json=body)

@@ -89,7 +89,7 @@ class Stage:
 
     @property
     def topic_prefix(self) -> str:
-        """A prefix of its own, so that a demo on a shared broker touches nobody's topics."""
+        """A prefix of its own, so that a demo on a shared broker touches no other topics."""
         return f"demo-{self.directory.name}." if self.external_bootstrap else "aif."
 
     def environment(self) -> dict[str, str]:
@@ -174,7 +174,7 @@ class Stage:
         return Publisher(self.connection, self.topic_prefix, "aif-demo", SHARDS, USER_PARTITIONS, self.id_kind)
 
     def stop(self) -> None:
-        """Stops every child at once, kills what is left after 1 s, and removes the directory unless it is kept. Takes at most 3 s."""
+        """Stop every child at once, kill the others after 1 s, and remove the directory unless it is kept. Takes at most 3 s."""
         for service in self.services:
             service.release()  # its child is among the children
         self.services.clear()

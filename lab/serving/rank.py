@@ -1,4 +1,4 @@
-"""`aif bench rank`: the time of one request in the engine, from ids to the top 100, beside the time that torch needs for the same rows and products.
+"""`aif bench rank`: the time of one request in the engine, from ids to the top 100, compared with torch's time for the same rows and products.
 
     engine      `Engine.submit_rank` with a state of call 1: look-up, gather, joint part, top-k, answer
     floor       torch with as many threads: gather of the same columns at known places, and the same products on ready inputs; no look-up, join or top-k

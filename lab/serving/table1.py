@@ -5,7 +5,7 @@
     online      the user half once per request during retrieval; its state is stored until the candidates are there
     real_time   both halves after the candidates are known: the item half of every candidate, the user half for every mini-batch
 
-Timeliness is the age of what an answer is computed from: half a day offline; nearline the wait for a batch and its way into the table; online the time of
+Timeliness is the age of an answer's inputs: half a day offline; nearline the wait for a batch and its way into the table; online the time of
 retrieval; nothing in real time. Left out: the log's part of the nearline way (`aif bench freshness` measures it), and DIN and SimTier, which depend on the
 pair and cannot be computed ahead.
 Source: AIF, Table 1.
@@ -88,7 +88,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A row of the table: processor seconds per second, bytes, milliseconds that an answer waits, age in seconds of what it is computed from."""
+    """A row of the table: processor seconds per second, bytes, milliseconds that an answer waits, age of its inputs in seconds."""
 
     compute_cores: float
     storage_bytes: float
@@ -205,7 +205,7 @@ def _draw_features(world: RankWorld, rows: int) -> FeatureBlock:
 
 
 def table_rows(figures: Figures) -> list[dict[str, str]]:
-    """The rows to print: the computed costs beside the paper's ticks."""
+    """The rows to print: the computed costs next to the paper's ticks."""
     rows = []
     for name, ticks in PAPER.items():
         value = {

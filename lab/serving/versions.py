@@ -1,4 +1,4 @@
-"""Versions of a synthetic catalogue in a real index store, published one after another, for the benches of loading and flipping.
+"""Versions of a synthetic catalogue in a real index store, published sequentially, for the benches of loading and flipping.
 
 Versions of one kind share their parts, so a new version is only a manifest and three entries, and a bench can publish one every second.
 

@@ -151,7 +151,7 @@ def compare_scores(ours_C: np.ndarray, theirs_C: np.ndarray) -> tuple[float, flo
 def open_rank_world(items: int, ranker: RankerSpec | None = None, simtier_behaviours: int = BEHAVIOURS_PER_USER_MAX) -> Iterator[RankWorld]:
     """A world of `items` items, whose engine runs as long as the block; every call gives the same rows and ids."""
     torch.manual_seed(_SEED)
-    torch.set_num_threads(1)  # beside the engine's own threads, OpenMP's spinning workers would steal their cores
+    torch.set_num_threads(1)  # OpenMP's spinning workers would take cores from the engine's own threads
     rng, spec = np.random.default_rng(_SEED), bench_spec(ranker, simtier_behaviours)
     network = AifNetwork(spec, make_w_hash(_SEED, spec.hash_bits, spec.schema.mm_width)).eval()
     ids = rng.permutation(np.unique(rng.integers(0, 1 << 62, items + items // 100 + 16)))[:items]

@@ -5,8 +5,9 @@ rows at the answer's watermark. So record requests that bring their history: an 
 behaviour changed in between (protocol D1).
 
 Tolerance of a probability: server and reference may sum in different orders, so both differ from the exact value by rounding errors of the same size. The
-network itself gives that size: the greatest difference between its fp32 and its fp64 form on the first answers of the version, times 8 (for both sides,
-and for requests that were not measured), at least 32 eps. The tolerance of a score is how far it moves when every probability moves by its tolerance.
+network itself gives that size: the greatest difference between its fp32 and its fp64 form on the first answers of the version. The tolerance is 8 times as
+large (for both sides, and for requests that were not measured), at least 32 eps. The tolerance of a score is how far it moves when every probability
+moves by its tolerance.
 
 Arrays: C known candidates, T tasks.
 """
@@ -229,7 +230,7 @@ class _Auditor:
         self._measured = 0
 
     def check(self, one: RecordedAnswer) -> tuple[str, float]:
-        """(what is wrong, or "" if nothing is; greatest difference in units of the tolerance)."""
+        """(the fault, or ""; greatest difference in units of the tolerance)."""
         receipt = one.answer.receipt
         ranked = take_first(one.request.item_ids, None if receipt is None else receipt.candidates, one.request.retrieval_scores)
         asked = list(dict.fromkeys(self._ids[i] for i in ranked))

@@ -1,4 +1,4 @@
-"""Recomputes a share of the answers with the plain form of the head in fp64, beside the engine, and reports the difference as metrics.
+"""Recomputes a share of the answers with the plain form of the head in fp64, in parallel with the engine, and reports the difference as metrics.
 
     parity_difference_max   greatest difference of a probability since the start      parity_overlap_min   least share of the reference's top
     parity_samples          checked | moved | busy | failed

@@ -1,7 +1,7 @@
 """The rows of one version at an answer's watermark: from its files, and from index-deltas, record by record up to a position.
 
-Invariants: a delta record is applied as a whole; a component of a row never goes back, and an id that the watermark covers as deleted stays deleted
-(FORMAT.md section 3); the incremental part wins over the full part. To go back to an earlier position, it starts again from the files.
+Invariants: a delta record is applied as a whole. A component of a row never goes back, and an id that the watermark covers as deleted stays deleted
+(FORMAT.md section 3). The incremental part wins over the full part. To go back to an earlier position, it starts again from the files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

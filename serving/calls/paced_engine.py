@@ -1,7 +1,7 @@
 """The engine behind an admission control: it measures what each piece of work takes, predicts waits, and refuses work that would be too late, or a flood.
 
 - The engine works in the order of arrival. So a piece of work began when it was submitted or when the piece before it was done, whichever was later.
-- The user half of a long history is made by a helper beside the queue (`Engine.is_long`), so it waits for other such halves alone, and nothing in the
+- The user half of a long history is made by a helper outside the queue (`Engine.is_long`), so it waits for other such halves alone, and nothing in the
   queue waits for it. Were it counted there, one half of 50,000 behaviours would have every ranking refused for 20 ms.
 - In a flood, one decision is given to every request until a place may be free. So a refusal costs almost no time of the cores that compute.
 - Called from the event loop. Futures finish in the engine's threads, so a lock protects the state.

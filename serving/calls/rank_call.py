@@ -70,7 +70,7 @@ class _Plan:
 class Ranked:
     """A ranking before it takes the form of a protocol: the engine's result, and what the answer says about itself.
 
-    final     what the ranker's order was computed from, if the request asked for it
+    final     the inputs of the ranker's order, if the request asked for it
     receipt   schemas.requests.Receipt, as it travels
     history   from which the user half was made for this ranking alone; None if the half was kept, carried, or continued from a kept one
     """

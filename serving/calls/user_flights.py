@@ -1,6 +1,6 @@
 """Single flight: each user half (user, version, history) is computed at most once at a time, and every request that needs it waits for that one.
 
-Work that has begun is never cancelled: it costs the same whether somebody waits or not, and call 2 may still come for its state.
+Work that has begun is never cancelled: it costs the same whether a request waits or not, and call 2 may still come for its state.
 Everything runs in the server's event loop.
 """
 

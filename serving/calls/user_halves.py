@@ -67,7 +67,7 @@ class Users:
         self._shown: Counter[str] = Counter()
 
     async def identify(self, request: UserRequest | PrerankRequest | RankRequest | PrefixRequest) -> Asked:
-        """The user of a request, with what it brought of the user. Every further log line of the request carries its id.
+        """The user of a request, with the user's data that it brought. Every further log line of the request carries its id.
 
         Raises RejectedInput (`bad_id`, `bad_user_state`, `user_state_off`).
         """
@@ -85,7 +85,7 @@ class Users:
         return Asked(user, request_id, FoundUser(history, None))
 
     async def find(self, asked: Asked) -> FoundUser:
-        """The history to use. If it is not in memory it is read from disk, in a thread beside the event loop."""
+        """The history to use. If it is not in memory it is read from disk, in a thread next to the event loop."""
         if asked.given is not None:
             return asked.given
         known = self.store.find_in_memory(asked.user)

@@ -1,7 +1,7 @@
 """Where call 2 gets its user half from: the best rung of the ladder that can be taken.
 
-If a state is kept, call 2 never reads the disk (protocol C7): whether the state is fresh is checked against the history in memory, and if the history is
-not in memory, any state within the pool's TTL will do. Only the rungs that compute a user half read the history.
+If a state is kept, call 2 never reads the disk (protocol C7). It compares the state with the history in memory. Without a history in memory, any state
+within the pool's TTL will do. Only the rungs that compute a user half read the history.
 """
 
 import time

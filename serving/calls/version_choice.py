@@ -1,5 +1,5 @@
-"""Which version answers a request: the one of its token if that is resident, else the current one, unless the request is pinned; and not before its rows
-include what the request asks for: consistency "at least (topic, partition, offset)".
+"""The version that answers a request: the one of its token if that is resident, else the current one, unless the request is pinned. It waits until the
+version's rows include the offsets that the request names: consistency "at least (topic, partition, offset)".
 """
 
 import asyncio

@@ -77,7 +77,7 @@ def fold_cost(costs: Costs, jobs: Sequence[Job], took_ms: float) -> Costs:
 
 
 def fold_beside(costs: Costs, job: Job, took_ms: float) -> Costs:
-    """The costs after a job that was done beside the queue. The mean stays: it is of what waits in the queue."""
+    """The costs after a job outside the queue. The mean stays: it is of the work in the queue."""
     return Costs({**costs.by_bucket, job.bucket: _toward(costs.by_bucket.get(job.bucket), took_ms)}, costs.mean_ms)
 
 
@@ -115,7 +115,7 @@ def _toward(before: float | None, seen: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What was offered until `at_ms`, refused requests included. `load`: recently; 1 = as much as the engine can do.
+    """The work offered until `at_ms`, refused requests included. `load`: recently; 1 = as much as the engine can do.
 
     A rush began at `rush_ms` and lasts while `backlog_ms`, the offered work that the engine had no time for, is above 0. `late_ms`: the same of what came
     after the rush's burst.
@@ -137,7 +137,7 @@ class Offered:
 
 
 def fold_offered(offered: Offered, work_ms: float, now_ms: float, mean_ms: float, count: int = 1, came_ms: float | None = None) -> Offered:
-    """What was offered after `count` more requests of `work_ms` each. A single request never adds more than 1 to the load.
+    """The work offered after `count` more requests of `work_ms` each. A single request never adds more than 1 to the load.
 
     `came_ms`: when they arrived, if that was before `now_ms`: bodies of a burst take time to be read, and must not count as late for that.
     """

@@ -37,7 +37,7 @@ class Claim:
 
 
 def check_answer(reference: Reference, claim: Claim) -> tuple[str, float]:
-    """(what is wrong, or "" if nothing is; greatest difference of a score in units of its tolerance)."""
+    """(the fault, or ""; greatest difference of a score in units of its tolerance)."""
     wrong = _check_members(reference, claim)
     if wrong or not claim.ids:
         return wrong, 0.0

@@ -23,7 +23,7 @@ class BrokerClock:
         return self.wall_s() - (self.ahead_s or 0.0)
 
     def why_wrong(self) -> str:
-        """What is wrong with this machine's clock; empty if nothing is known to be."""
+        """The fault of this machine's clock; empty without a known one."""
         if self.ahead_s is None or abs(self.ahead_s) <= AHEAD_S_MAX:
             return ""
         where = "ahead of" if self.ahead_s > 0 else "behind"

@@ -1,4 +1,4 @@
-"""How deeply a JSON text nests, how many values and keys it has, found without parsing it: a body is refused before a parser takes memory and time for it.
+"""The depth of a JSON text and its numbers of values and keys, found without parsing. So a body is refused before a parser spends memory and time on it.
 
 A parser is one call that keeps the interpreter, and with it every other request: 8 MiB of small values, all of them wrong, took 2.2 s.
 Brackets and commas inside strings do not count. The text need not be valid JSON; other errors are left to the parser.

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from schemas.ids import Id
 
-LOAD_BOUND = 1.25  # times the mean of what is in flight
+LOAD_BOUND = 1.25  # times the mean of the requests in flight
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ _CALLS_MAX = 4_096
 _HEALTH = f"/{health.SERVICE_NAME}/"
 _LIBRARY_LOGGER = "grpc._cython.cygrpc"
 _ANYBODYS_LINES = (
-    "ExecuteBatchError raised in core",  # an answer that nobody took
+    "ExecuteBatchError raised in core",  # an answer without a taker
     "Invalid encoding on ",  # a header that is no UTF-8
     "Unexpected [DecodeError] raised by servicer method",  # a message to the health service or to reflection that is no protobuf
 )
@@ -132,7 +132,7 @@ class GrpcListener:
             await self._health.set(service, status)
 
     async def close(self, grace_s: float) -> None:
-        """Takes no more calls, lets what is in work finish within `grace_s`, and ends."""
+        """Take no more calls, let running calls finish within `grace_s`, and end."""
         if self._watch is not None:
             self._watch.cancel()
         await self._health.enter_graceful_shutdown()
@@ -213,7 +213,7 @@ def _bounds(idle_ms: int) -> tuple[tuple[str, int], ...]:
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
-    with bind_port(host, port, "--grpc-port") as bound:  # says clearly what is wrong with an address, and finds a free port
+    with bind_port(host, port, "--grpc-port") as bound:  # names the fault of an address, and finds a free port
         chosen = int(bound.getsockname()[1])
     try:
         if tls is None:

@@ -108,7 +108,7 @@ def encode_wire_ids(ids: Sequence[Id]) -> Sequence[Id]:
 
 
 class ClientWatch:
-    """`with ClientWatch(protocol):` what computes an answer, in the request's own task. Raises RejectedInput (`client_gone`), which nobody will read."""
+    """`with ClientWatch(protocol):` what computes an answer, in the request's own task. Raises RejectedInput (`client_gone`), which has no reader."""
 
     def __init__(self, protocol: Any) -> None:
         """`protocol`: Granian's, of the request."""

@@ -31,7 +31,7 @@ _WHOLE_BYTES_MAX = 256 * KIB
 _ANNOUNCED_BYTES_MAX = BODIES_BYTES_MAX // 2
 _THROWN_AWAY_BYTES_MAX = 4 * BODY_BYTES_MAX  # of one body that is too large; the connection of a client that sends more is closed
 _BODY_S_MAX = 10.0
-_LOOK_S = 1.0  # between two checks of the bodies that nobody waits for
+_LOOK_S = 1.0  # between two checks of the bodies without a waiting task
 _WINDOW_BITS: Mapping[str, int] = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # for zlib; HTTP's "deflate" is the zlib format
 
 

@@ -296,7 +296,7 @@ def _plain(value: Id | np.integer[Any]) -> Id:
 
 
 def _describe(ranked: Ranked, deadline: Deadline) -> Mapping[str, bool | int | float | str]:
-    """What an answer says beside its outputs. Nested values are JSON text, because a parameter must be one plain value."""
+    """The parameters of an answer next to its outputs. Nested values are JSON text, because a parameter must be one plain value."""
     result = ranked.result
     about: dict[str, bool | int | float | str] = {
         "version_token": str(result.token),

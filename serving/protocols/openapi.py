@@ -266,7 +266,7 @@ def _json_of(name: str) -> Mapping[str, Any]:
 
 
 def _infer_error(plain: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Our error, and beside it the one field that clients of the Open Inference Protocol read."""
+    """Our error, with the one field that clients of the Open Inference Protocol read."""
     fields = {
         **plain["properties"],
         "error": {"type": "string", "description": "Code and message, for clients of the Open Inference Protocol."},

@@ -6,7 +6,7 @@ schedules the process behind all others of its session (so it must share the ser
 caches and memory bandwidth are shared and a load that never rests slows the requests beside it.
 
 Invariant: "loaded" is answered only after the manifest's sha256, every file's size and sha256, every block's checksum, the row counts of every part and
-shard, and both digests of the merged view were verified. Until then nobody reads the slot, so a failed load needs no clean-up.
+shard, and both digests of the merged view were verified. Until then no thread reads the slot, so a failed load needs no clean-up.
 
 Protocol: a Unix socket, given by its number; each message is one line of JSON; the file descriptor of a slot comes with its `open` message.
 
@@ -37,7 +37,7 @@ from serving.engine.tables.tables import Tables
 from serving.engine_kernels import load_table_kernels
 
 LINE_BYTES_MAX = 1 << 20
-SHARE = 0.25  # of a core, for a load beside requests
+SHARE = 0.25  # of a core, for a load in parallel with requests
 _REST_S_MIN = 0.0005  # a shorter rest is not worth the system call
 
 

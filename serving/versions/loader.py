@@ -76,7 +76,7 @@ class Loader:
     def load(self, source: Source, slot: int) -> Tables:
         """Loads and verifies a version into slot 0 or 1, which grows if it has to. Raises Corrupted, Incompatible, Unavailable; then the slot holds nothing.
 
-        A process that ended while nothing was asked of it (somebody killed it) is noticed by the first message to it, and costs a new process, not a load.
+        A process that ended while nothing was asked of it (killed from outside) is noticed by the first message to it, and costs a new process, not a load.
         """
         try:
             self._prepare(source)

@@ -77,7 +77,7 @@ class _Held:
 
 
 class VersionFollower:
-    """One thread beside the engine, and the loader process.
+    """One thread next to the engine, and the loader process.
 
     last_error  why the wanted version is not served; empty if it is
     counters    since the start: loads, load_failures, flips, corrupted (failures because a file differs from what its manifest says), strangers
@@ -185,7 +185,7 @@ class VersionFollower:
         logger.warning("version_not_served", error=self.last_error, retry_s=pause)
 
     def step(self) -> None:
-        """Reads the log once and does what follows from it. Raises on failure; the running version is untouched then."""
+        """Read the log once and perform its decisions. Raises on failure; the running version is untouched then."""
         state = self._log.refresh()
         self._forget_frozen(state)
         wanted, current = state.current, self._engine.status().current
@@ -371,8 +371,8 @@ def _describe(error: Exception) -> str:
 
 
 def wait_for_engine(future: "Future[T]") -> T:
-    """What the engine answers. Raises Unavailable (`engine_busy`); then the engine will not do it later either, when nobody holds what it is about: a version
-    that it admitted so late would answer from a slot that is free to be written over."""
+    """The engine's answer. Raises Unavailable (`engine_busy`); then the engine will not do it later either. A version that it admitted so late would answer
+    from a slot that is free to be written over."""
     try:
         return future.result(ENGINE_S_MAX)
     except FutureTimeoutError as error:

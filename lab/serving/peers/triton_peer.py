@@ -23,7 +23,7 @@ TOP_K = 100
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now."""
+    """Free ports."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in held]
     for one in held:

@@ -85,8 +85,8 @@ class EndReader:
         return [found[p] for p in range(partitions)]
 
 
-def check_rights(bootstrap: Bootstrap, reads: Iterable[str], writes: Iterable[str], group: str) -> None:
-    """Raises Unavailable (`kafka_not_authorized`) that names each missing right: to read or write topics (whole names), to be a member of `group`. A
+def check_rights(bootstrap: Bootstrap, reads: Iterable[str], writes: Iterable[str], group: str = "") -> None:
+    """Raises Unavailable (`kafka_not_authorized`) that names each missing right: to read or write topics (whole names), to be a member of `group`, if any. A
     consumer without them waits in silence. Which rights a role needs is in docs/how-to/kafka-security.md.
 
     Topics that do not exist, and a broker that does not answer this question, are passed over: the clients themselves meet those.
@@ -96,7 +96,7 @@ def check_rights(bootstrap: Bootstrap, reads: Iterable[str], writes: Iterable[st
     topics = _topic_operations(admin, sorted(reads | writes))
     missing = [f"read topic {t}" for t in sorted(reads) if AclOperation.READ not in topics.get(t, _ALL)]
     missing += [f"write topic {t}" for t in sorted(writes) if AclOperation.WRITE not in topics.get(t, _ALL)]
-    if AclOperation.READ not in _group_operations(admin, group):
+    if group and AclOperation.READ not in _group_operations(admin, group):
         missing.append(f"read group {group}")
     if missing:
         raise not_authorized(bootstrap, f"it may not {', '.join(missing)}")

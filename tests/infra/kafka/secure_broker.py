@@ -15,6 +15,7 @@ from typing import Any
 
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -119,16 +120,21 @@ class SecureBroker:
 
     def allow(self, user: str, resource: str, pattern: str, *operations: str) -> None:
         """Rights of a user on a topic, group or the cluster. A pattern that ends in * is a prefix."""
+        bindings = [AclBinding(*_right(user, resource, pattern, operation)) for operation in operations]
         admin = AdminClient({"bootstrap.servers": self.plain, "log_level": 2})
-        kind = ResourcePatternType.PREFIXED if pattern.endswith("*") else ResourcePatternType.LITERAL
-        bindings = [
-            AclBinding(
-                ResourceType[resource], pattern.rstrip("*"), kind, f"User:{user}", "*", AclOperation[operation], AclPermissionType.ALLOW
-            )
-            for operation in operations
-        ]
         for future in admin.create_acls(bindings).values():
             future.result()
+
+    def forbid(self, user: str, resource: str, pattern: str, operation: str) -> None:
+        """Takes one of these rights away."""
+        admin = AdminClient({"bootstrap.servers": self.plain, "log_level": 2})
+        for future in admin.delete_acls([AclBindingFilter(*_right(user, resource, pattern, operation))]).values():
+            assert len(future.result()) == 1
+
+
+def _right(user: str, resource: str, pattern: str, operation: str) -> tuple[Any, ...]:
+    kind = ResourcePatternType.PREFIXED if pattern.endswith("*") else ResourcePatternType.LITERAL
+    return ResourceType[resource], pattern.rstrip("*"), kind, f"User:{user}", "*", AclOperation[operation], AclPermissionType.ALLOW
 
 
 @contextmanager

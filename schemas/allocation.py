@@ -393,5 +393,7 @@ def _check(table: ActionTable) -> None:
         raise ValueError("a cost or the queue price is not above 0")
     if actions < 2 or table.actions[-1].kind is not Kind.RANK or len(set(table.actions)) != actions:
         raise ValueError("the last action is not full work, or an action is there twice")
+    if any(row[place] != 0 for row in rows for place, action in enumerate(table.actions) if action.kind is Kind.DROP):
+        raise ValueError("a drop has a value")
     if any(not 0 <= place < actions or not 0 <= share <= 1 for place, share in table.mix):
         raise ValueError("the mix names an action that is not there")

@@ -79,6 +79,7 @@ def test_a_table_of_another_version_is_refused() -> None:
         lambda t: t.update(gate=None),
         lambda t: t["costs"]["levels"]["full"].update(candidate_us=1e300),
         lambda t: t["ages"].reverse(),
+        lambda t: t["mean_row"].__setitem__(0, 1.0),
         lambda t: t["drop"].update(row=-1),
     ],
 )

@@ -69,12 +69,12 @@ def test_inferences_carry_the_receipt_as_parameters() -> None:
 
 
 def test_wrong_tables_cost_neither_answers_nor_errors() -> None:
-    """Each through its file, as a server reads it: cheap by 40%, dear a thousand times, free, falling, of one action, and one that is refused."""
-    table = replace(built_in_table(), version=1, made_at_ms=1, gate=Gate(0.1, 0.0, 0.2), full_ms=4.0)
+    """Each through its file, as a server reads it: cheap by 40%, twice as dear, free, falling, of one action, and one that is refused."""
+    table = replace(built_in_table(), version=7, made_at_ms=1, gate=Gate(0.1, 0.0, 0.2), full_ms=4.0)
     full = table.costs.levels["full"]
-    falling = tuple(1.0 / (1 + place) for place in range(len(table.actions)))
+    falling = (0.0, *(1.0 / place for place in range(1, len(table.actions))))
     wrong = [
-        *(replace(table, costs=Costs({"full": replace(full, candidate_us=factor * full.candidate_us)})) for factor in (0.6, 1e3, 0.0)),
+        *(replace(table, costs=Costs({"full": replace(full, candidate_us=factor * full.candidate_us)})) for factor in (0.6, 2.0, 0.0)),
         replace(table, mean_row=falling, values=replace(table.values, shares=(falling,))),
         replace(table, actions=table.actions[-2:], mean_row=(1.0, 1.0), values=replace(table.values, shares=((1.0, 1.0),))),
         replace(table, queue_price=math.nan),
@@ -82,11 +82,11 @@ def test_wrong_tables_cost_neither_answers_nor_errors() -> None:
     with open_front(FakeEngine(rows=3_000), allocation=AllocationSection(mode="value")) as front, Client(front.url) as client:
         for number, one in enumerate(wrong):
             with suppress(Corrupted, ValueError):  # a server keeps the table before; json has no nan
-                front.allocator.tables.known = {1: servable(decode_table(encode_table(one), 1))}
+                front.allocator.tables.known = {7: servable(decode_table(encode_table(one), 7))}
             for front.allocator._plan in (0.0, 1e-6, 0.1):
                 for again in range(4):
                     answer = client.rank(1, ITEMS, top_k=100, request_id=f"{number} {front.allocator._plan} {again}")
-                    assert answer.receipt is not None and len(answer.items) == 100
+                    assert answer.receipt is not None and len(answer.items) == 100 and answer.table == "v7-1"
                     assert front.allocator._plan > 0 or answer.candidates == 2_000, "without a price, full work"
 
 

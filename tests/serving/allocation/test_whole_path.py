@@ -96,9 +96,9 @@ class Site:
         return await self.call.rank(request, Deadline(time.monotonic(), 60_000))
 
     async def compare(self, price: float) -> list[list[Mapping[str, Any]]]:
-        """Receipts of users of both kinds at the same price, of requests in no random slice."""
+        """Receipts of requests of both worths at the same price, in no random slice. Each user asks twice, too seldom for the drop rule."""
         self.allocator._plan = price
-        receipts = [[await self.receipt(f"{worth} {number}", worth) for number in range(20)] for worth in WORTH]
+        receipts = [[await self.receipt(f"{worth} {number}", worth, 2_000 + number) for number in range(20)] for worth in WORTH]
         return [[one for one in of if one["arm"] == "policy"] for of in receipts]
 
     def fold(self, behaviours_of: int) -> None:

@@ -36,12 +36,12 @@ def tables(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="A saved `aif eval data --json` (and NAME.tried.toml beside it), to stand in the report; repeatable.",
+            help="A saved `aif eval data --json` (and NAME.tried.toml next to it), to stand in the report; repeatable.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md and pictures beside the paper's numbers."""
+    """Train and measure the models of the paper's tables on the synthetic world; write RESULTS.md and pictures, with the paper's numbers."""
     _use_one_thread()
     from lab.evaluation.program import run_tables
 

@@ -1,4 +1,4 @@
-"""`aif bench nearline`: what the nearline path makes of a catalogue, beside the bare network on the same rows in the same process.
+"""`aif bench nearline`: rates of the nearline path on a catalogue, compared with the bare network on the same rows in the same process.
 
     full build      a shard's checkpoint in, the rows of its full part out (streams/builders/full_part.py), in this process
     floor           the item network alone, in the same blocks and arithmetic, on features that are tensors already

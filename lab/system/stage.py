@@ -1,4 +1,4 @@
-"""Where a bench plays: a broker, an index store and processes of its own in one directory, a catalogue and a model nobody has to train.
+"""Where a bench plays: a broker, an index store and processes of its own in one directory, a catalogue and an untrained model.
 
 A random model costs what a learnt one of the same sizes does; nothing here judges relevance.
 """
@@ -117,7 +117,7 @@ def open_bench_stage(id_kind: IdKind = IdKind.INT64, /, **settings: str) -> Iter
 
 
 def write_random_checkpoint(path: Path, catalogue: Catalogue, seed: int = 0) -> None:
-    """A checkpoint for the catalogue's schema with weights nobody trained."""
+    """A checkpoint for the catalogue's schema with random weights."""
     import torch
 
     from schemas.model.checkpoint import write_checkpoint

@@ -10,6 +10,7 @@ end of the hours, and vectors are those of the first import, so only the statist
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,7 @@ def serve_live(mapping: DataMapping, directory: Path, network: AifNetwork, hours
     after = MeasuredCatalogue(mapping.model_copy(update={"holdout": mapping.holdout.model_copy(update={"start": end})}), directory)
     questions, answers = make_questions(after), dict[str, Answers]()
     items = {item.item_id: item for item in before.items()}
-    with open_bench_stage(before.sources.id_kind) as stage:
-        server = _start(stage, before, items.values(), network)
+    with open_bench_stage(before.sources.id_kind) as stage, closing(_start(stage, before, items.values(), network)) as server:
         answers[STALE] = questions.ask(server)
         began = tell(f"the log of {hours:g} hours")
         with stage.publisher() as publisher:
@@ -122,11 +122,10 @@ def serve_live(mapping: DataMapping, directory: Path, network: AifNetwork, hours
         not_servable(stage, server)
         tell("counted and served", began)
         answers[KEPT] = questions.ask(server)
-    with open_bench_stage(before.sources.id_kind) as stage:
-        names = before.schema.statistics.keys()
-        answers[FRESH] = questions.ask(
-            _start(stage, before, (_with_statistics(items.get(i.item_id), i, names) for i in _last(after)), network)
-        )
+    names = before.schema.statistics.keys()
+    renewed = (_with_statistics(items.get(item.item_id), item, names) for item in _last(after))
+    with open_bench_stage(before.sources.id_kind) as stage, closing(_start(stage, before, renewed, network)) as server:
+        answers[FRESH] = questions.ask(server)
     return questions, answers
 
 

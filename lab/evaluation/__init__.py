@@ -8,8 +8,8 @@ world_truth.py            the world's held-out users and their measures
 tables.py                 the figures made of cells; bits.py: how many bits a signature needs
 costs.py                  the cost of Table 3, of Algorithm 1, and of training rows that are not grouped
 program.py                one run of `aif eval tables`; cli.py: the commands; report.py, pictures.py, data_section.py: its report
-mapped_data.py            one run of `aif eval data`; candidates.py: what its users are asked about
-history.py                what a longer history is worth, beside what it costs (`aif eval history`)
+mapped_data.py            one run of `aif eval data`; candidates.py: the items that its users are asked about; live_data.py: `--live`
+history.py                the worth of a longer history, and its cost (`aif eval history`)
 world_columns.py          a world as training reads it, without an event for each behaviour
 rungs.py                  what each rung of the serving ladder costs in quality
 relay.py                  what the ranker adds to AIF's order (`aif eval relay`)

@@ -51,7 +51,7 @@ class TrainChoices:
     seed: int = 0
     ranker_steps: int = 1_000
     start: str = "random"
-    copr: float = 0.3
+    copr: float = 0.03
     click: float = 1.0
     softmax: float = 0.0
     outcomes: float = 1.0

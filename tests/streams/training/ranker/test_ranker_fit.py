@@ -9,6 +9,7 @@ import torch
 from schemas.errors import Misconfigured
 from schemas.ids import IdKind
 from schemas.model.network import AifNetwork
+from schemas.model.ranker.layers import make_room
 from schemas.model.ranker.spec import RankerSpec, encode_items
 from schemas.train_choices import TrainChoices
 from streams.training.impressions import TrainingSet, join_events
@@ -65,10 +66,10 @@ def test_any_cut_of_a_trained_rankers_sequence_gives_the_logits_of_training(cut:
     tokens = torch.cat([ranker.profile_token(batch.users.profile), behaviours, ranker.context_token(batch.context)], 1)
     items = torch.from_numpy(RankerRows(data).row_tokens[data.row_QC[:1]])
     with torch.no_grad():
-        prefix = ranker.extend(tokens[:, :cut]) if cut else None
-        rest = tokens[:, cut:]
-        past = prefix if not rest.shape[1] else ranker.extend(rest, prefix) if prefix is None else prefix.join(ranker.extend(rest, prefix))
-        assert past is not None
+        past = make_room(SPEC, tokens.shape[1])
+        for first, end in ((0, cut), (cut, tokens.shape[1])):
+            if first < end:
+                past.put(first, ranker.extend(tokens[:, first:end], past.part(0, first)))
         ours = ranker.score(ranker.candidate_tokens(items, aif[:1]), aif[:1], past)
         every, one_by_one = torch.arange(tokens.shape[1])[None], ranker.candidate_tokens(items, aif[:1])
         specified = ranker.full(tokens, every, torch.ones_like(every, dtype=torch.bool), one_by_one, aif[:1])

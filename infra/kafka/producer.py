@@ -18,12 +18,15 @@ _QUEUE_KIB_MAX = 64 * 1024
 _POLL_S = 0.05
 
 
-def open_producer(bootstrap: Bootstrap, delivery_s_max: float, on_error: Callable[[KafkaError], None] | None = None) -> Producer:
+def open_producer(
+    bootstrap: Bootstrap, delivery_s_max: float, on_error: Callable[[KafkaError], None] | None = None, transactional_id: str = ""
+) -> Producer:
     """A producer that tries for `delivery_s_max` seconds to deliver a record (0: without a limit). `on_error` is called within `poll`, also at the end of each
-    connection."""
+    connection. `transactional_id`: it sends in transactions, which the caller begins and ends."""
     return Producer(
         {
             **client_config(bootstrap, on_error),
+            **({"transactional.id": transactional_id} if transactional_id else {}),
             "enable.idempotence": True,
             "acks": "all",
             "partitioner": "murmur2_random",

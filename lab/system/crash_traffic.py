@@ -76,7 +76,7 @@ class Traffic(Background):
 
     def _transactional(self) -> Producer:
         if self._transactions is None:
-            producer = Producer({"bootstrap.servers": self._stage.bootstrap_servers, "transactional.id": f"traffic-{self._seed}"})
+            producer = open_producer(self._stage.bootstrap_servers, _SETTLE_S, transactional_id=f"traffic-{self._seed}")
             producer.init_transactions(_SETTLE_S)  # an open transaction of an earlier one is aborted
             self._transactions = producer
         return self._transactions

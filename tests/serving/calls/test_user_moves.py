@@ -86,6 +86,7 @@ def test_while_requests_wait_nothing_is_moved_and_the_flip_is_not_held_up_for_ev
         paced = PacedEngine(engine, Metrics(), clock=lambda: 1.0)  # type: ignore[arg-type]
         paced.submit_rank(RankWork([1], 1, state=FakeState(OLD, 1, 1, 0, False)))
         paced._waiting_ms = 50.0
+        paced._note_backlog()
         assert await UserMoves(paced, users, clock=lambda: next(times)).move(NEW) == 0
         assert engine.made == []
 

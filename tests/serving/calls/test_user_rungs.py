@@ -234,6 +234,7 @@ def test_a_request_whose_deadline_cannot_be_met_is_refused_before_it_waits(front
         first = begin_call_one(front, client, threads)
         front.paced._waiting_ms += 5  # a little, within the bound of the queue
         front.paced._began_s += 3_600
+        front.paced._note_backlog()
         front.paced.costs = Costs({("rank", 2): 50_000.0}, 1e9)
         with pytest.raises(Unavailable, match="needs 50000 ms") as caught:
             client.rank(1, [1, 2], deadline_ms=20_000)

@@ -231,7 +231,7 @@ class Shard:
         failpoint("after-write")
         self.state = after
 
-    def write_watermark(self) -> list[OutboxEntry]:
+    def write_due(self) -> list[OutboxEntry]:
         """Puts the source offsets into the outbox if readers lack them and the last watermark is long enough ago (B16). Returns the new entries."""
         outgoing = Outgoing(self.state.next_outbox, self.state.next_delta)
         if self._watermarked is None or self._watermarked.next_offsets != self.state.next_offsets:

@@ -9,13 +9,14 @@ import contextlib
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from itertools import groupby
 from pathlib import Path
 
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord
 from infra.kafka.security import Bootstrap
-from schemas.errors import Corrupted, Incompatible
+from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.topics import IMPRESSIONS, ITEM_FEATURES, USER_BEHAVIOURS
 from streams.core.batching import GapWatch, Partition, Remedy, plan_runs
 from streams.shard.task import SerialTask
@@ -48,7 +49,7 @@ class TallyOwner:
     async def open_partitions(self, partitions: frozenset[Partition], generation: int) -> Mapping[Partition, int]:
         """Opens the tally where all partitions were given to this process, and returns the offsets from which it reads."""
         await self.close_partitions()
-        self.assigned = True
+        self.assigned = not partitions
         if not partitions:
             _log.info("%s; this one waits for its end", KEPT_BY_OTHER)
             return {}
@@ -56,6 +57,7 @@ class TallyOwner:
         _log.info("%s from now on", KEPT_HERE)
         self.task = self._make_task(tally)
         self.task.admit()
+        self.assigned = True
         return {(topic, p): offsets[f"{topic}/{p}"] for topic, p in partitions}
 
     def _open(self, partitions: frozenset[Partition]) -> tuple[Tally, Mapping[str, int]]:
@@ -68,24 +70,30 @@ class TallyOwner:
                 "split_statistics",
                 f"{sorted(given)} were not given to one process with all others; all processes of the group must run this code",
             )
-        for attempt in range(2):
-            try:
-                tally = self._open_tally(self._directory)
-            except Corrupted as error:
-                _log.error("counting the log again: %s", error)
-                shutil.rmtree(self._directory, ignore_errors=True)
-                continue
-            held = tally.next_offsets
-            if attempt or all(starts[name] <= held.get(name, starts[name]) <= ends[name] for name in starts):
-                break
-            _log.error("counting the log again: it holds %s to %s, the directory needs %s", starts, ends, held)
+        tally = self._open_fitting(starts, ends)
+        try:
+            for partition in (p for topic, p in partitions if topic == ITEM_FEATURES):
+                name = f"{ITEM_FEATURES}/{partition}"
+                if starts[name] > 0 and name not in tally.next_offsets:
+                    self._take_older_items(tally, partition, starts[name])
+            return tally, tally.open_log(starts, ends)
+        except BaseException:
             tally.close()
-            shutil.rmtree(self._directory)
-        for partition in (p for topic, p in partitions if topic == ITEM_FEATURES):
-            name = f"{ITEM_FEATURES}/{partition}"
-            if starts[name] > 0 and name not in tally.next_offsets:
-                self._take_older_items(tally, partition, starts[name])
-        return tally, tally.open_log(starts, ends)
+            raise
+
+    def _open_fitting(self, starts: Mapping[str, int], ends: Mapping[str, int]) -> Tally:
+        """The tally of the directory; a new one where that does not read, or needs records that the log does not have."""
+        try:
+            tally = self._open_tally(self._directory)
+            held = tally.next_offsets
+            if all(starts[name] <= held.get(name, starts[name]) <= ends[name] for name in starts):
+                return tally
+            tally.close()
+            _log.error("counting the log again: it holds %s to %s, the directory needs %s", starts, ends, held)
+        except Corrupted as error:
+            _log.error("counting the log again: %s", error)
+        shutil.rmtree(self._directory, ignore_errors=True)
+        return self._open_tally(self._directory)
 
     def takes(self, partition: Partition) -> bool:
         """Whether records can be counted now."""
@@ -127,12 +135,15 @@ class TallyOwner:
                 raise
             if remedy is Remedy.SEEK:
                 held = await asyncio.wrap_future(task.submit(lambda tally: tally.next_offsets))
-                _log.warning("missing records (%s); reading %s/%d again", error, *partition)
-                await self.seek(*partition, held[f"{partition[0]}/{partition[1]}"])
+                offset = held[f"{partition[0]}/{partition[1]}"]
+                _log.warning(
+                    "%s/%d: records from %d on came before those from %d on; reading from there", *partition, records[0].offset, offset
+                )
+                await self.seek(*partition, offset)
 
     def note_ends(self) -> None:
         """Tells the tally where the log ends now, so that it can say whether it has everything."""
         ends = {f"{topic}/{p}": offset for topic in TOPICS for p, offset in end_offsets(self._bootstrap, self._prefix + topic).items()}
         if (task := self.task) is not None:
-            with contextlib.suppress(Exception):  # it is being closed
+            with contextlib.suppress(Unavailable, CancelledError):  # it is being closed, or waits for its disk
                 task.submit(lambda tally: setattr(tally, "ends", ends)).result()

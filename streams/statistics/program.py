@@ -5,6 +5,7 @@ Where that changes, the process ends in order and begins again as itself: other 
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -52,7 +53,7 @@ class StatisticsProgram:
         self._control = ControlLog(self._store)
         self._folder = settings.statistics.data_dir.resolve()
         self._schemas: dict[str, dict[str, Statistic]] = {}
-        self._stopping, self._said = threading.Event(), False
+        self._stopping, self._said, self._failed = threading.Event(), False, ""
 
     def _wanted(self) -> dict[str, Statistic]:
         """What the versions read that servers serve or soon will, without what is switched off."""
@@ -81,7 +82,6 @@ class StatisticsProgram:
 
     async def _wait(self, stop: asyncio.Event) -> dict[str, Statistic]:
         """The statistics, once there is an index and a checkpoint that names some."""
-        before = ""
         while not stop.is_set():
             try:
                 wanted = await asyncio.to_thread(self._wanted)
@@ -89,11 +89,11 @@ class StatisticsProgram:
                     return wanted
                 if self._control.state.current is not None:
                     self._say_ready(wanted)
+                self._failed = ""
             except (Unavailable, Corrupted) as error:
-                if str(error) != before:
-                    _log.warning("the index does not read, retrying: %s", error)
-                before = str(error)
-            await asyncio.wait({asyncio.ensure_future(stop.wait())}, timeout=_CONTROL_EVERY_S)
+                self._note_failed_look(error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _CONTROL_EVERY_S)
         return {}
 
     async def _keep(self, wanted: dict[str, Statistic], stop: asyncio.Event) -> bool:
@@ -136,8 +136,9 @@ class StatisticsProgram:
                         changed.set()
                         loop.call_soon_threadsafe(stop.set)
                         return
+                    self._failed = ""
                 except AifError as error:
-                    _log.debug("looking failed, retrying: %s", error)
+                    self._note_failed_look(error)
                 if owner.assigned:
                     self._say_ready(wanted)
 
@@ -184,6 +185,12 @@ class StatisticsProgram:
             )
 
         return SerialTask(tally, self._clock, make_sender, on_damaged=lambda error: stop_process(error, "opening the statistics again"))
+
+    def _note_failed_look(self, error: AifError) -> None:
+        """Logs it once, not at each look."""
+        if error.code != self._failed:
+            _log.warning("the broker or the index does not read, retrying: %s", error)
+        self._failed = error.code
 
     def _say_ready(self, wanted: dict[str, Statistic]) -> None:
         if not self._said:

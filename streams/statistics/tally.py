@@ -93,8 +93,13 @@ class Tally:
         self._kind = IdKind(init.id_kind)
         self.ends: Mapping[str, int] = {}  # of the log, as last seen; the process keeps them current
         self._target: Mapping[str, int] = {}  # everything before it is counted before anything is sent
+        self._starts: Mapping[str, int] = {}  # of partitions of which the directory may know nothing yet
         self.database: Database = open_database(directory, (COUNTS, ITEMS, META, OUTBOX))
-        self._read()
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
 
     # --- what it holds ---
 
@@ -102,6 +107,7 @@ class Tally:
         """Reads everything that is kept in memory from the directory."""
         raw = self.database.get(META, _STATE)
         self._state = _State() if raw is None else msgspec.json.decode(raw, type=_State)
+        self._state.offsets = {**self._starts, **self._state.offsets}
         self.counts = counts = Counts(self._statistics)
         self._ways = Ways(counts.counters)
         counts.clock_ms = self._state.clock_ms
@@ -152,8 +158,7 @@ class Tally:
 
     def open_log(self, starts: Mapping[str, int], ends: Mapping[str, int]) -> dict[str, int]:
         """At an assignment: where the log of each partition begins and ends. Returns the offsets from which to read."""
-        for name, start in starts.items():
-            self._state.offsets.setdefault(name, start)
+        self._starts, self._state.offsets = dict(starts), {**starts, **self._state.offsets}
         self._target = self.ends = dict(ends)
         return {name: self._state.offsets[name] for name in starts}
 
@@ -273,18 +278,19 @@ class Tally:
         counts.clock_ms = time_ms
         return ranges
 
-    def write_watermark(self) -> list[OutboxEntry]:
+    def write_due(self) -> list[OutboxEntry]:
         """Once an interval: puts the changed numbers into the outbox, and a report if everything is counted that the log holds. Returns what it put there."""
         now_s = self._clock.monotonic()
         if now_s - self._sent_at_s < self._interval_s or not self.is_settled:
             return []
         self._sent_at_s = now_s
         batch, outgoing = self.database.new_batch(), Outgoing(self._state.next_outbox, 0)
-        places, number_SI = np.zeros(0, np.int64), np.zeros((len(self._statistics), 0))
+        places, number_SI, left = np.zeros(0, np.int64), np.zeros((len(self._statistics), 0)), list[tuple[bytes, bytes]]()
         if self._changed or now_s - self._made_at_s >= _REMAKE_EVERY_S:
             self._made_at_s = now_s
             passed_ms = int((now_s - self._newest_at_s) * 1_000) + 1
-            for first, end in self.move_clock(max(self._state.newest_ms + passed_ms, self.clock_ms + 1, self._sent_at_max + 1)):
+            left = self.move_clock(max(self._state.newest_ms + passed_ms, self.clock_ms + 1, self._sent_at_max + 1))
+            for first, end in left:
                 batch.delete_range(COUNTS, first, end)
             number_SI = self.counts.numbers()
             places = self._choose(number_SI)
@@ -292,7 +298,7 @@ class Tally:
         if self._has_reached(self.ends):
             report = StatisticsReport(at_ms=self._clock.now_ms(), as_of_ms=self.clock_ms, names=list(self.counts.statistics))
             outgoing.add(STATISTICS_REPORTS, 0, None, encode_record(report), ())
-        if outgoing.entries:
+        if outgoing.entries or left:
             put_outbox(batch, outgoing.entries)
             after = msgspec.structs.replace(self._state, clock_ms=self.clock_ms, next_outbox=outgoing.next_sequence)
             self._commit(batch, after)

@@ -155,7 +155,7 @@ class Task:
                 self._run(lambda _: self._tick())
 
     def _tick(self) -> None:
-        if self.shard.write_watermark() or self.worker.world.calm or self.worker.world.random.random() < 0.5:
+        if self.shard.write_due() or self.worker.world.calm or self.worker.world.random.random() < 0.5:
             self.send()
         acknowledged = self.sent if self.worker.world.calm else self.sent - self.worker.world.random.randrange(6)
         if acknowledged > self.acknowledged:

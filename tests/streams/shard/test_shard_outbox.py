@@ -68,12 +68,12 @@ def test_watermarks_come_at_most_ten_a_second_and_the_last_offsets_are_always_to
         marks += shard.apply([features_record(i, upsert(A, i))]).outbox
         clock.seconds += 0.03
     assert len(marks) == 3
-    assert shard.write_watermark() == []
+    assert shard.write_due() == []
     clock.seconds += 1
-    (last,) = shard.write_watermark()
+    (last,) = shard.write_due()
     assert decode_delta({}, last.value).header.next_offsets == (10, 0)
     clock.seconds += 1
-    assert shard.write_watermark() == [], "nothing is told twice"
+    assert shard.write_due() == [], "nothing is told twice"
 
 
 def test_a_watermark_whose_write_failed_is_due_again_after_the_database_is_opened_again(
@@ -91,7 +91,7 @@ def test_a_watermark_whose_write_failed_is_due_again_after_the_database_is_opene
         with pytest.raises(Unavailable):
             shard.apply([record])
     shard.recover()
-    told = [*shard.apply([record]).outbox, *shard.write_watermark()]
+    told = [*shard.apply([record]).outbox, *shard.write_due()]
     assert [decode_delta({}, one.value or b"").header.next_offsets for one in told] == [(1, 0)]
 
 

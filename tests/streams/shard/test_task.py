@@ -168,7 +168,7 @@ def test_ticks_of_a_busy_shard_do_not_pile_up(tmp_path: Path, monkeypatch: pytes
     task, _ = open_task(tmp_path / "s")
     task.submit(lambda _: None).result()
     ticks, busy = list[Shard](), threading.Event()
-    monkeypatch.setattr(Shard, "write_watermark", lambda shard: ticks.append(shard) or [])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(Shard, "write_due", lambda shard: ticks.append(shard) or [])  # type: ignore[func-returns-value]
     task.submit(lambda _: busy.wait())
     for _ in range(3):
         task.tick()

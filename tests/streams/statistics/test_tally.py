@@ -5,17 +5,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.kafka.reader import SourceRecord
-from schemas.ids import encode_index_key
+from schemas.errors import Unavailable
+from schemas.ids import encode_index_key, partition_of
 from schemas.statistics import DAY_MS
+from schemas.topics import ITEM_FEATURES, USER_BEHAVIOURS
 from streams.statistics.counts import Change
-from streams.statistics.tally import Tally
-from tests.streams.statistics.world import ITEMS, STATISTICS, LogWorld, Process, numbers_served
+from streams.statistics.tally import COUNTS, Tally
+from tests.streams.shard_world import ManualClock
+from tests.streams.statistics.world import INIT, ITEMS, START_MS, STATISTICS, LogWorld, Process, numbers_served
 
 seeds, kill_shares = st.integers(0, 10_000), st.sampled_from([0.0, 0.3])
 
@@ -90,6 +94,38 @@ def test_a_process_that_takes_over_corrects_what_the_frozen_one_sends_later(seed
         assert serve(process, seed, kills, frozen) == []
         frozen.tally.close()
         process.tally.close()
+
+
+def test_a_full_disk_at_the_first_write_of_a_directory_costs_a_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*_: Any) -> None:
+        raise Unavailable("disk_full", "no space left on device")
+
+    process = Process(LogWorld(0), tmp_path)
+    tally, records = process.tally, process.world.records[ITEM_FEATURES, 0]
+    with monkeypatch.context() as full:
+        full.setattr(tally.database, "write", no_space)
+        with pytest.raises(Unavailable):
+            tally.apply(records)
+    tally.recover()
+    tally.apply(records)
+    assert tally.next_offsets[f"{ITEM_FEATURES}/0"] == len(records)
+    tally.close()
+
+
+def test_what_left_a_window_leaves_the_disk_where_nothing_is_sent(tmp_path: Path) -> None:
+    clock = ManualClock()
+    clock.seconds = START_MS / 1_000
+    tally = Tally(tmp_path, {"taken_1d": STATISTICS["taken_1d"]}, INIT, clock)
+    partition = partition_of(1, INIT.user_partitions)
+    name = f"{USER_BEHAVIOURS}/{partition}"
+    tally.open_log({name: 0}, {name: 1})
+    of_no_item = {"user_id": 1, "item_id": ITEMS, "kind": "click", "time_ms": START_MS}
+    tally.apply([SourceRecord(USER_BEHAVIOURS, partition, 0, None, msgspec.json.encode({"schema": 1, "updates": [of_no_item]}))])
+    tally.ends = {name: 2}  # no report
+    assert len(list(tally.database.scan(COUNTS))) == 1
+    clock.seconds += 3 * 86_400
+    assert tally.write_due() == [] == list(tally.database.scan(COUNTS))
+    tally.close()
 
 
 class CountsTwice(Tally):

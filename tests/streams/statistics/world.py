@@ -166,7 +166,7 @@ class Process:
             self.clock.seconds += 1.0
             if reads and random.random() < 0.5:
                 self.count(random, kills, self._share)
-            entries = self.dies(self.tally.write_watermark, random, kills)
+            entries = self.dies(self.tally.write_due, random, kills)
             if entries is None:
                 entries = self.tally.pending_outbox(1_000)
             for entry in [*entries, *(e for e in entries if random.random() < 0.2)]:

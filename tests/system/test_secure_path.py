@@ -18,12 +18,15 @@ from infra.kafka.producer import open_producer
 from infra.kafka.publisher import Publisher
 from infra.metrics import Metrics
 from infra.processes import Child, free_ports, wait_ready, wait_until
+from infra.settings import load_settings
 from lab.demo.stage import SHARDS, USER_PARTITIONS
 from schemas.errors import AifError, Unavailable
 from schemas.events import Behaviour, ImpressionRecord, ShownItem
 from schemas.ids import IdKind
 from schemas.topics import IMPRESSIONS, INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES
 from serving.topic_watch import TopicWatch
+from streams.settings import StatisticsSettings
+from streams.statistics.program import StatisticsProgram
 from streams.training.refused_impressions import RefusedImpressions
 from streams.training.topic_events import TopicEvents
 from tests.checkpoint_records import point_to
@@ -94,7 +97,14 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureSystem]:
     with run_secure_broker(folder) as broker:
         system = SecureSystem(folder, IdKind.INT64, keep=True, secured=broker)
         (folder / "password").write_text(PASSWORD)
-        assert grant_documented_rights(broker, system.topic_prefix) == {"publisher", "worker", "server", "trainer", "operator"}
+        assert grant_documented_rights(broker, system.topic_prefix) == {
+            "publisher",
+            "worker",
+            "statistics",
+            "server",
+            "trainer",
+            "operator",
+        }
         system.warm_up()
         try:
             system.command("topics", "apply")
@@ -152,6 +162,10 @@ def test_the_trainer_reads_what_it_learns_from(system: SecureSystem) -> None:
         publisher.publish_impression(ImpressionRecord(request_id="r", user_id=1, time_ms=1_000, items=shown))
     events = log.read(log.ends())
     assert [len(found) for found in (events.impressions, events.users, events.behaviours)] == [1, 5, 100]
+
+
+def test_the_statistics_have_the_rights_that_they_need(system: SecureSystem) -> None:
+    assert _use_as_statistics(system) == ""
 
 
 @pytest.mark.campaign
@@ -219,6 +233,20 @@ def _use_as_trainer(system: SecureSystem) -> str:
     return ""
 
 
+def _use_as_statistics(system: SecureSystem) -> str:
+    """What the process does before it joins its group."""
+    system.role = "statistics"
+    program = StatisticsProgram(load_settings(StatisticsSettings, environment=system.environment()))
+    program._control.refresh()
+    init = program._control.state.init
+    assert init is not None
+    try:
+        program._prepare(init)
+    except AifError as error:
+        return str(error)
+    return ""
+
+
 def _use_as_process(system: SecureSystem, *arguments: str, **settings: str) -> str:
     """The log of a process that starts with an empty folder, once it names a missing right, and else after a while."""
     folder = tempfile.mkdtemp(dir=system.directory)
@@ -257,6 +285,7 @@ def _use_as_operator(system: SecureSystem) -> str:
 USES: dict[str, Callable[[SecureSystem], str]] = {
     "publisher": _use_as_publisher,
     "worker": lambda system: _use_as_process(system, "worker"),
+    "statistics": _use_as_statistics,
     "server": lambda system: _use_as_process(system, "serve", "--port", str(free_ports(1)[0])),
     "trainer": _use_as_trainer,
     "operator": _use_as_operator,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from schemas.errors import Unavailable
 from schemas.requests import FinalReport, PrefixAnswer, PrefixRequest
 from schemas.token import VersionToken, decode_token
 from serving.calls.deadline import Deadline
@@ -52,7 +53,10 @@ class FinalCall:
         logits_CT = logits_of(result.probabilities_AT)
         of_request = asked.user, known, result.token.version, asked.request_id
         work = FinalWork(*of_request, result.ids, logits_CT, context, due_s)
-        final = await deadline.wait_for(self._relay.submit_rank(work))
+        try:
+            final = await deadline.wait_for(self._relay.submit_rank(work))
+        except Unavailable:  # it took longer than predicted, or the server is stopping
+            return cut(result, top_k), _report(FinalRung.AIF_ORDER)
         if final.rung is FinalRung.AIF_ORDER:
             return cut(result, top_k), _report(final.rung)
         places, scores, probabilities = final_order(spec.rank_terms, spec.tasks, result.ids, result.scores_A, logits_CT, final.logits_CT)

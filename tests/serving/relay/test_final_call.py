@@ -1,5 +1,6 @@
 """The second stage over the real ports: the signal's answer, the final order and what it says of itself, and hostile bodies."""
 
+import threading
 from collections.abc import Iterator
 
 import httpx
@@ -90,6 +91,17 @@ def test_without_a_ranker_the_order_of_aif_is_the_answer_and_says_so(front: Fron
     assert (final.final.rung, final.degraded) == ("aif_order", [*first.degraded, "final_aif_order"])
     assert final.items == first.items
     assert post(front, "/v1/prefix", 202)["decision"] == "no_ranker"
+
+
+def test_a_ranker_that_is_late_against_its_prediction_leaves_the_order_of_aif(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+    monkeypatch.setattr(front.relay._backends[7], "score", lambda *_: done.wait(30))
+    try:
+        first, final = rank(front, top_k=5), rank(front, top_k=20, final={"top_k": 5}, deadline_ms=500)
+    finally:
+        done.set()
+    assert final.final is not None
+    assert (final.final.rung, final.items) == ("aif_order", first.items)
 
 
 @pytest.mark.parametrize(

@@ -245,15 +245,19 @@ class KvPool:
 
     def save(self, prefix: Prefix) -> None:
         """Copies a finished prefix to the host tier. REQUIRES: the caller holds it."""
-        size = len(prefix.pages) * self.memory.elements * 2
+        with self.lock:
+            window, done, pages = prefix.window, prefix.done, prefix.pages[: self.pages_for(prefix.spec, prefix.done)]
+        size = len(pages) * self.memory.elements * 2
         if size > self._host_bytes or prefix.dropped:
             return
-        data = self.memory.save(prefix.pages)
+        data = self.memory.save(pages)
         with self.lock:
+            if prefix.dropped:
+                return  # its version may be gone
             self._forget_saved(prefix.key)
             while self._saved_bytes + size > self._host_bytes:
                 self._forget_saved(next(iter(self._saved)))
-            self._saved[prefix.key] = _Saved(prefix.window, prefix.done, data, size, self._clock() + self._keep_s)
+            self._saved[prefix.key] = _Saved(window, done, data, size, self._clock() + self._keep_s)
             self._saved_bytes += size
 
     def find_saved(self, key: PrefixKey, window: Window) -> bool:

@@ -76,10 +76,13 @@ class FinalResult:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the ranking thread found for one ranking. `older`: the window of a kept prefix that begins before the one that is due."""
+    """What the ranking thread found for one ranking. `had`, `done`: the prefix's window and its tokens that were computed then; signals may lengthen it.
+    `older`: the window of a kept prefix that begins before the one that is due."""
 
     window: Window
     prefix: Prefix | None
+    had: Window | None
+    done: int
     expected: bool
     same: bool
     older: Window | None
@@ -214,22 +217,24 @@ class Relay:
     def _compute(self, backend: "RankerBackend", pool: KvPool, prefix: Prefix) -> None:
         """The prefix thread: the pieces of one prefix, until it is finished, dropped, or taken over by a ranking."""
         with pool.held(prefix):
-            if prefix.dropped:
+            if self._give_way() or prefix.dropped or prefix.taken_over:
                 return
-            window, kv = prefix.window, backend.open(prefix.window, pool.memory, prefix.pages, prefix.done)
-            while not (self._give_way() or prefix.dropped or prefix.taken_over or prefix.done >= window.tokens):
-                first = prefix.done
+            with pool.lock:
+                window, first = prefix.window, prefix.done
+            kv = backend.open(window, pool.memory, prefix.pages, first) if first < window.tokens else None
+            while kv is not None and first < window.tokens and not (self._give_way() or prefix.dropped or prefix.taken_over):
                 end, began_s = min(first + PIECE, window.tokens), time.perf_counter()
                 backend.extend(window, first, end, kv)
                 took_ms = 1000 * (time.perf_counter() - began_s)
                 with pool.lock:
-                    if prefix.dropped or prefix.taken_over:
+                    if prefix.dropped or prefix.taken_over or prefix.done != first:  # a ranking computes the rest, or has done so
                         break
                     pool.memory.write(backend.ranker, prefix.pages, first, kv.part(first, end))
                     prefix.done = end
                 with self._lock:
                     self.costs = self.costs.fold_prefix(count_work(backend.ranker, end - first, first), took_ms)
-            if prefix.finished:
+                first = end
+            if prefix.finished and not self._give_way():
                 pool.save(prefix)
 
     def _give_way(self) -> bool:
@@ -261,7 +266,7 @@ class Relay:
             if prefix is not None:
                 ending.callback(pool.release, prefix)
                 ending.callback(pool.arrive, prefix, work.request_id)
-            found = self._find(backend, prefix, work, left_ms)
+            found = self._find(backend, pool, prefix, work, left_ms)
             rung = self._choose(backend.ranker, pool, work, found, left_ms)
             if rung is FinalRung.AIF_ORDER:
                 return _aif_order(work)
@@ -271,33 +276,32 @@ class Relay:
                     rung = FinalRung.INLINE
                 else:
                     ending.callback(pool.release, reloaded)
-                    found = replace(found, prefix=reloaded)
+                    found = replace(found, prefix=reloaded, had=found.window)
             result, computed = self._take(backend, pool, work, found, rung)
         took_ms = 1000 * (time.monotonic() - began_s)
         with self._lock:
             self.costs = self.costs.fold_rank(computed, took_ms)
         return result
 
-    def _find(self, backend: "RankerBackend", prefix: Prefix | None, work: FinalWork, left_ms: float) -> _Found:
+    def _find(self, backend: "RankerBackend", pool: KvPool, prefix: Prefix | None, work: FinalWork, left_ms: float) -> _Found:
         window = open_window(backend.spec, work.user)
-        older = None
-        same = prefix is not None and window.begins_with(prefix.window)
-        expected = prefix is not None and work.request_id in prefix.request_ids
-        if prefix is not None and not same and prefix.window.start < window.start:
-            other = open_window(backend.spec, work.user, prefix.window.start)
-            older = other if other.begins_with(prefix.window) else None
+        older, had, done, expected = None, None, 0, False
+        if prefix is not None:
+            with pool.lock:
+                had, done, expected = prefix.window, prefix.done, work.request_id in prefix.request_ids
+        same = had is not None and window.begins_with(had)
+        if had is not None and not same and had.start < window.start:
+            other = open_window(backend.spec, work.user, had.start)
+            older = other if other.begins_with(had) else None
         count = len(window) // 2
         while count > _TRUNCATED_MIN and self._whole_ms(backend.ranker, count + 1, len(work.item_ids)) > left_ms:
             count //= 2
-        return _Found(window, prefix, expected, same, older, window.cut(len(window) - count, len(window)))
+        return _Found(window, prefix, had, done, expected, same, older, window.cut(len(window) - count, len(window)))
 
     def _choose(self, spec: RankerSpec, pool: KvPool, work: FinalWork, found: _Found, left_ms: float) -> FinalRung:
-        candidates, window, prefix = len(work.item_ids), found.window, found.prefix
-        after_ms = None
-        if prefix is not None and found.same:
-            after_ms = self._after_ms(spec, window.tokens, prefix.done, candidates)
-        finished, expected = prefix is not None and prefix.finished, found.expected
-        older = found.older
+        candidates, window, older = len(work.item_ids), found.window, found.older
+        after_ms = self._after_ms(spec, window.tokens, found.done, candidates) if found.same else None
+        finished, expected = found.had is not None and found.done >= found.had.tokens, found.expected
         situation = FinalSituation(
             left_ms=left_ms,
             resident_ms=after_ms if finished and expected else None,
@@ -307,7 +311,7 @@ class Relay:
             if not found.same and pool.find_saved(PrefixKey(work.user_id, work.version), window)
             else None,
             inline_ms=self._whole_ms(spec, window.tokens, candidates),
-            older_prefix_ms=None if older is None or prefix is None else self._after_ms(spec, older.tokens, prefix.done, candidates),
+            older_prefix_ms=None if older is None else self._after_ms(spec, older.tokens, found.done, candidates),
             truncated_ms=self._whole_ms(spec, found.truncated.tokens, candidates) if len(found.truncated) else None,
         )
         return choose_final_rung(situation)
@@ -324,17 +328,24 @@ class Relay:
         window = {FinalRung.OLDER_PREFIX: found.older, FinalRung.TRUNCATED: found.truncated}.get(rung) or found.window
         prefix = None if rung in (FinalRung.INLINE, FinalRung.TRUNCATED) else found.prefix
         kept = 0
-        if prefix is not None:
+        if prefix is not None and found.had is not None:
+            with (
+                pool.lock
+            ):  # a signal may have lengthened it: then the prefix thread computes the rest, and what it has of our window is used
+                kept = min(prefix.done, found.had.tokens)
+                prefix.taken_over = rung in (FinalRung.WAITED, FinalRung.RELOADED) and not prefix.finished and prefix.window is found.had
+        try:
+            kv = backend.open(window, pool.memory, [] if prefix is None else prefix.pages, kept)
+            for first in range(kept, window.tokens, PIECE):
+                backend.extend(window, first, min(first + PIECE, window.tokens), kv)
             with pool.lock:
-                prefix.taken_over = rung in (FinalRung.WAITED, FinalRung.RELOADED) and not prefix.finished
-                kept = prefix.done
-        kv = backend.open(window, pool.memory, [] if prefix is None else prefix.pages, kept)
-        for first in range(kept, window.tokens, PIECE):
-            backend.extend(window, first, min(first + PIECE, window.tokens), kv)
-        with pool.lock:
-            if prefix is not None and prefix.taken_over:  # the user's next request will find it whole
-                pool.memory.write(backend.ranker, prefix.pages, prefix.done, kv.part(prefix.done, prefix.window.tokens))
-                prefix.done, prefix.taken_over = prefix.window.tokens, False
+                if prefix is not None and prefix.taken_over:  # the user's next request will find it whole
+                    pool.memory.write(backend.ranker, prefix.pages, kept, kv.part(kept, prefix.window.tokens))
+                    prefix.done = prefix.window.tokens
+        finally:
+            if prefix is not None and prefix.taken_over:
+                prefix.taken_over = False
+                self._prefixes.put(lambda: self._compute(backend, pool, prefix))  # which saves it, or computes the rest after an error
         logits_CT = backend.score(kv, work.context, work.item_ids, work.aif_logits_CT)
         computed = count_work(backend.ranker, window.tokens - kept, kept)
         computed += count_work(backend.ranker, len(work.item_ids), window.tokens, causal=False)

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from serving.relay.backend import RankerBackend
 from serving.relay.kv_pool import Prefix, PrefixKey
 from serving.relay.relay import FinalResult, FinalWork, Relay
 from serving.relay.settings import RelaySection
-from serving.relay.window import Window
+from serving.relay.window import Window, open_window
 from serving.users.user_store import KnownUser
 from tests.schemas.model.samples import SPECS, make_network
 
@@ -154,6 +155,42 @@ def test_a_ranking_takes_over_a_prefix_that_is_not_finished(bench: Bench) -> Non
     wait.set_result(None)
     bench.wait_until_computed()
     assert bench.relay.signal(1, user, 1, "t", 9) is Decision.RESIDENT
+
+
+def test_a_signal_that_lengthens_a_prefix_under_a_ranking_never_counts_what_nobody_computed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, more, wait, choose = user_of(40), longer(user_of(40), 20), Future[None](), bench.relay._choose
+    bench.relay._prefixes.put(lambda: wait.result(30))
+    bench.relay.signal(1, user, 1, "r", 9)
+
+    def lengthen(*found: Any) -> FinalRung:
+        assert bench.relay.signal(1, more, 1, "s", 9) is Decision.EXTENDED
+        return choose(*found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.relay, "_choose", lengthen)
+        bench.rank(work_of(user))
+    assert not bench.prefix(1).finished
+    wait.set_result(None)
+    bench.wait_until_computed()
+    assert bench.rank(work_of(more, request_id="s")).rung is FinalRung.RESIDENT
+
+
+def test_what_a_ranking_took_over_is_saved_and_computed_on_after_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    user, wait, pool, backend = user_of(60), Future[None](), bench.relay._pool, bench.relay._backends[1]
+    assert pool is not None
+    bench.relay._prefixes.put(lambda: wait.result(30))
+    for request_id in ("bad", "good"):
+        bench.relay.signal(1, user, 1, request_id, 9)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "extend", lambda *_: 1 / 0)
+        assert bench.rank(work_of(user, request_id="bad")).rung is FinalRung.AIF_ORDER
+    assert not bench.prefix(1).taken_over
+    assert bench.rank(work_of(user, request_id="good")).rung is FinalRung.WAITED
+    wait.set_result(None)
+    bench.wait_until_computed()
+    assert pool.find_saved(PrefixKey(1, 1), open_window(backend.spec, user))
 
 
 def test_a_window_that_moved_is_computed_again_or_answered_from_the_older_prefix(bench: Bench) -> None:

@@ -389,6 +389,8 @@ def _check(table: ActionTable) -> None:
         len(c.knots) != len(c.effects) for c in table.values.curves.values()
     ):
         raise ValueError("knots are not rising")
+    if any(age.slope <= 0 or not 0 <= age.kept <= 1 for age in table.ages):
+        raise ValueError("an age has a slope that is not above 0, or keeps a share beyond 0 to 1")
     if min(*terms, table.full_ms) < 0 or any(term[0] <= 0 for term in table._terms) or table.queue_price <= 0:
         raise ValueError("a cost or the queue price is not above 0")
     if actions < 2 or table.actions[-1].kind is not Kind.RANK or len(set(table.actions)) != actions:

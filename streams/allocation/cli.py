@@ -41,10 +41,11 @@ def fit(
     say("reading allocation-outcomes and impressions")
     outcomes = read_outcomes(settings, version)
     actions = actions_of(outcomes)
-    joined = join_outcomes(outcomes, read_impressions(settings), actions)
+    impressions = read_impressions(settings, outcomes)
+    joined = join_outcomes(outcomes, impressions, actions)
     say(f"fitting {len(joined.took_R)} requests")
     table, why = fit_table(joined, actions, version, time.time_ns() // 1_000_000, budget)
-    table = fit_cached(table, outcomes, read_impressions(settings))
+    table = fit_cached(table, outcomes, impressions)
     if out is not None:
         out.write_bytes(encode_table(table))
     path = publish_table(_store(), table) if publish else ""

@@ -1,6 +1,7 @@
 """The drop rule: after how many invalid requests in a row a user's next one may be dropped, from requests that were answered.
 
-A request is valid if its outcome is above 0. A row is chosen on some users and must be safe on others, or there is no rule.
+A request is valid if the user's history has grown when the user asks again, as servers see it (serving/allocation/answers_in_row.py). A history that is full
+does not grow in the records, so its user looks invalid here only. A row is chosen on some users and must be safe on others, or there is no rule.
 
 Here: pure functions of columns. Not here: the rule (serving/core/drop_rule.py). Arrays: R requests.
 """
@@ -33,11 +34,14 @@ def fit_drops(learn: Samples, judged: Samples) -> tuple[DropRule, str]:
 
 
 def valid_by_user(samples: Samples) -> list[np.ndarray]:
-    """Bool [R] of each user: whether each answered and shown request was valid. Others say nothing of the user and are left out."""
-    known = samples.rows(np.isfinite(samples.outcome_R))
-    order_R = np.argsort(known.user_R, kind="stable")
-    starts = np.flatnonzero(np.diff(known.user_R[order_R])) + 1
-    return np.split((known.outcome_R > 0)[order_R], starts)
+    """Bool [R] of each user: whether each answered and shown request was valid. Others are left out, and the user's last one, which nothing tells of."""
+    order_R = np.argsort(samples.user_R, kind="stable")
+    user_R, behaviours_R = samples.user_R[order_R], samples.requests.behaviours_R[order_R]
+    again_R, grew_R = user_R == np.roll(user_R, -1), np.roll(behaviours_R, -1) > behaviours_R
+    again_R[-1:] = False
+    known_R = again_R & np.isfinite(samples.outcome_R[order_R])
+    starts = np.flatnonzero(np.diff(user_R[known_R])) + 1
+    return np.split(grew_R[known_R], starts)
 
 
 def fit_rule(valid: Sequence[np.ndarray], share_max: float, lost_max: float) -> DropRule:

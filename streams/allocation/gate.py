@@ -26,11 +26,11 @@ def judge_table(believed_RA: np.ndarray, cost_RA: np.ndarray, price: float, mix:
     known_R = np.isfinite(judged.outcome_R)
     if known_R.sum() < REQUESTS_MIN:
         return Gate()
-    believed_RA = np.where(np.isfinite(believed_RA), believed_RA, 0.0)
     whole_RA = cost_RA >= cost_RA[:, -1:]  # actions that take all candidates of the request are one: full work
     believed_RA = np.where(whole_RA, believed_RA[:, -1:], believed_RA)
     rows, logged_R = np.arange(len(known_R)), judged.action_R
     chosen_R = choose(believed_RA, cost_RA, price)
+    believed_RA = np.where(np.isfinite(believed_RA), believed_RA, 0.0)  # only now: a request cannot choose what it has not
     chosen_R = np.where(whole_RA[rows, chosen_R], cost_RA.shape[1] - 1, chosen_R)
     mix_A = np.zeros(believed_RA.shape[1])
     for place, share in mix:

@@ -2,6 +2,7 @@
 
 A decision is in allocation-outcomes, what became of it in impressions, up to `JOIN_MS` later. A value is the sum of the bids of clicked items. A request that
 was ranked and has no impression in time has no outcome: neither "shown" nor "invalid". One that was not ranked (dropped, refused, failed) never has one.
+A request may have several impressions, and one may be published twice: each item counts once.
 
 Outcomes may be lost or come twice: servers drop them under load and count the loss, and a repeated request id counts once. So this needs no exactly-once
 reading: `aif allocate fit` reads the retained records anew at each fit, and no agent keeps a state.
@@ -10,7 +11,7 @@ Here: records to columns. Not here: the fits (value_fit.py, cost_fit.py), readin
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,9 +34,7 @@ class Joined:
 
 def join_outcomes(outcomes: Iterable[AllocationOutcome], impressions: Iterable[ImpressionRecord], actions: Sequence[Action]) -> Joined:
     """Decisions for one of `actions` with their values; the first decision of a request id counts."""
-    shown: dict[str, list[tuple[int, float]]] = {}
-    for one in impressions:
-        shown.setdefault(one.request_id, []).append((one.time_ms, sum(item.bid for item in one.items if item.clicked)))
+    shown = by_request(impressions)
     names = {action.name for action in actions}
     seen: set[str] = set()
     rows: list[tuple[AllocationOutcome, float]] = []
@@ -43,11 +42,30 @@ def join_outcomes(outcomes: Iterable[AllocationOutcome], impressions: Iterable[I
         if outcome.action not in names or outcome.request_id in seen:
             continue
         seen.add(outcome.request_id)
-        within = [] if outcome.state in _NOT_RANKED else shown.get(outcome.request_id, [])
-        within = [one for one in within if 0 <= one[0] - outcome.time_ms <= JOIN_MS]
-        rows.append((outcome, sum(value for _, value in within) if within else np.nan))
+        items = None if outcome.state in _NOT_RANKED else items_shown(outcome, shown)
+        rows.append((outcome, np.nan if items is None else sum(bid for bid in items.values() if bid is not None)))
     rows.sort(key=lambda row: row[0].time_ms)
     return Joined(_samples(rows, actions), np.array([np.nan if o.took_ms is None else o.took_ms for o, _ in rows]))
+
+
+def by_request(impressions: Iterable[ImpressionRecord]) -> Mapping[str, Sequence[ImpressionRecord]]:
+    """The impressions of each request id."""
+    found: dict[str, list[ImpressionRecord]] = {}
+    for one in impressions:
+        found.setdefault(one.request_id, []).append(one)
+    return found
+
+
+def items_shown(outcome: AllocationOutcome, shown: Mapping[str, Sequence[ImpressionRecord]]) -> Mapping[str, float | None] | None:
+    """The bid of each item that was shown in time, None if it was not clicked. None without any impression in time."""
+    within = [one for one in shown.get(outcome.request_id, ()) if 0 <= one.time_ms - outcome.time_ms <= JOIN_MS]
+    if not within:
+        return None
+    bids: dict[str, float | None] = {}
+    for item in (item for one in within for item in one.items):
+        before = bids.get(str(item.item_id))
+        bids[str(item.item_id)] = max(item.bid, before or 0.0) if item.clicked else before
+    return bids
 
 
 def _place(action: Action, candidates: int, actions: Sequence[Action]) -> int:

@@ -41,12 +41,12 @@ from streams.allocation.calibration_fit import fit_ages, join_clicks
 from streams.allocation.cost_fit import fit_costs
 from streams.allocation.drop_fit import fit_drops
 from streams.allocation.gate import judge_table
-from streams.allocation.join import JOIN_MS, Joined
+from streams.allocation.join import Joined
 from streams.allocation.value_fit import fit_values
 
 R = TypeVar("R", AllocationOutcome, ImpressionRecord)
 _GATE_SHARE, _GATE_PARTS = 4, 10  # users of so many parts of ten judge
-_SAMPLE = 4_000
+_NEWEST = 4_000  # requests from which prices and the mix are found: those of now
 _LEVEL = LevelCost(1.0, 0.415, 0.14, 0.1, 0.79)  # before anything is measured: docs/BENCHMARKS.md
 
 
@@ -55,9 +55,10 @@ def read_outcomes(settings: InfraSettings, version: int) -> list[AllocationOutco
     return [one for one in _records(settings, ALLOCATION_OUTCOMES, AllocationOutcome) if one.version == version]
 
 
-def read_impressions(settings: InfraSettings) -> Iterator[ImpressionRecord]:
-    """The retained impressions."""
-    return _records(settings, IMPRESSIONS, ImpressionRecord)
+def read_impressions(settings: InfraSettings, outcomes: Iterable[AllocationOutcome]) -> list[ImpressionRecord]:
+    """The retained impressions of the requests of these outcomes."""
+    wanted = {one.request_id for one in outcomes}
+    return [one for one in _records(settings, IMPRESSIONS, ImpressionRecord) if one.request_id in wanted]
 
 
 def _records(settings: InfraSettings, topic: str, kind: type[R]) -> Iterator[R]:
@@ -103,13 +104,14 @@ def fit_table(joined: Joined, actions: tuple[Action, ...], version: int, made_at
     open_table = ActionTable(
         version, made_at_ms, actions, costs, values, tuple(map(float, mean_A)), 1.0, gate=Gate(0.0, 0.0, 0.0), requests=arms
     )
-    value_RA, cost_RA = (of(open_table, learn.requests)[:_SAMPLE] for of in (stack_values, stack_costs))
+    newest = learn.requests.rows(np.arange(len(learn.user_R))[-_NEWEST:])
+    value_RA, cost_RA = (of(open_table, newest) for of in (stack_values, stack_costs))
     full_ms = float(cost_RA[:, -1].mean())
     mix = tuple(best_mix(mean_A, cost_RA.mean(0), budget * full_ms))
     price = find_price(value_RA, cost_RA, budget * full_ms)
     gate = judge_table(stack_values(open_table, judged.requests), stack_costs(open_table, judged.requests), price, mix, judged)
     unit = find_price(value_RA, cost_RA, full_ms / 4)
-    drop, why = fit_drops(learn, judged)
+    drop, why = fit_drops(learn, samples.rows(judging_R))
     return replace(open_table, queue_price=max(unit, 1e-12), full_ms=full_ms, mix=mix, drop=drop, gate=gate), why
 
 
@@ -118,7 +120,7 @@ def fit_cached(table: ActionTable, outcomes: Sequence[AllocationOutcome], impres
     cached = [one for one in outcomes if one.state == "cached"]
     facts = {one.request_id: Facts(one.candidates, one.behaviours, one.needs_user, one.user_value, one.retrieval_top) for one in cached}
     whole = {request_id: table.values.whole(of) for request_id, of in facts.items()}
-    return replace(table, ages=fit_ages(join_clicks(cached, impressions, whole, JOIN_MS), ASSUMED_AGES))
+    return replace(table, ages=fit_ages(join_clicks(cached, impressions, whole), ASSUMED_AGES))
 
 
 def publish_table(store: IndexStore, table: ActionTable) -> str:

@@ -148,7 +148,7 @@ def test_a_servers_own_outcomes_make_the_table_that_it_decides_by(site: Site) ->
     joined = join_outcomes(outcomes, site.impressions, actions)
     table, why = fit_table(joined, actions, VERSION, 1, budget=0.3)
     assert table.gate.serves, table.gate
-    assert why.startswith("row 2 drops 0.0%"), "all requests were valid"
+    assert why.startswith("no rule: 0 valid requests"), "no behaviour followed"
 
     site.publish(table)
     assert site.allocator.tables.find() == (table, False)
@@ -203,7 +203,7 @@ def test_under_a_price_a_kept_answer_is_given_again_and_calibrated_by_clicks_of_
         impressions.append(ImpressionRecord.model_validate(fields))
     table = replace(built_in_table(), version=VERSION, made_at_ms=1)
     fitted = fit_cached(table, outcomes, impressions)
-    assert [age.age_s for age in fitted.ages] == [20.0] and fit_cached(table, outcomes[:9], impressions).ages == ASSUMED_AGES
+    assert [age.age_s for age in fitted.ages] == [20.0, 600.0, 1800.0] and fit_cached(table, outcomes[:9], impressions).ages == ASSUMED_AGES
     site.publish(fitted)
     calibrated, said = (of.result.probabilities_AT[:, 0] for of in (asyncio.run(site.ask("d", 1, 1.0)), first))
     age = fitted.ages[0]

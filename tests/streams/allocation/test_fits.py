@@ -1,11 +1,15 @@
 """Fits of values and drops, and the gate, on requests whose true values are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from schemas.allocation import ActionTable, Costs, Gate, LevelCost, Requests, Values, list_actions, stack_costs, stack_values
+from schemas.allocation import ASSUMED_AGES, ActionTable, Costs, Gate, LevelCost, Requests, Values, list_actions, stack_costs, stack_values
 from schemas.errors import Unavailable
+from schemas.events import AllocationOutcome, ImpressionRecord
 from schemas.knapsack import best_mix, choose, find_price, take
+from streams.allocation.calibration_fit import ShownAgain, fit_ages, join_clicks
 from streams.allocation.drop_fit import fit_drops, fit_rule, valid_by_user
 from streams.allocation.gate import judge_table
 from streams.allocation.value_fit import Samples, fit_values
@@ -113,12 +117,15 @@ def test_the_row_of_the_rule_is_the_shortest_within_both_limits() -> None:
 def test_a_rule_must_be_safe_on_other_users_too() -> None:
     """Regulars always buy and the others never do, so long rows lose nothing. Where all users are alike, each row loses as much as it drops."""
     users = np.repeat(np.arange(600), 40)
-    requests, *_ = draw_requests(len(users), 0)
+    drawn, *_ = draw_requests(len(users), 0)
     rng = np.random.default_rng(0)
     ones = np.ones(len(users))
 
     def of(chance: np.ndarray) -> Samples:
-        outcome = (rng.random(len(users)) < chance).astype(float)
+        """A valid request is one after which the history has grown, whatever was paid for it."""
+        valid = rng.random(len(users)) < chance
+        requests = replace(drawn, behaviours_R=np.cumsum(valid) - valid)
+        outcome = np.zeros(len(users))
         outcome[::7] = np.nan  # dropped, or never shown
         return Samples(users, requests, np.full(len(users), 6), np.full(len(users), "policy"), ones, outcome, np.zeros((len(users), 0)))
 
@@ -132,4 +139,46 @@ def test_a_rule_must_be_safe_on_other_users_too() -> None:
     ):
         rule, why = fit_drops(learn, judged)
         assert rule.row == 0 and why.startswith("no rule") and said in why
-    assert [len(one) for one in valid_by_user(regular)] == [40 - sum((40 * user + n) % 7 == 0 for n in range(40)) for user in range(600)]
+    assert [len(one) for one in valid_by_user(regular)] == [39 - sum((40 * user + n) % 7 == 0 for n in range(39)) for user in range(600)]
+
+
+def test_what_a_request_has_not_cannot_be_chosen() -> None:
+    judged, true = draw_samples(3_000, 9)
+    costs, mix = np.tile([0.01, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], (len(true), 1)), ((3, 1.0),)
+    unavailable = np.where(np.arange(7) == 0, -np.inf, true)
+    priceless = np.where(np.arange(7) == 0, -1e6, true)
+    assert judge_table(unavailable, costs, 50.0, mix, judged).lift == judge_table(priceless, costs, 50.0, mix, judged).lift
+
+
+def again(age_s: float, turned: bool = False) -> list[ShownAgain]:
+    """300 answers of two items, of which the likelier is clicked."""
+    logits = np.array([-1.0, 1.0]) * (-1 if turned else 1)
+    return [ShownAgain(age_s, logits, np.array([float(n % 4 == 0), float(n % 4 > 0)]), 1.0, 2.0) for n in range(300)]
+
+
+def test_a_fitted_age_replaces_its_neighbours_only_and_turns_no_order_around() -> None:
+    ages = fit_ages(again(20.0), ASSUMED_AGES)
+    assert [age.age_s for age in ages] == [20.0, 600.0, 1800.0], "older answers are still given, and so measured"
+    assert [age.kept for age in ages] == [0.5, 0.5, 0.35] and len({age.slope for age in ages}) == 1 and ages[0].slope != 1.0
+    assert [age.age_s for age in fit_ages(again(1_000.0), ASSUMED_AGES)] == [0.0, 600.0, 1_000.0, 1_800.0]
+    assert fit_ages(again(20.0, turned=True), ASSUMED_AGES) == ASSUMED_AGES
+
+
+def test_a_cached_answer_that_was_shown_in_two_parts_is_one_answer() -> None:
+    work = {"cost_ms": 0.1, "value": 1.0, "candidates": 9, "behaviours": 1, "cached_s": 20.0, "items": [1, 2], "logits": [0.5, -0.5]}
+    fields = {"request_id": "a", "user_id": 1, "time_ms": 1_000, "version": 7, "table": "v7-1", "propensity": 0.9, "price": 0.1}
+    names = {"action": "cached", "state": "cached", "arm": "policy", "source": "queue"}
+    outcome = AllocationOutcome.model_validate(work | fields | names)
+    parts = [
+        ImpressionRecord.model_validate(
+            {
+                "request_id": "a",
+                "user_id": 1,
+                "time_ms": 2_000,
+                "items": [{"item_id": item, "position": item, "bid": 2.0, "clicked": True}],
+            }
+        )
+        for item in (1, 2)
+    ]
+    [one] = join_clicks([outcome], [*parts, *parts], {"a": 3.0})
+    assert (one.value, one.whole, len(one.logit_R)) == (4.0, 3.0, 2)

@@ -1,5 +1,7 @@
 """From records of two topics to a table: the join, the costs, and the whole fit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -30,9 +32,10 @@ def test_what_was_not_ranked_or_not_shown_has_no_outcome() -> None:
     outcomes = [_outcome(name, state=state, action="drop" if state == "dropped" else "full/4000") for name, state in states.items()]
     shown = [_impression("a", True, False, True), _impression("b", False), _impression("c", True), _impression("d", True)]
     late = [_impression("e", True, at_ms=1_001 + JOIN_MS)]
-    joined = join_outcomes([*outcomes, _outcome("a", state="failed"), _outcome("x", action="full/9")], [*shown, *late], ACTIONS)
+    joined = join_outcomes([*outcomes, _outcome("a", state="failed"), _outcome("x", action="full/9")], [*shown, *shown, *late], ACTIONS)
     value = dict(zip(states, joined.samples.outcome_R.tolist(), strict=True))
-    assert value["a"] == 4.0 and value["b"] == 0.0 and all(np.isnan(value[name]) for name in "cdef")
+    assert value["a"] == 4.0, "an impression that was published twice counts once"
+    assert value["b"] == 0.0 and all(np.isnan(value[name]) for name in "cdef")
     assert np.isnan(joined.took_R).tolist() == [False, False, True, True, False, False]
 
 
@@ -67,6 +70,11 @@ def test_costs_are_found_again_in_measured_times() -> None:
 def test_a_table_is_fitted_published_and_found(tmp_path: object) -> None:
     samples, _ = draw_samples(12_000, 0, "probe")
     table, why = fit_table(Joined(samples, np.full(12_000, np.nan)), ACTIONS, 7, 123, 0.5)
+    shorter = np.where(np.arange(12_000) < 4_000, 1, samples.requests.candidates_R)
+    changed = replace(samples, requests=replace(samples.requests, candidates_R=shorter))
+    assert fit_table(Joined(changed, np.full(12_000, np.nan)), ACTIONS, 7, 123, 0.5)[0].full_ms == table.full_ms, (
+        "the newest requests price"
+    )
     assert table.full_ms > 0 and table.queue_price > 0 and table.requests["probe"] > 5_000 and why
     store = open_index_store(str(tmp_path))
     with pytest.raises(Unavailable, match="no_table"):

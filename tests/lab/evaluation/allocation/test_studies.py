@@ -10,7 +10,6 @@ from lab.evaluation.allocation.drops import drop_by_model, drop_by_rule, drop_by
 from lab.evaluation.allocation.library import ACTIONS, COST_TABLE, Library, make_library, split_users
 from schemas.allocation import stack_costs
 from serving.core.drop_rule import Shown
-from streams.allocation.calibration_fit import fit_platt
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +73,3 @@ def test_answers_that_were_rarely_given_weigh_more() -> None:
     as_invalid = fit_valid(design, valid & seen, np.ones(40_000))
     chance = [1 / (1 + np.exp(-(w[0]))) for w in (by_weight, as_invalid)]
     assert chance[0] == pytest.approx(0.3, abs=0.03) and chance[1] < 0.05
-
-
-def test_a_domain_feature_takes_the_difference_of_two_models() -> None:
-    rng = np.random.default_rng(1)
-    logit, other = rng.normal(-1, 1, 20_000), rng.integers(0, 2, 20_000)
-    clicked = rng.random(20_000) < 1 / (1 + np.exp(-(logit - 0.8 * other)))
-    weights = fit_platt(logit, clicked, other[:, None].astype(float))
-    assert weights[2] == pytest.approx(-0.8, abs=0.12)

@@ -1,7 +1,7 @@
 """How much work each request gets: the mode, the price of this moment, the decision, and its receipt.
 
     off     every request gets full work, and admission refuses (today's path)
-    shadow  the same, and counts what `queue` or `value` would have done
+    shadow  the same, and counts what `queue` would have done
     queue   the price falls on the table's mean row: under load requests are ranked with fewer candidates, not refused
     value   the same with the value of each request, if the table's gate allows it; worthless requests of sheddable classes are dropped
 
@@ -9,14 +9,14 @@ Price = the highest of three (core/price.py). `queue` is read from the work that
 requests that came last fit into the time. `floor` rises while answers are late or refused.
 
 Here: state and wiring. Not here: the rule (core/choice.py), values and costs (schemas/allocation.py), which lengths the time allows (core/ladder.py).
-Invariants: at a price of 0 a request gets full work. The queue's bound is never below the cost of the request's full work, so an idle server cannot lock
-itself out. Only this server's own queue moves the price. Decision and submission happen in one turn of the event loop, so a decision never reads a queue
-that another one is about to fill.
+Invariants: at a price of 0 a request gets full work, unless its deadline allows less or a random slice chose. The queue's bound is never below the cost of
+the request's full work, so an idle server cannot lock itself out. Only this server's own queue moves the price. Decision and submission happen in one turn
+of the event loop, so a decision never reads a queue that another one is about to fill.
 """
 
 import math
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -48,12 +48,13 @@ _KEPT = 10_000  # decisions that can be explained
 _TIMED = 8_192  # decisions whose time is kept
 _FOLDED = 4_096  # decisions after which they are counted, where no tick comes
 _PREPARED_MAX = 16
+_NOTHING_MS = 1e-6  # what rounding leaves of work that is done
 _ROOM = 2  # an answer of k items is made from so many times k candidates, because some of them may be unknown
 _NO_SLICES, _POLICY, _ANY_CLASS = Slices(0.0, 0.0, 0.0), (Arm.POLICY, 0.0), (1.0, True)
 
 
 class Queue(Protocol):
-    """The engine's queue, as serving/calls/paced_engine.py shows it. `refused`: requests that admission refused since the start."""
+    """The engine's queue, as serving/calls/paced_engine.py shows it. `refused`: requests that admission refused before their decision, since the start."""
 
     refused: int
     worked_ms: float  # measured since the start
@@ -81,7 +82,7 @@ class Allocator:
         self._settings, self.tables, self._metrics, self._clock = settings, tables, metrics, clock
         self._queue = queue
         self.mode = Mode(settings.mode)
-        self._slices = Slices(settings.probe_share, settings.random_share, 2 * settings.probe_share)
+        self._slices = Slices(settings.probe_share, settings.random_share, settings.undropped_share)
         self._full_ms = 0.0  # mean of full work, by the table's costs
         self._scale = 1.0  # measured time over the table's costs, as of the last tick
         self._plan, self._floor, self._floor_price = 0.0, Floor(), 0.0
@@ -89,9 +90,11 @@ class Allocator:
         self._demand = 0.0  # full work offered a ms of time, smoothed
         self._worked_ms, self._queue_price = 0.0, 0.0  # at the last tick; of the last request
         self._recent: deque[Facts] = deque(maxlen=_SAMPLED)
-        self._tick_s, self._tick_refused, self._tick_answers, self._late = clock(), 0, 0, 0
+        self._tick_s, self._tick_refused, self._tick_answers, self._troubled = clock(), 0, 0, 0
         self._classes = {name: (group.share, group.sheddable) for name, group in settings.classes.items()}
-        self._waiting: defaultdict[str, float] = defaultdict(float)  # ms of work in the engine's queue, by class
+        self._waiting: dict[
+            str, float
+        ] = {}  # ms of work in the engine's queue, by class; only of classes that have some, because callers name them
         self.scores = ScoreCache(settings)
         self._in_row = AnswersInRow()
         self._made: list[Choice] = []  # since they were counted last
@@ -118,8 +121,10 @@ class Allocator:
         if self.mode is Mode.OFF:
             return Choice(None, 0.0, ask.group, ask.facts.candidates)
         began = time.perf_counter_ns()
-        choice = carry_out(self._look(ask))
-        self._waiting[ask.group] += choice.expected_ms
+        inputs = self._look(ask)
+        choice = carry_out(inputs)
+        self._full_ms, self._queue_price = self._full_ms or inputs.full_ms, inputs.queue
+        self._waiting[ask.group] = self._waiting.get(ask.group, 0.0) + choice.expected_ms
         self._made.append(choice)
         self._took_ns.append(time.perf_counter_ns() - began)
         if len(self._made) >= _FOLDED:
@@ -158,8 +163,10 @@ class Allocator:
         given: Given | None = None,
     ) -> None:
         """The work of a choice is done, or was refused. `state`: ranked, cached, dropped, refused, late (its deadline passed) or failed."""
-        self._waiting[choice.group] -= choice.expected_ms
-        self._late += state == "late"
+        waiting_ms = self._waiting.pop(choice.group, 0.0) - choice.expected_ms
+        if waiting_ms > _NOTHING_MS:
+            self._waiting[choice.group] = waiting_ms
+        self._troubled += state in ("late", "refused")
         self._in_row.note(user, Shown.DROPPED if choice.by_rule else Shown.VALID if state in ("ranked", "cached") else Shown.NOT_RANKED)
         if self.outcomes is not None and choice.inputs is not None:
             self.outcomes.note(user, choice, "failed" if state == "late" else state, took_ms, probe, given)
@@ -173,12 +180,11 @@ class Allocator:
         each_ms = of.candidate_ms + of.pair_ms * behaviours
         base_ms = of.fixed_ms + of.user_ms + of.behaviour_ms * behaviours if needs_user else of.fixed_ms
         whole_ms, full_ms = self._queue.queue_ms(), base_ms + candidates * each_ms
-        mean_ms = self._full_ms = self._full_ms or full_ms
-        bound_ms = (max(BOUND_WORK * mean_ms, full_ms)) * scale
+        bound_ms = (max(BOUND_WORK * (self._full_ms or full_ms), full_ms)) * scale
         # A class within its share of the queue sees only its own work, one beyond it sees the whole queue.
-        own_ms = self._waiting[group] * scale / share
+        own_ms = self._waiting.get(group, 0.0) * scale / share
         wait_ms = min(whole_ms, own_ms)
-        queue = self._queue_price = queue_price(wait_ms, bound_ms, of.table.queue_price)
+        queue = queue_price(wait_ms, bound_ms, of.table.queue_price)
         last, arm, slices, drops = whole, _POLICY, _NO_SLICES, False
         if whole_ms + full_ms * scale > left_ms:
             costs_ms = [(base_ms + length * each_ms) * scale for length in of.lengths[first:whole]]
@@ -237,14 +243,14 @@ class Allocator:
         # A refused request is taken for one like the others.
         offered_ms = self._scale * self._offered_ms * (1 + turned_away / max(1, answers))
         self._demand += _PLAN_WEIGHT * (offered_ms / (1000 * passed_s) - self._demand)
-        trouble = (turned_away + self._late) / max(1, turned_away + answers)
+        trouble = (turned_away + self._troubled) / max(1, turned_away + answers)
         self._floor, self._scale = fold_floor(self._floor, trouble, passed_s), self._queue.cost_scale()
         self._floor_price = self._floor.price(self.tables.find()[0].queue_price)
         self._plan = self._find_plan()
         self._queue.full_ms = self._full_ms * self._scale if self.mode in (Mode.QUEUE, Mode.VALUE) else 0.0
         self._show_tick(1000 * passed_s)
         self._offered_ms, self._let_in_ms = 0.0, 0.0
-        self._tick_answers, self._late, self._tick_refused, self._tick_s = 0, 0, refused, self._clock()
+        self._tick_answers, self._troubled, self._tick_refused, self._tick_s = 0, 0, refused, self._clock()
 
     def _show_tick(self, passed_ms: float) -> None:
         worked_ms = self._queue.worked_ms - self._worked_ms

@@ -214,7 +214,7 @@ class Choice(NamedTuple):
     @property
     def by_rule(self) -> bool:
         """Whether the drop rule drops it."""
-        return self.shed and self.inputs is not None and self.inputs.ask.drop_due
+        return self.shed and self.inputs is not None and self.inputs.ask.drop_due and self.inputs.arm[0] is Arm.POLICY
 
     @property
     def action(self) -> int:

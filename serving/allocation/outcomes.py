@@ -121,7 +121,7 @@ class Outcomes:
                 self._probes.release()
             try:
                 producer.produce(self._topic, encode_outcome(one), encode_kafka_key(one.user), on_delivery=self._delivered)
-            except (KafkaException, BufferError) as error:
+            except (KafkaException, BufferError, ValueError, TypeError) as error:  # the last two: the record cannot be made of it
                 self._lose(str(error))
         producer.poll(0)
 

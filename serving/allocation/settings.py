@@ -27,6 +27,7 @@ class AllocationSection(Section):
     )
     probe_share: float = Field(0.005, ge=0, le=0.1, description="Share of requests that get full work in mode value, to learn from")
     random_share: float = Field(0.005, ge=0, le=0.1, description="Share of requests that get a random action in mode value, to learn from")
+    undropped_share: float = Field(0.01, ge=0, le=0.1, description="Share of requests that the drop rule may not drop in mode value")
     tables_every_s: float = Field(10.0, gt=0, le=3600, description="Time between two looks for a new table")
     cache_ttl_s: float = Field(
         0.0, ge=0, le=3600, description="How long an answer may be given again under load; 0: never, and none is kept"

@@ -27,6 +27,7 @@ from schemas.allocation import (
     Values,
     decode_table,
     list_actions,
+    table_path,
     table_prefix,
 )
 from schemas.errors import AifError, Corrupted
@@ -36,6 +37,7 @@ from serving.allocation.decisions import LEVEL
 _FULL = LevelCost(fixed_ms=1.0, candidate_us=0.415, pair_ns=0.14, user_fixed_ms=0.1, user_behaviour_us=0.79)  # of docs/BENCHMARKS.md
 _LENGTHS = (500, 700, 1000, 1400, 2000, 2800, 4000, 5600, 8000, 10_000)
 _TYPICAL_BEHAVIOURS = 1_000
+_TRIED = 5  # newest tables of a version, until one can be read
 _STEEPNESS = 50.0  # candidates: the built-in value of the first n is log(1 + n / 50)
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.allocation")
@@ -118,23 +120,34 @@ class Tables:
         return max(0.0, time.time() - table.made_at_ms / 1000) if table.made_at_ms else None
 
     def look(self) -> None:
-        """Reads the newest table of the version that is served, unless it is known already."""
+        """Reads the newest table of the version that is served, unless it is known already; if that cannot be read, the one before it."""
         version = self._version()
         if self._store is None or version is None:
             return
         try:
-            paths = self._store.list(table_prefix(version))
-            known = self.known.get(version)
-            if paths and (known is None or str(known.made_at_ms) != paths[-1].rpartition("/")[2].removesuffix(".json").lstrip("0")):
-                table = servable(decode_table(self._store.get(paths[-1], TABLE_BYTES_MAX), version))
-                newest = {number: one for number, one in self.known.items() if number == max(self.known)}
-                self.known = {**newest, version: table}
-                logger.info("allocation_table", table=table.name, value_serves=table.gate.serves)
-            self.last_error = ""
-        except AifError as error:
-            if str(error) != self.last_error:
-                logger.warning("allocation_table_not_read", error=str(error), version=version)
-            self.last_error = str(error)
+            error = self._read_newest(self._store, version)
+        except AifError as fault:
+            error = str(fault)
+        if error and error != self.last_error:
+            logger.warning("allocation_table_not_read", error=error, version=version)
+        self.last_error = error
+
+    def _read_newest(self, store: IndexStore, version: int) -> str:
+        """Takes the newest readable table. Returns why the newest of all could not be read."""
+        known, error = self.known.get(version), ""
+        for path in reversed(store.list(table_prefix(version))[-_TRIED:]):
+            if known is not None and path == table_path(version, known.made_at_ms):
+                break
+            try:
+                table = servable(decode_table(store.get(path, TABLE_BYTES_MAX), version))
+            except AifError as fault:
+                error = error or str(fault)
+                continue
+            newest = {number: one for number, one in self.known.items() if number == max(self.known)}
+            self.known = {**newest, version: table}
+            logger.info("allocation_table", table=table.name, value_serves=table.gate.serves)
+            break
+        return error
 
     def _run(self) -> None:
         while not self._stopped.is_set():

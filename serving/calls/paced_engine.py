@@ -67,7 +67,7 @@ class PacedEngine:
         self._ended = 0  # pieces of work so far
         self._turned_away = 0  # refused requests that `offered` does not include yet
         self._refused: dict[str, Counter] = {}  # by reason
-        self.refused = 0  # requests since the start
+        self.refused = 0  # requests since the start, before their work was submitted
         self._scale, self.worked_ms = Scale(), 0.0  # the latter: all measured work so far
         # Full work of a request, where the allocation chooses less: admission's bounds are in multiples of it, or they would fall with each shorter list.
         self.full_ms = 0.0
@@ -209,7 +209,6 @@ class PacedEngine:
         kept = count_kept([predicted for _, (_, predicted, _) in waiting], spent_ms, bound_ms, load)
         for future, (jobs, _, _) in waiting[kept:]:
             if jobs[-1].kind == "rank" and future.cancel():
-                self.refused += 1
                 self._count_refused("withdrawn")
 
     def _watch(

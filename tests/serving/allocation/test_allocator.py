@@ -13,7 +13,7 @@ from infra.metrics import Metrics
 from schemas.allocation import CachedAge, Facts, Gate, Kind, list_actions
 from schemas.errors import RejectedInput
 from serving.allocation.allocator import TICK_S, Allocator
-from serving.allocation.decisions import CACHED, DROP, Ask, Choice, Inputs, Mode, Prepared, prepare
+from serving.allocation.decisions import CACHED, DROP, Ask, Choice, Inputs, Mode, Prepared, carry_out, prepare
 from serving.allocation.settings import AllocationSection, ClassShare
 from serving.allocation.tables import Tables, built_in_table, servable
 from serving.core.choice import Arm, Slices
@@ -148,6 +148,37 @@ def test_a_class_within_its_share_does_not_pay_for_the_flood_of_another() -> Non
     assert ranked(allocator.decide(ask(group="flood"))) < 2_000
 
 
+def test_what_callers_name_and_ask_leaves_nothing_behind() -> None:
+    """Classes are free names of callers. And a suggestion is no decision."""
+    allocator, queue, _ = make_allocator()
+    for choice in [allocator.decide(ask(number, group=f"g{number}")) for number in range(20)]:
+        allocator.end(choice)
+    queue.wait_ms = 5.0
+    before = allocator._queue_price, allocator._full_ms
+    allocator.suggest(1, 100)
+    assert not allocator._waiting and before == (allocator._queue_price, allocator._full_ms)
+
+
+def test_a_ranking_that_was_withdrawn_after_its_decision_counts_once() -> None:
+    allocator, _, clock = make_allocator()
+    for number in range(100):
+        allocator.end(allocator.decide(ask(number)), state="refused" if number < 50 else "ranked")
+    clock.now_s += 1.0
+    allocator.tick()
+    assert allocator.status()["demand"] == pytest.approx(0.4 * 100 * FULL_MS / 1_000) and allocator.status()["lambda"]["floor"] > 0
+
+
+def test_a_price_that_drops_another_arms_request_is_no_rule() -> None:
+    """Only a drop by the rule starts the user's count again."""
+    table = servable(replace(built_in_table(), version=1, made_at_ms=1, gate=Gate(0.1, 0.0, 0.2)))
+    for name, by_rule in ((Arm.UNDROPPED, False), (Arm.POLICY, True)):
+        of = prepare(table, False)
+        one = ask()._replace(drop_due=True)
+        inputs = Inputs(one, Mode.VALUE, of, 1e6, 0.0, 0.0, 0, 9, 9, True, True, (name, 0.5), Slices(), 0.0, 1.0, 1.0, 1e-3)
+        choice = carry_out(inputs)
+        assert choice.shed and choice.by_rule is by_rule is inputs.replay().by_rule
+
+
 def test_shadow_changes_nothing_and_counts_what_would_have_been() -> None:
     allocator, queue, _ = make_allocator("shadow")
     queue.wait_ms, allocator._waiting["default"] = 1e6, 1e9
@@ -175,7 +206,7 @@ def test_worthless_requests_are_dropped_only_in_mode_value_and_only_where_the_ga
     row = (0.0, 0.1, -math.inf, 1e-9, 1e-8)
     table = replace(table, mean_row=row, values=replace(table.values, shares=(row,)), gate=Gate(0.1, 0.0, 0.2))
     for mode, serves, dropped in (("value", True, True), ("queue", True, False), ("value", False, False)):
-        allocator, queue, _ = make_allocator(mode, probe_share=0.0, random_share=0.0)
+        allocator, queue, _ = make_allocator(mode, probe_share=0.0, random_share=0.0, undropped_share=0.0)
         allocator.tables.known = {1: servable(replace(table, gate=table.gate if serves else Gate()))}
         queue.wait_ms, allocator._waiting["default"] = 3.0, 1e9
         choice = allocator.decide(ask())

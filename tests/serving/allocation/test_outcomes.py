@@ -108,3 +108,13 @@ def test_a_probe_has_the_ten_best_of_each_length_and_few_of_them_wait() -> None:
         outcomes.send(producer)
         said = [AllocationOutcome.model_validate_json(value).predicted is not None for _, value, _ in producer.sent]
         assert said == [True] * 64 + [False] * 6
+
+
+def test_an_outcome_that_no_record_can_be_made_of_is_counted_and_the_next_one_is_sent() -> None:
+    metrics = Metrics()
+    outcomes, choice, allocator = decide(metrics)
+    allocator.end(choice, 5, "no state of a request", 1.0)
+    allocator.end(choice, 5, "ranked", 1.0)
+    producer = FakeProducer()
+    outcomes.send(producer)
+    assert len(producer.sent) == 1 and lost(metrics) == 1

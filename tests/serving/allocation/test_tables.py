@@ -70,3 +70,6 @@ def test_a_wrong_table_leaves_the_one_before(opened: tuple[Tables, list[int | No
     put(tables, make_table(3, 2_000), raw)
     tables.look()
     assert tables.find()[0].name == "v3-1000" and tables.last_error.startswith(code)
+    restarted = Tables(tables._store, lambda: 3)
+    restarted.look()
+    assert restarted.find()[0].name == "v3-1000" and restarted.last_error.startswith(code), "one bad file hides no good one"

@@ -222,3 +222,4 @@ def test_a_ranking_that_waits_is_withdrawn_by_a_flood_and_answered_as_a_refusal(
         second.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\n\r\n")
         assert receive(second).startswith(b"HTTP/1.1 200"), "its connection lives on"
         assert 0 < front.paced.queue_ms() <= 2e4, "the one that is being computed stays"
+        assert front.paced.refused == 1, "the withdrawn one was decided about before, and its end is counted"

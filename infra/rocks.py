@@ -90,7 +90,10 @@ class _ByFamily(dict[str, V]):
     because = ""
 
     def __missing__(self, family: str) -> V:
-        raise Unavailable("database_closed", f"the database is closed{self.because}, or has no column family {family}; reopen the database")
+        raise Unavailable(
+            "database_closed",
+            f"the database is closed{self.because}, or has no column family {family}; a worker or server opens it again by itself",
+        )
 
 
 @dataclass(frozen=True, slots=True)

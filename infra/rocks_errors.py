@@ -19,16 +19,18 @@ def rocks_error(error: BaseException, path: Path, doing: str) -> AifError:
     text = str(error)
     lower = text.lower()
     if "no space left" in lower or "quota exceeded" in lower:
-        return Unavailable("disk_full", f"{doing} in {path}: {text}; free disk space, then reopen the database", _DISK_FULL_RETRY_S)
+        return Unavailable(
+            "disk_full", f"{doing} in {path}: {text}; free disk space, and a worker or server goes on by itself", _DISK_FULL_RETRY_S
+        )
     if "lock hold" in lower or "while lock file" in lower:
         return Unavailable("database_locked", f"{doing} in {path}: another owner has it open ({text}); stop that one or wait for its end")
     if "corruption" in lower or "no such file" in lower or "does not exist" in lower or "checksum mismatch" in lower:
         return Corrupted("database_corrupted", f"{doing} in {path}: {text}; {REBUILD}")
     if "closed" in lower:
-        return Unavailable("database_closed", f"{doing} in {path}: {text}; reopen the database")
+        return Unavailable("database_closed", f"{doing} in {path}: {text}; a worker or server opens it again by itself")
     if "invalid argument" in lower or "not implemented" in lower or "not supported" in lower:
         return Incompatible("database_refused", f"{doing} in {path}: {text}")
-    return Unavailable("database_failed", f"{doing} in {path}: {text}; reopen the database")
+    return Unavailable("database_failed", f"{doing} in {path}: {text}; a worker or server opens it again by itself")
 
 
 class MappedErrors:

@@ -236,7 +236,7 @@ def test_every_foreign_error_gets_a_class_by_who_must_act(text: str, kind: type[
 def test_what_rocksdict_itself_cannot_write_is_named_too() -> None:
     """As in a directory that was mounted read-only meanwhile: it writes a file of its own when it opens one."""
     with (
-        pytest.raises(Unavailable, match=r"database_failed: open in db: Permission denied \(os error 13\); reopen"),
+        pytest.raises(Unavailable, match=r"database_failed: open in db: Permission denied \(os error 13\); a worker or server"),
         MappedErrors(Path("db"), "open"),
     ):
         raise PermissionError("Permission denied (os error 13)")

@@ -6,7 +6,7 @@
     tier      a copy of a finished prefix in host memory, made by the prefix thread after the work, never while a ranking waits
 
 Invariants: free and held pages are each page exactly once (`check`); bytes never exceed the bound; freed pages are poisoned; a prefix belongs to one version.
-Every call holds the pool's lock; a caller reads a leased prefix's pages outside it.
+Every change is made under the pool's lock; a caller reads a leased prefix's pages outside it.
 """
 
 import threading
@@ -207,22 +207,28 @@ class KvPool:
     def drop_other_versions(self, alive: Collection[int]) -> None:
         """Forgets everything of versions that are not resident any more, here and in the host tier."""
         with self.lock:
-            for key in [key for key in self._prefixes if key.version not in alive]:
-                self.drop(key)
+            gone = [key for key in self._prefixes if key.version not in alive]
             for key in [key for key in self._saved if key.version not in alive]:
                 self._forget_saved(key)
+        for key in gone:  # the lock is free in between: to poison all pages at once takes long, and a ranking would wait for it
+            self.drop(key)
 
     def expire(self) -> None:
         """Ends signals whose ranking never came, and forgets what was kept for its time."""
+        now_s = self._clock()
         with self.lock:
-            now_s = self._clock()
-            for prefix in [one for one in self._prefixes.values() if one.expires_s < now_s]:
+            over = [one for one in self._prefixes.values() if one.expires_s < now_s]
+        for prefix in over:
+            with self.lock:
+                if prefix.dropped or prefix.expires_s >= now_s:
+                    continue
                 if prefix.request_ids:
                     self.wasted += len(prefix.request_ids)
                     prefix.request_ids.clear()
                     self.release(prefix)
                 elif not prefix.leases:
                     self.drop(prefix.key)
+        with self.lock:
             for key in [key for key, saved in self._saved.items() if saved.expires_s < now_s]:
                 self._forget_saved(key)
 
@@ -260,11 +266,11 @@ class KvPool:
             self._saved[prefix.key] = _Saved(window, done, data, size, self._clock() + self._keep_s)
             self._saved_bytes += size
 
-    def find_saved(self, key: PrefixKey, window: Window) -> bool:
-        """Whether the host tier has a prefix that this window begins with."""
+    def saved_tokens(self, key: PrefixKey, window: Window) -> int:
+        """How many tokens of a prefix that this window begins with the host tier has."""
         with self.lock:
             saved = self._saved.get(key)
-            return saved is not None and window.begins_with(saved.window)
+            return saved.done if saved is not None and window.begins_with(saved.window) else 0
 
     def reload(self, key: PrefixKey, spec: RankerSpec, window: Window) -> Prefix | None:
         """Copies the saved prefix back, with room for the whole window, leased once; None if it is gone or there is no room."""

@@ -1,8 +1,9 @@
-"""The relay: prefixes computed while retrieval runs, and the final rankings that take them over. Two threads beside the engine's.
+"""The relay: prefixes computed while retrieval runs, and the final rankings that take them over. Three threads beside the engine's.
 
     signal          decides (core/relay_trigger.py) and reserves pages; the prefix thread computes, a piece at a time, while nothing is ranked
     rank            the ranking thread takes the best rung that is in time (core/relay_rungs.py) and orders AIF's answer
     expect, arrive  a signal's prefix is held until its ranking comes, or counts as wasted when its time is over
+    keep house      opens rankers, drops what is over, once a second; so neither the event loop nor a prefix waits for it
 
 A ranking never waits for the prefix thread: it takes over an unfinished prefix and computes the rest itself. Nothing is computed twice at once: a signal
 finds the prefix that another has started.
@@ -26,7 +27,6 @@ import numpy as np
 
 from infra.guarded_thread import GuardedThread, note_fault
 from infra.metrics import Metrics
-from schemas.errors import Unavailable
 from schemas.ids import Id
 from schemas.limits import MIB
 from schemas.model.parameters import Parameters
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 PIECE = 128  # tokens of a prefix between two looks at what else there is to do: 0.3 to 2 ms
 _GIVE_WAY_S = 0.001
+_KEEP_HOUSE_S, _CHECK_S = 1.0, 60.0
 _TRUNCATED_MIN = 32  # behaviours
 
 
@@ -110,46 +111,76 @@ class Relay:
         self._lock = threading.Lock()
         self.costs, self._load = RelayCosts(), Load()
         self._stopping = threading.Event()
+        self._wake, self._check_at_s = threading.Event(), 0.0
         self._threads: list[GuardedThread] = []
         self._shown = (0, 0, 0)
 
     # --- versions -------------------------------------------------------------------------------------------------------
 
     def follow(self, versions: Collection[int]) -> None:
-        """Called again and again with the resident versions: opens the rankers of new ones, drops all of those that are gone. Starts nothing while no
-        version has a ranker, so that a server without one never imports torch."""
+        """Called again and again with the resident versions: the rankers of new ones will be opened, those that are gone answer no more. Starts nothing
+        while no version has a ranker, so that a server without one never imports torch."""
         alive = frozenset(versions)
-        for version in sorted(alive - self._wanted):
-            parameters = self._find_parameters(version)
-            if parameters is not None and parameters.spec.ranker is not None:
-                self._start()
-                self._prefixes.put(lambda version=version, parameters=parameters: self._open(version, parameters))  # type: ignore[misc]
-        self._wanted = alive
-        self._backends = {version: backend for version, backend in self._backends.items() if version in alive}
+        with self._lock:
+            changed, self._wanted = alive != self._wanted, alive
+            self._backends = {version: backend for version, backend in self._backends.items() if version in alive}
+        if not self._threads and any(self._find_ranker(version) for version in alive):
+            self._start()
+        elif changed:
+            self._wake.set()
         if self._pool is not None:
-            self._pool.drop_other_versions(alive)
-            self._pool.expire()
             self._show(self._pool)
 
-    def _start(self) -> None:
-        if not self._threads:
-            self._threads = [
-                GuardedThread(self._run_prefixes, "relay-prefixes", self._stopping),
-                GuardedThread(self._run_rankings, "relay-rankings", self._stopping),
-            ]
-            for thread in self._threads:
-                thread.start()
+    def _find_ranker(self, version: int) -> Parameters | None:
+        parameters = self._find_parameters(version)
+        return parameters if parameters is not None and parameters.spec.ranker is not None else None
 
-    def _open(self, version: int, parameters: Parameters) -> None:
+    def _start(self) -> None:
+        works = {"prefixes": self._run_prefixes, "rankings": self._run_rankings, "keeping": self._keep_house}
+        self._threads = [GuardedThread(work, f"relay-{name}", self._stopping) for name, work in works.items()]
+        for thread in self._threads:
+            thread.start()
+
+    def _keep_house(self) -> None:
+        from serving.relay.backend import limit_threads
+
+        limit_threads()
+        while not self._stopping.is_set():
+            self._wake.clear()
+            if self._pool is not None:
+                self._tidy(self._pool)
+            failed: Exception | None = None
+            for version in sorted(self._wanted - self._backends.keys()):
+                try:
+                    self._open(version)
+                except Exception as error:  # the others are opened all the same
+                    failed = error
+            if failed is not None:
+                raise failed  # and this one is tried again after a pause
+            self._wake.wait(_KEEP_HOUSE_S)
+
+    def _tidy(self, pool: KvPool) -> None:
+        pool.drop_other_versions(self._wanted)
+        pool.expire()
+        if time.monotonic() >= self._check_at_s:
+            self._check_at_s = time.monotonic() + _CHECK_S
+            pool.check()
+
+    def _open(self, version: int) -> None:
         from serving.relay.backend import PageMemory, RankerBackend
 
+        parameters = self._find_ranker(version)
+        if parameters is None:
+            return
         if self._pool is None:
             pages = max(1, int(self.settings.kv_mib * MIB) // (2 * PAGE_ELEMENTS))
             memory = PageMemory(pages, PAGE_ELEMENTS, self._device)
             host_bytes, of_time = int(self.settings.host_mib * MIB), (self.settings.signal_s, self.settings.keep_s)
             self._pool = KvPool(memory, pages, host_bytes, *of_time)
-        if version in self._wanted:
-            self._backends = {**self._backends, version: RankerBackend(parameters, self._device)}
+        backend = RankerBackend(parameters, self._device)
+        with self._lock:
+            if version in self._wanted:
+                self._backends = {**self._backends, version: backend}
 
     def spec(self, version: int) -> ModelSpec | None:
         """The spec of a version whose ranker is ready; None without one."""
@@ -181,17 +212,18 @@ class Relay:
             if prefix is not None and known and len(prefix.window) == len(window):
                 pool.expect(prefix, request_id)
                 return Decision.RESIDENT if prefix.finished else Decision.RUNNING
-            done = prefix.done if prefix is not None and known else 0
+            former = prefix if known else None
+            done = pool.saved_tokens(key, window) if former is None else former.done
             work_ms = self.costs.prefix * count_work(spec, window.tokens - done, done)
-            wanted = pool.pages_for(spec, window.tokens) - (len(prefix.pages) if prefix is not None and known else 0)
             at_risk = risk_ms > self.settings.budget_ms - self.settings.margin_ms
-            with self._lock:
-                decision = decide(at_risk, work_ms, self._load, wanted, pool.pages_free)
-                if decision is Decision.ADMITTED:
-                    self._load = self._load.spend(work_ms)
-            if decision is not Decision.ADMITTED:
-                return decision
-            return self._admit(pool, backend, key, window, prefix if known else None, request_id)
+            room = pool.pages_free + (len(former.pages) if former is not None and former.leases else 0)
+            decision = decide(at_risk, work_ms, self._load, pool.pages_for(spec, window.tokens), room)
+            if decision is Decision.ADMITTED:
+                decision = self._admit(pool, backend, key, window, former, request_id)
+                if decision is not Decision.NO_ROOM:
+                    with self._lock:
+                        self._load = self._load.spend(work_ms)
+            return decision
 
     def _admit(
         self, pool: KvPool, backend: "RankerBackend", key: PrefixKey, window: Window, prefix: Prefix | None, request_id: str
@@ -246,13 +278,13 @@ class Relay:
     # --- the ranking ----------------------------------------------------------------------------------------------------
 
     def submit_rank(self, work: FinalWork) -> "Future[FinalResult]":
-        """The final ranking of AIF's answer. Fails only with Unavailable (`stopping`); an error that nothing expects is logged, and AIF's
-        order is the answer."""
+        """The final ranking of AIF's answer. Never fails: AIF's order is the answer while the server stops, and after an error, which is logged."""
         future: Future[FinalResult] = Future()
-        if self._stopping.is_set() or not self._threads:
+        with self._lock:  # what is put before `close` is answered
+            if waits := bool(self._threads) and not self._stopping.is_set():
+                self._rankings.put((work, future))
+        if not waits:
             future.set_result(_aif_order(work))
-        else:
-            self._rankings.put((work, future))
         return future
 
     def _rank(self, work: FinalWork) -> FinalResult:
@@ -302,14 +334,13 @@ class Relay:
         candidates, window, older = len(work.item_ids), found.window, found.older
         after_ms = self._after_ms(spec, window.tokens, found.done, candidates) if found.same else None
         finished, expected = found.had is not None and found.done >= found.had.tokens, found.expected
+        saved = 0 if found.same else pool.saved_tokens(PrefixKey(work.user_id, work.version), window)
         situation = FinalSituation(
             left_ms=left_ms,
             resident_ms=after_ms if finished and expected else None,
             waited_ms=after_ms if not finished else None,
             extended_ms=after_ms if finished and not expected else None,
-            reloaded_ms=self._after_ms(spec, window.tokens, window.tokens - 1, candidates)
-            if not found.same and pool.find_saved(PrefixKey(work.user_id, work.version), window)
-            else None,
+            reloaded_ms=self._after_ms(spec, window.tokens, saved, candidates) if saved else None,
             inline_ms=self._whole_ms(spec, window.tokens, candidates),
             older_prefix_ms=None if older is None else self._after_ms(spec, older.tokens, found.done, candidates),
             truncated_ms=self._whole_ms(spec, found.truncated.tokens, candidates) if len(found.truncated) else None,
@@ -359,8 +390,6 @@ class Relay:
         limit_threads()
         while (job := self._prefixes.get()) is not None:
             job()
-            if self._pool is not None and self._prefixes.empty():
-                self._pool.check()
 
     def _run_rankings(self) -> None:
         from serving.relay.backend import limit_threads
@@ -369,16 +398,25 @@ class Relay:
         while (entry := self._rankings.get()) is not None:
             work, future = entry
             if not future.set_running_or_notify_cancel():
+                self._withdraw(work)
                 continue
-            self._is_ranking = True
+            self._is_ranking = not self._stopping.is_set()
             try:
-                result = self._rank(work)
+                result = self._rank(work) if self._is_ranking else _aif_order(work)
             except Exception as error:
                 note_fault("relay-rankings", error, "this ranking keeps AIF's order")
                 result = _aif_order(work)
             self._metrics.counter("relay_rankings").labels(result.rung.value).inc()
             future.set_result(result)
             self._is_ranking = False
+
+    def _withdraw(self, work: FinalWork) -> None:
+        """Gives up the signal's hold of a prefix for a ranking that was cancelled before it began."""
+        if (pool := self._pool) is not None:
+            with pool.lock:
+                prefix = pool.find(PrefixKey(work.user_id, work.version))
+                if prefix is not None:
+                    pool.arrive(prefix, work.request_id)
 
     def _show(self, pool: KvPool) -> None:
         self._metrics.gauge("relay_resident_bytes").set(pool.resident_bytes)
@@ -389,17 +427,18 @@ class Relay:
         self._shown = now
 
     def close(self) -> None:
-        """Ends the threads. Rankings that wait are failed with Unavailable (`stopping`)."""
-        self._stopping.set()
+        """Ends the threads. Rankings that wait are answered in AIF's order."""
+        with self._lock:
+            self._stopping.set()
+        self._wake.set()
         self._prefixes.put(None)
         self._rankings.put(None)
         for thread in self._threads:
             thread.join()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                entry = self._rankings.get_nowait()
-                if entry is not None:
-                    entry[1].set_exception(Unavailable("stopping", "the server is stopping", 0.0))
+        while not self._rankings.empty():  # of a thread that ended with a fault
+            entry = self._rankings.get()
+            if entry is not None and entry[1].set_running_or_notify_cancel():
+                entry[1].set_result(_aif_order(entry[0]))
 
 
 def _aif_order(work: FinalWork) -> FinalResult:

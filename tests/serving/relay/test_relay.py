@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from infra.processes import wait_until
 from schemas.behaviour_columns import EMPTY
 from schemas.features import Scope, encode_features
 from schemas.ids import Id
+from schemas.limits import MIB
 from schemas.model.inputs import FeatureTensors, encode_context
 from schemas.model.network import AifNetwork, build_network
 from schemas.model.parameters import Parameters, parameters_of
@@ -108,7 +110,7 @@ def open_bench(engine_busy: Callable[[], bool] = lambda: False, **settings: floa
     section = RelaySection(**({"budget_ms": 1.0, "margin_ms": 1.0, "load_share": 1.0, "kv_mib": 4.0} | settings))
     bench = Bench(Relay(section, Metrics(), parameters.get, engine_busy=engine_busy), networks)
     bench.relay.follow([1, 2])
-    bench.wait_until_computed()
+    wait_until(lambda: None not in (bench.relay.spec(1), bench.relay.spec(2)), 30, "the rankers to be opened")
     return bench
 
 
@@ -190,7 +192,7 @@ def test_what_a_ranking_took_over_is_saved_and_computed_on_after_an_error(bench:
     assert bench.rank(work_of(user, request_id="good")).rung is FinalRung.WAITED
     wait.set_result(None)
     bench.wait_until_computed()
-    assert pool.find_saved(PrefixKey(1, 1), open_window(backend.spec, user))
+    assert pool.saved_tokens(PrefixKey(1, 1), open_window(backend.spec, user))
 
 
 def test_a_window_that_moved_is_computed_again_or_answered_from_the_older_prefix(bench: Bench) -> None:
@@ -278,7 +280,8 @@ def test_a_prefix_that_is_dropped_before_its_turn_is_left_alone() -> None:
         bench.relay._prefixes.put(lambda: wait.result(30))
         bench.relay.signal(1, user_of(60), 1, "r", 9)
         assert bench.rank(work_of(user_of(60))).rung is FinalRung.WAITED
-        bench.relay.follow([1, 2])  # its time is over
+        assert bench.relay._pool is not None
+        bench.relay._tidy(bench.relay._pool)  # its time is over
         wait.set_result(None)
         bench.wait_until_computed()
         assert not bench.relay._threads[0]._faults
@@ -286,12 +289,77 @@ def test_a_prefix_that_is_dropped_before_its_turn_is_left_alone() -> None:
         bench.relay.close()
 
 
-def test_an_idle_prefix_thread_checks_the_pool(bench: Bench) -> None:
+def test_a_lost_page_is_found(bench: Bench) -> None:
     assert bench.relay._pool is not None
     bench.relay._pool._pages.take(1)  # and loses it
+    bench.relay._check_at_s = 0.0
+    bench.relay._wake.set()
+    wait_until(lambda: "held twice [], lost [" in bench.relay._threads[2]._last_fault, 30, "the lost page to be found")
+
+
+def test_a_ranker_that_does_not_open_is_tried_again_and_disturbs_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    find, asked = bench.relay._find_parameters, list[int]()
+
+    def fail_once(version: int) -> Parameters | None:
+        asked.append(version)
+        if asked.count(1) == 1 == version:
+            raise MemoryError
+        return find(version)
+
+    monkeypatch.setattr(bench.relay, "_find_parameters", fail_once)
+    for alive in ([], [1, 2]):
+        bench.relay.follow(alive)
+    wait_until(lambda: bench.relay.spec(2) is not None, 30, "the other ranker to be opened")
+    wait_until(lambda: bench.relay.spec(1) is not None, 30, "the ranker to be tried again")
+
+
+def test_a_cancelled_ranking_wastes_no_prefix_and_one_that_waits_at_the_end_is_answered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.relay.signal(1, user_of(50), 1, "r", 9)
-    thread = bench.relay._threads[0]
-    wait_until(lambda: "held twice [], lost [" in thread._last_fault, 30, "the lost page to be found")
+    bench.wait_until_computed()
+    begun, wait, rank = threading.Event(), Future[None](), bench.relay._rank
+
+    def hold(work: FinalWork) -> FinalResult:
+        begun.set()
+        wait.result(30)
+        return rank(work)
+
+    monkeypatch.setattr(bench.relay, "_rank", hold)
+    bench.relay.submit_rank(work_of(user_of(50), request_id="other"))
+    assert begun.wait(30)
+    cancelled, waiting = (bench.relay.submit_rank(work_of(user_of(50))) for _ in range(2))
+    assert cancelled.cancel()
+    closing = threading.Thread(target=bench.relay.close)
+    closing.start()
+    wait_until(bench.relay._stopping.is_set, 30, "the relay to stop")
+    wait.set_result(None)
+    late = bench.relay.submit_rank(work_of(user_of(50)))
+    closing.join(30)
+    assert [one.result(30).rung for one in (waiting, late)] == [FinalRung.AIF_ORDER] * 2
+    assert not bench.prefix(1).request_ids and not bench.prefix(1).leases
+
+
+def test_a_signal_is_charged_for_what_it_lacks_and_only_if_it_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SPEC.ranker is not None
+    page = 2 * SPEC.ranker.layers * SPEC.ranker.width * 16  # 16 tokens
+    monkeypatch.setattr("serving.relay.relay.PAGE_ELEMENTS", page)
+    bench = open_bench(host_mib=4.0, kv_mib=2 * 3 * page / MIB, load_share=1e-9)
+    try:
+        first, relay = user_of(40, seed=1), bench.relay
+        for user_id, user in ((1, first), (2, user_of(40, seed=2))):
+            assert relay.signal(user_id, user, 1, "r", 9) is Decision.ADMITTED
+            bench.wait_until_computed()
+            bench.rank(work_of(user, user_id=user_id))
+        left_ms = relay._load.left_ms
+        assert relay.signal(1, first, 1, "s", 9) is Decision.EXTENDED  # from the host tier, whole
+        bench.wait_until_computed()
+        bench.rank(work_of(first, request_id="s"))
+        assert not bench.prefix(1).leases
+        assert relay.signal(1, longer(first, 8), 1, "t", 9) is Decision.NO_ROOM  # its own pages are not free for it
+        assert relay._load.left_ms == pytest.approx(left_ms, abs=1e-4)
+    finally:
+        bench.relay.close()
 
 
 def test_without_risk_nothing_is_computed_before() -> None:

@@ -15,7 +15,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "serve": ("aif serve", "aif serve --port 8100 --device cpu"),
     "query": ("aif query", "aif query 1 --random 20 --trace"),
     "allocate fit": ("aif allocate fit --version 7", "aif allocate fit --version 7 --budget 0.3 --publish"),
-    "allocate show": ("aif allocate show --version 7",),
+    "allocate show": ("aif allocate show", "aif allocate show --version 7"),
     "allocate replay": ("aif allocate replay --version 7",),
     "allocate mode": ("aif allocate mode", "aif allocate mode queue"),
     "allocate explain": ("aif allocate explain 0123456789abcdef",),

@@ -62,7 +62,7 @@ def show(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     settings = read_settings()
     log = _open_log(settings)
     state = log.refresh()
-    status = _chosen(state, version)
+    status = choose_version(state, version)
     fault = CheckpointFaults(log.store).find([status] if status in state.receiving else []).get(status.version, "")
     data: dict[str, Any] = {
         **asdict(status),
@@ -96,7 +96,7 @@ def verify(version: OptionalVersion = None, as_json: AsJson = False) -> None:
     log = _open_log()
     with open_progress() as progress:
         tell = tell_parts(progress)
-        found = verify_version(log.store, _chosen(log.refresh(), version), lambda done, of: tell("shards read", done, of))
+        found = verify_version(log.store, choose_version(log.refresh(), version), lambda done, of: tell("shards read", done, of))
     data = asdict(found)
     faults = data.pop("faults")
     print_data({**data, "faults": list(faults) if as_json else len(faults)}, as_json)
@@ -183,7 +183,7 @@ def revise(version: OptionalVersion = None, reason: Reason = "", as_json: AsJson
 
     Servers that serve the version go on; those that cannot load it load the new revision.
     """
-    status = _chosen(_open_log().refresh(), version)
+    status = choose_version(_open_log().refresh(), version)
     if status.wanted_revision is not None:
         raise Incompatible(
             "revision_under_way",
@@ -325,7 +325,7 @@ def show_model(
 
     if file is None:
         log = _open_log()
-        source: Path | bytes = read_checkpoint_copy(log.store, _chosen(log.refresh(), None).checkpoint_sha256)
+        source: Path | bytes = read_checkpoint_copy(log.store, choose_version(log.refresh(), None).checkpoint_sha256)
     else:
         source = file
     data = describe_checkpoint(source)
@@ -350,7 +350,8 @@ def _open_log(settings: "InfraSettings | None" = None) -> "ControlLog":
     return ControlLog(open_index_store((settings or read_settings()).index.store))
 
 
-def _chosen(state: "ControlState", version: int | None) -> "VersionStatus":
+def choose_version(state: "ControlState", version: int | None) -> "VersionStatus":
+    """The version that was named, else the served one. Raises Incompatible (`unknown_version`)."""
     found = state.current if version is None else state.versions.get(version)
     if found is None:
         if version is None:

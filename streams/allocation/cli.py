@@ -52,11 +52,17 @@ def fit(
     print_data(_head(table) | {"drop_rule": why, "published": path}, as_json)
 
 
-def show(version: _Version, as_json: AsJson = False) -> None:
+def show(
+    version: Annotated[int | None, typer.Option("--version", min=0, help="The version of the model; default: the served one.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Print the newest table of a version: its gate, and each action with its mean value and its share of full work's value."""
+    from infra.index.cli import choose_version
+    from infra.index.control_log import ControlLog
     from streams.allocation.program import mean_shares, newest_table
 
-    table = newest_table(_store(), version)
+    store = _store()
+    table = newest_table(store, choose_version(ControlLog(store).refresh(), None).version if version is None else version)
     rows = [
         {"action": action.name, "mean_value": round(value, 6), "share": round(share, 4)}
         for action, value, share in zip(table.actions, table.mean_row, mean_shares(table), strict=True)

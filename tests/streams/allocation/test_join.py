@@ -1,6 +1,7 @@
 """From records of two topics to a table: the join, the costs, and the whole fit."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from schemas.events import AllocationOutcome, ImpressionRecord
 from streams.allocation.cost_fit import fit_costs
 from streams.allocation.join import JOIN_MS, Joined, join_outcomes
 from streams.allocation.program import actions_of, fit_table, newest_table, publish_table, replay_table
+from tests.infra.aif_command import run_aif
+from tests.infra.index_fixture import publish_version
 from tests.streams.allocation.test_fits import ACTIONS, draw_samples
 
 
@@ -95,3 +98,13 @@ def test_actions_are_those_that_most_probes_name() -> None:
     for none in ([], [forged], [_outcome("d", action="drop", state="dropped")]):
         with pytest.raises(Unavailable, match="no_outcomes"):
             actions_of(none)
+
+
+def test_show_without_a_version_shows_the_served_ones_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path))
+    store = open_index_store(str(tmp_path))
+    version = publish_version(store).version
+    table, _ = fit_table(Joined(draw_samples(2_000, 0, "probe")[0], np.full(2_000, np.nan)), ACTIONS, version, 5, 0.5)
+    for one in (table, replace(table, version=version + 1, made_at_ms=6)):
+        publish_table(store, one)
+    assert run_aif("allocate", "show")["table"] == f"v{version}-5"

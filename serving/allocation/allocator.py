@@ -184,7 +184,7 @@ class Allocator:
         # A class within its share of the queue sees only its own work, one beyond it sees the whole queue.
         own_ms = self._waiting.get(group, 0.0) * scale / share
         wait_ms = min(whole_ms, own_ms)
-        queue = queue_price(wait_ms, bound_ms, of.table.queue_price)
+        queue = queue_price(wait_ms, bound_ms, of.unit)
         last, arm, slices, drops = whole, _POLICY, _NO_SLICES, False
         if whole_ms + full_ms * scale > left_ms:
             costs_ms = [(base_ms + length * each_ms) * scale for length in of.lengths[first:whole]]
@@ -245,7 +245,7 @@ class Allocator:
         self._demand += _PLAN_WEIGHT * (offered_ms / (1000 * passed_s) - self._demand)
         trouble = (turned_away + self._troubled) / max(1, turned_away + answers)
         self._floor, self._scale = fold_floor(self._floor, trouble, passed_s), self._queue.cost_scale()
-        self._floor_price = self._floor.price(self.tables.find()[0].queue_price)
+        self._floor_price = self._floor.price(self._table(self.tables.version()).unit)
         self._plan = self._find_plan()
         self._queue.full_ms = self._full_ms * self._scale if self.mode in (Mode.QUEUE, Mode.VALUE) else 0.0
         self._show_tick(1000 * passed_s)
@@ -359,7 +359,7 @@ class Allocator:
             "mode": self.mode.value,
             "table": name_table(table, blind or self.mode is not Mode.VALUE),
             "table_error": self.tables.last_error,
-            "lambda": {"plan": self._plan, "floor": self._floor_price, "unit": table.queue_price},
+            "lambda": {"plan": self._plan, "floor": self._floor_price, "unit": self._table(self.tables.version()).unit},
             "lambda_now": finite(max(self._plan, self._queue_price, self._floor_price)),
             "shortened": self._shortened,
             "answers_kept": len(self.scores),

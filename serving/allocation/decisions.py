@@ -20,6 +20,7 @@ from serving.core.price import Price, Source, highest
 
 DEFAULT_CLASS = "default"
 LEVEL = "full"  # the engine computes all parts of the model, so lengths are what it can choose
+TYPICAL_BEHAVIOURS = 1_000
 DROP, CACHED = -1, -2  # what `Inputs.pick` returns for them; else a place in `Prepared.lengths`
 
 
@@ -48,11 +49,13 @@ class Ask(NamedTuple):
 class Prepared:
     """A table as plain tuples. `places`: of the actions that rank, in the table; `rows`: their values by bin of the history; a cost's parts in ms.
 
-    blind: only the mean row decides. drop, cached: their places, None where the table has none or no answer's age is known. drop_shares: by bin.
+    blind: only the mean row decides. unit: of the queue price and the floor. drop, cached: their places, None where the table has none or no answer's age
+    is known. drop_shares: by bin.
     """
 
     table: ActionTable
     blind: bool
+    unit: float
     places: tuple[int, ...]
     lengths: tuple[int, ...]
     longest: int  # the last place in `lengths`
@@ -82,6 +85,7 @@ def prepare(table: ActionTable, blind: bool) -> Prepared:
     return Prepared(
         table,
         blind,
+        _unit_of(table, blind, places),
         places,
         tuple(table.actions[place].candidates for place in places),
         len(places) - 1,
@@ -96,6 +100,17 @@ def prepare(table: ActionTable, blind: bool) -> Prepared:
         tuple(row[drop] for row in values) if drop is not None else (),
         kinds.index(Kind.CACHED) if Kind.CACHED in kinds and table.ages else None,
     )
+
+
+def _unit_of(table: ActionTable, blind: bool, places: tuple[int, ...]) -> float:
+    """The table's queue price, but not above the price at which the mean request's best list is just worth its cost.
+
+    Otherwise a table whose price does not belong to its costs would have requests dropped as soon as anything waits.
+    """
+    costs = table.costs_ms(Facts(table.actions[-1].candidates, TYPICAL_BEHAVIOURS))
+    scale = costs[-1] / table.full_ms if blind and table.full_ms else 1.0
+    worth = max(scale * table.mean_row[place] / costs[place] for place in places)
+    return min(table.queue_price, worth) if worth > 0 else table.queue_price
 
 
 class Inputs(NamedTuple):

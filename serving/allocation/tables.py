@@ -32,11 +32,10 @@ from schemas.allocation import (
 )
 from schemas.errors import AifError, Corrupted
 from schemas.knapsack import find_price
-from serving.allocation.decisions import LEVEL
+from serving.allocation.decisions import LEVEL, TYPICAL_BEHAVIOURS
 
 _FULL = LevelCost(fixed_ms=1.0, candidate_us=0.415, pair_ns=0.14, user_fixed_ms=0.1, user_behaviour_us=0.79)  # of docs/BENCHMARKS.md
 _LENGTHS = (500, 700, 1000, 1400, 2000, 2800, 4000, 5600, 8000, 10_000)
-_TYPICAL_BEHAVIOURS = 1_000
 _TRIED = 5  # newest tables of a version, until one can be read
 _STEEPNESS = 50.0  # candidates: the built-in value of the first n is log(1 + n / 50)
 
@@ -55,7 +54,7 @@ def built_in_table(lengths: tuple[int, ...] = _LENGTHS) -> ActionTable:
 def _quarter_price(table: ActionTable) -> float:
     """The price at which a typical request of this table costs a quarter of full work: the unit of the queue price."""
     cost_A = np.array(
-        [c.fixed_ms + a.candidates * (1e-3 * c.candidate_us + 1e-6 * c.pair_ns * _TYPICAL_BEHAVIOURS) for a, c in _ranked(table)]
+        [c.fixed_ms + a.candidates * (1e-3 * c.candidate_us + 1e-6 * c.pair_ns * TYPICAL_BEHAVIOURS) for a, c in _ranked(table)]
     )
     value_A = np.array([v for v, a in zip(table.mean_row, table.actions, strict=True) if a.kind is Kind.RANK])
     return find_price(value_A[None], cost_A[None], float(cost_A[-1]) / 4)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.metrics import Metrics
-from schemas.allocation import CachedAge, Facts, Gate, Kind, list_actions
+from schemas.allocation import CachedAge, Costs, Facts, Gate, Kind, list_actions
 from schemas.errors import RejectedInput
 from serving.allocation.allocator import TICK_S, Allocator
 from serving.allocation.decisions import CACHED, DROP, Ask, Choice, Inputs, Mode, Prepared, carry_out, prepare
@@ -204,7 +204,8 @@ def test_a_decision_is_explained_by_making_it_again() -> None:
 def test_worthless_requests_are_dropped_only_in_mode_value_and_only_where_the_gate_allows() -> None:
     table = replace(built_in_table(), version=1, made_at_ms=1, actions=list_actions(("full",), (500, 10_000)))
     row = (0.0, 0.1, -math.inf, 1e-9, 1e-8)
-    table = replace(table, mean_row=row, values=replace(table.values, shares=(row,)), gate=Gate(0.1, 0.0, 0.2))
+    usual = (0.0, 0.1, -math.inf, 1.0, 5.0)
+    table = replace(table, mean_row=usual, values=replace(table.values, shares=(row,)), gate=Gate(0.1, 0.0, 0.2))
     for mode, serves, dropped in (("value", True, True), ("queue", True, False), ("value", False, False)):
         allocator, queue, _ = make_allocator(mode, probe_share=0.0, random_share=0.0, undropped_share=0.0)
         allocator.tables.known = {1: servable(replace(table, gate=table.gate if serves else Gate()))}
@@ -234,8 +235,12 @@ def run_spike(
     seconds: float = 4.0,
     version: int = 1,
     load: float = 3 * 0.8,
+    dear: float = 1.0,
 ) -> Spike:
-    """One engine, request by request; `true_scale`: measured cost over the table's. Admission refuses behind six pieces of full work."""
+    """One engine, request by request; `true_scale`: measured cost over the built-in table's, which are `dear` times lower than this one's.
+
+    Admission refuses behind six pieces of full work.
+    """
     rng, free_s, start_s = random.Random(0), clock.now_s, clock.now_s
     full_s = FULL_MS * true_scale / 1000
     waits, latencies, refused, lengths, at_s = list[float](), list[float](), 0, list[int](), clock.now_s
@@ -256,7 +261,7 @@ def run_spike(
             refused, queue.refused = refused + 1, queue.refused + 1
             continue
         choice = allocator.decide(ask(number)._replace(version=version))
-        work_s = choice.expected_ms * true_scale * rng.lognormvariate(-0.02, 0.2) / 1000
+        work_s = choice.expected_ms * true_scale / dear * rng.lognormvariate(-0.02, 0.2) / 1000
         expected, took = expected + choice.expected_ms, took + work_s * 1000
         queue.scale, queue.worked_ms = took / expected, worked_ms + took
         free_s = max(free_s, at_s) + work_s
@@ -295,6 +300,21 @@ def test_costs_that_are_wrong_among_actions_refuse_nobody() -> None:
     allocator, queue, clock = make_allocator()
     allocator.tables.known = {1: servable(replace(table, version=1, made_at_ms=1, costs=replace(table.costs, levels=cheap)))}
     assert run_spike(allocator, queue, clock).refused <= 0.01
+
+
+def test_costs_that_are_far_too_dear_for_their_price_drop_no_more_than_right_ones() -> None:
+    """In mode value a list that costs more than it is worth is dropped. The unit of the price follows the table's own rows."""
+
+    def count_drops(dear: float) -> int:
+        level = built_in_table().costs.levels["full"]
+        cost = replace(level, fixed_ms=dear * level.fixed_ms, candidate_us=dear * level.candidate_us, pair_ns=dear * level.pair_ns)
+        table = replace(built_in_table(), version=1, made_at_ms=1, costs=Costs({"full": cost}), gate=Gate(0.1, 0.0, 0.2))
+        allocator, queue, clock = make_allocator("value")
+        allocator.tables.known = {1: servable(table)}
+        assert run_spike(allocator, queue, clock, dear=dear).refused <= 0.01
+        return allocator.counts["value", "drop"]
+
+    assert count_drops(1e3) <= 1.25 * count_drops(1.0)
 
 
 def test_a_version_flip_and_a_lost_table_leave_the_mean_row_of_the_table_before() -> None:

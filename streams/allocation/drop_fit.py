@@ -1,7 +1,8 @@
 """The drop rule: after how many invalid requests in a row a user's next one may be dropped, from requests that were answered.
 
-A request is valid if the user's history has grown when the user asks again, as servers see it (serving/allocation/answers_in_row.py). A history that is full
-does not grow in the records, so its user looks invalid here only. A row is chosen on some users and must be safe on others, or there is no rule.
+A request is valid if a behaviour followed before the user asks again, as servers count it (serving/allocation/answers_in_row.py): the recorded history has
+grown, or the request has clicks. Clicks are needed too, because a kept user half records at most the model's `behaviours_max`, so a long history does not
+grow. A row is chosen on some users and must be safe on others, or there is no rule.
 
 Here: pure functions of columns. Not here: the rule (serving/core/drop_rule.py). Arrays: R requests.
 """
@@ -37,11 +38,12 @@ def valid_by_user(samples: Samples) -> list[np.ndarray]:
     """Bool [R] of each user: whether each answered and shown request was valid. Others are left out, and the user's last one, which nothing tells of."""
     order_R = np.argsort(samples.user_R, kind="stable")
     user_R, behaviours_R = samples.user_R[order_R], samples.requests.behaviours_R[order_R]
-    again_R, grew_R = user_R == np.roll(user_R, -1), np.roll(behaviours_R, -1) > behaviours_R
+    outcome_R = samples.outcome_R[order_R]
+    again_R, valid_R = user_R == np.roll(user_R, -1), (np.roll(behaviours_R, -1) > behaviours_R) | (outcome_R > 0)
     again_R[-1:] = False
-    known_R = again_R & np.isfinite(samples.outcome_R[order_R])
+    known_R = again_R & np.isfinite(outcome_R)
     starts = np.flatnonzero(np.diff(user_R[known_R])) + 1
-    return np.split(grew_R[known_R], starts)
+    return np.split(valid_R[known_R], starts)
 
 
 def fit_rule(valid: Sequence[np.ndarray], share_max: float, lost_max: float) -> DropRule:

@@ -139,6 +139,8 @@ def test_a_rule_must_be_safe_on_other_users_too() -> None:
     ):
         rule, why = fit_drops(learn, judged)
         assert rule.row == 0 and why.startswith("no rule") and said in why
+    clicked = replace(regular, outcome_R=regular.outcome_R + 1)
+    assert all(one.all() for one in valid_by_user(clicked)), "a long history does not grow in the records"
     assert [len(one) for one in valid_by_user(regular)] == [39 - sum((40 * user + n) % 7 == 0 for n in range(39)) for user in range(600)]
 
 

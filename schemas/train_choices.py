@@ -20,7 +20,7 @@ _PASSES_MAX = 100
 _NEGATIVES_MAX = 100
 _LOSSES = ("copr", "click", "softmax", "outcomes", "shown")
 # The choices that a checkpoint's card gives to a training that continues from it; not the rate, which may be a follower's.
-WHAT_IS_LEARNT = (*_LOSSES, "soft_labels")
+WHAT_IS_LEARNT = (*_LOSSES, "soft_labels", "calibrated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class TrainChoices:
     shown           of the task `shown`, where the model has one: shown items against `negatives` items for each, drawn uniformly from those of the
                     catalogue that exist at the request's time. The other losses read shown items only
     soft_labels     the click's target is the teacher's probability, where there is a teacher
+    calibrated      COPR leaves the level of the click's probabilities to `click`: they are right within some percent, and fewer of the best items are found
+                    (docs/EXPERIMENTS.md)
     """
 
     learning_rate: float = 4e-3
@@ -51,13 +53,14 @@ class TrainChoices:
     seed: int = 0
     ranker_steps: int = 1_000
     start: str = "random"
-    copr: float = 0.03
+    copr: float = 0.3
     click: float = 1.0
     softmax: float = 0.0
     outcomes: float = 1.0
     shown: float = 0.5
     negatives: int = 4
     soft_labels: bool = False
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         _require("learning_rate", self.learning_rate, 0 < self.learning_rate <= 1, "above 0, at most 1")

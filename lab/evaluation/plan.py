@@ -23,7 +23,7 @@ SPEC: tuple[tuple[str, Any], ...] = (
 # The paper's labels: drawn clicks, and the order of a ranking teacher who learnt from drawn clicks (Eq. 10).
 # COPR's weight was chosen on the world of seed 0, 4,000 items, 700 steps (GAUC, HR@100): 0 = .808, .666; .01 = .821, .693; .03 = .834, .721;
 # .1 = .797, .567; .3 = .786, .527. It is a sum over pairs, the clicks' loss a mean over items: a heavier one leaves clicks no say.
-TRAIN = TrainChoices(learning_rate=6e-3, batch_requests=16, copr=0.03)
+TRAIN = TrainChoices(learning_rate=6e-3, batch_requests=16, copr=0.03, calibrated=True)
 # What no log has: the true click probability. An upper bound, and the label where only the reading is compared (history.py).
 SOFT = dataclasses.replace(TRAIN, copr=0.0, soft_labels=True)
 # The world of the tables has stronger facets than the default one (lab/catalogues/world.py), which only bridges can represent: a width of 16 is too

@@ -3,7 +3,7 @@
 Here: the sum for a batch; its weights are choices of [train] (schemas/train_choices.py), whose defaults trainer.py explains. Not here: COPR itself (copr.py),
 batches, optimisers.
 
-    copr       the order of the ranking teacher's eCPM. It does not set the level of a request's y (`keep_level`), so it is used together with `click`
+    copr       the order of the ranking teacher's eCPM. With `calibrated` it does not set the level of a request's y (`keep_level`), and needs `click`
     click      cross-entropy of y with the drawn clicks; with `soft_labels`, with the teacher's click probability (its eCPM over the bid) where it
                is known, which is without the noise of a draw
     softmax    each positive against the negatives of its request; for catalogues of positives with sampled negatives
@@ -75,7 +75,10 @@ def batch_losses(
         exponent = bid_exponent(rank_by)
         bid_BC = labels.bid_BC**exponent
         copr = copr_loss(
-            keep_level(logits_BC, shown_BC), bid_BC, label_gains(teacher_scores(labels, exponent), labels.clicked_BC, bid_BC), shown_BC
+            keep_level(logits_BC, shown_BC) if weights.calibrated else logits_BC,
+            bid_BC,
+            label_gains(teacher_scores(labels, exponent), labels.clicked_BC, bid_BC),
+            shown_BC,
         )
     if weights.click:
         target_BC = teacher_clicks(labels) if weights.soft_labels else labels.clicked_BC

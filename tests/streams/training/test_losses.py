@@ -43,11 +43,11 @@ def test_bids_have_no_part_in_a_model_that_ranks_by_click_nor_in_what_its_teache
     assert ours == pytest.approx(theirs, rel=1e-12) and ours != batch_losses(TrainChoices(), logits, labels, "ecpm").total.item()
 
 
-def test_copr_leaves_what_all_logits_of_a_request_have_in_common_to_the_clicks() -> None:
+def test_calibrated_copr_leaves_what_all_logits_of_a_request_have_in_common_to_the_clicks() -> None:
     logits, labels = sample()
     labels.mask_BC[:, 4:] = False
     logits.requires_grad_(True)
-    batch_losses(TrainChoices(copr=1.0, click=0.0), logits, labels, "ecpm").copr.backward()
+    batch_losses(TrainChoices(copr=1.0, click=0.0, calibrated=True), logits, labels, "ecpm").copr.backward()
     assert logits.grad is not None and logits.grad[:, :4].abs().max() > 1e-3 and not logits.grad[:, 4:].any()
     assert logits.grad.sum(dim=1).abs().max() < 1e-12
 

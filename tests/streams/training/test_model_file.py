@@ -123,7 +123,7 @@ def test_the_command_line_comes_before_the_file_and_the_file_before_the_defaults
     assert plan.train == TrainChoices(learning_rate=0.01, softmax=0.5, steps=3, soft_labels=True)
     result = CliRunner().invoke(build_app(), ["train", "--model", str(path), "--set", "softmax=0.5", "--dry-run", "--json"])
     rows = {row["name"]: (row["value"], row["origin"]) for row in json.loads(result.stdout)["train"]}
-    assert rows["softmax"] == (0.5, "command line") and rows["steps"] == (9, f"file {path} [train]") and rows["copr"] == (0.03, "default")
+    assert rows["softmax"] == (0.5, "command line") and rows["steps"] == (9, f"file {path} [train]") and rows["copr"] == (0.3, "default")
     for text, words in (
         ("softmx=1", "did you mean 'softmax'"),
         ("behaviours_max=9", r"belongs in \[model\]"),
@@ -194,7 +194,7 @@ def test_all_settings_are_shown_with_the_choices_of_a_models_file_and_the_origin
         return {row["name"]: (row["value"], row["origin"]) for row in rows}
 
     rows = shown("--model", str(path))
-    assert rows["train.learning_rate"] == (0.008, f"file {path} [train]") and rows["train.copr"] == (0.03, "default")
+    assert rows["train.learning_rate"] == (0.008, f"file {path} [train]") and rows["train.copr"] == (0.3, "default")
     assert rows["train.status_every_s"][1] == "default" and shown()["train.learning_rate"] == (TrainChoices().learning_rate, "default")
 
 

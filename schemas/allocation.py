@@ -385,9 +385,8 @@ def _check(table: ActionTable) -> None:
         raise ValueError("the drop rule has a negative row, or a share beyond 0 to 1")
     if any(len(row) != actions for row in rows) or len(table.values.shares) != len(table.values.bins) + 1:
         raise ValueError(f"a row of values has not {actions} numbers, or there is not one for each bin")
-    if any(list(k) != sorted(k) or not len(set(k)) == len(k) for k in knots) or any(
-        len(c.knots) != len(c.effects) for c in table.values.curves.values()
-    ):
+    curves = table.values.curves.values()
+    if any(list(k) != sorted(set(k)) for k in knots) or any(len(c.knots) != len(c.effects) for c in curves):
         raise ValueError("knots are not rising")
     if any(age.slope <= 0 or not 0 <= age.kept <= 1 for age in table.ages):
         raise ValueError("an age has a slope that is not above 0, or keeps a share beyond 0 to 1")

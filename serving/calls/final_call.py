@@ -21,7 +21,8 @@ from serving.calls.version_choice import check_consistency
 from serving.core.final_order import final_order, logits_of
 from serving.core.relay_rungs import FinalRung
 from serving.engine.work import RankResult
-from serving.relay.relay import FinalWork, Relay
+from serving.relay.final_work import FinalWork
+from serving.relay.relay import Relay
 from serving.users.user_store import KnownUser
 
 

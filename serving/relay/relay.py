@@ -18,12 +18,10 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from infra.guarded_thread import GuardedThread, note_fault
 from infra.metrics import Metrics
@@ -34,6 +32,7 @@ from schemas.model.ranker.spec import RankerSpec
 from schemas.model.spec import ModelSpec
 from serving.core.relay_rungs import FinalRung, FinalSituation, choose_final_rung
 from serving.core.relay_trigger import Decision, Load, RelayCosts, count_work, decide, predict_p99_ms
+from serving.relay.final_work import FinalResult, FinalWork, Found, aif_order
 from serving.relay.kv_pool import PAGE_ELEMENTS, KvPool, Prefix, PrefixKey
 from serving.relay.settings import RelaySection
 from serving.relay.window import Window, open_window
@@ -46,48 +45,6 @@ PIECE = 128  # tokens of a prefix between two looks at what else there is to do:
 _GIVE_WAY_S = 0.001
 _KEEP_HOUSE_S, _CHECK_S = 1.0, 60.0
 _TRUNCATED_MIN = 32  # behaviours
-
-
-@dataclass(frozen=True, slots=True)
-class FinalWork:
-    """One final ranking. `item_ids` and `aif_logits_CT` in AIF's order; `due_s`: when it must be answered, on the monotonic clock."""
-
-    user_id: Id
-    user: KnownUser
-    version: int
-    request_id: str
-    item_ids: Sequence[Id]
-    aif_logits_CT: np.ndarray
-    context: Mapping[str, Any]
-    due_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class FinalResult:
-    """Logits float32 [C, T]; the rung; which behaviours were read: from place `start` of the history, `read` of them, of which `kept` were there already;
-    `offset`: the newest record of the behaviour log among them."""
-
-    rung: FinalRung
-    logits_CT: np.ndarray
-    start: int = 0
-    read: int = 0
-    kept: int = 0
-    offset: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What the ranking thread found for one ranking. `had`, `done`: the prefix's window and its tokens that were computed then; signals may lengthen it.
-    `older`: the window of a kept prefix that begins before the one that is due."""
-
-    window: Window
-    prefix: Prefix | None
-    had: Window | None
-    done: int
-    expected: bool
-    same: bool
-    older: Window | None
-    truncated: Window
 
 
 class Relay:
@@ -284,13 +241,13 @@ class Relay:
             if waits := bool(self._threads) and not self._stopping.is_set():
                 self._rankings.put((work, future))
         if not waits:
-            future.set_result(_aif_order(work))
+            future.set_result(aif_order(work))
         return future
 
     def _rank(self, work: FinalWork) -> FinalResult:
         backend, pool = self._backends.get(work.version), self._pool
         if backend is None or pool is None:
-            return _aif_order(work)
+            return aif_order(work)
         began_s = time.monotonic()
         left_ms = 1000 * (work.due_s - began_s)
         with contextlib.ExitStack() as ending:
@@ -301,7 +258,7 @@ class Relay:
             found = self._find(backend, pool, prefix, work, left_ms)
             rung = self._choose(backend.ranker, pool, work, found, left_ms)
             if rung is FinalRung.AIF_ORDER:
-                return _aif_order(work)
+                return aif_order(work)
             if rung is FinalRung.RELOADED:
                 reloaded = pool.reload(PrefixKey(work.user_id, work.version), backend.ranker, found.window)
                 if reloaded is None:
@@ -315,7 +272,7 @@ class Relay:
             self.costs = self.costs.fold_rank(computed, took_ms)
         return result
 
-    def _find(self, backend: "RankerBackend", pool: KvPool, prefix: Prefix | None, work: FinalWork, left_ms: float) -> _Found:
+    def _find(self, backend: "RankerBackend", pool: KvPool, prefix: Prefix | None, work: FinalWork, left_ms: float) -> Found:
         window = open_window(backend.spec, work.user)
         older, had, done, expected = None, None, 0, False
         if prefix is not None:
@@ -328,9 +285,9 @@ class Relay:
         count = len(window) // 2
         while count > _TRUNCATED_MIN and self._whole_ms(backend.ranker, count + 1, len(work.item_ids)) > left_ms:
             count //= 2
-        return _Found(window, prefix, had, done, expected, same, older, window.cut(len(window) - count, len(window)))
+        return Found(window, prefix, had, done, expected, same, older, window.cut(len(window) - count, len(window)))
 
-    def _choose(self, spec: RankerSpec, pool: KvPool, work: FinalWork, found: _Found, left_ms: float) -> FinalRung:
+    def _choose(self, spec: RankerSpec, pool: KvPool, work: FinalWork, found: Found, left_ms: float) -> FinalRung:
         candidates, window, older = len(work.item_ids), found.window, found.older
         after_ms = self._after_ms(spec, window.tokens, found.done, candidates) if found.same else None
         finished, expected = found.had is not None and found.done >= found.had.tokens, found.expected
@@ -354,7 +311,7 @@ class Relay:
         work = count_work(spec, tokens - done, done) + count_work(spec, candidates, tokens, causal=False)
         return self.costs.rank * work
 
-    def _take(self, backend: "RankerBackend", pool: KvPool, work: FinalWork, found: _Found, rung: FinalRung) -> tuple[FinalResult, float]:
+    def _take(self, backend: "RankerBackend", pool: KvPool, work: FinalWork, found: Found, rung: FinalRung) -> tuple[FinalResult, float]:
         """(result, multiply-adds) of one rung. REQUIRES: the prefix is held."""
         window = {FinalRung.OLDER_PREFIX: found.older, FinalRung.TRUNCATED: found.truncated}.get(rung) or found.window
         prefix = None if rung in (FinalRung.INLINE, FinalRung.TRUNCATED) else found.prefix
@@ -402,10 +359,10 @@ class Relay:
                 continue
             self._is_ranking = not self._stopping.is_set()
             try:
-                result = self._rank(work) if self._is_ranking else _aif_order(work)
+                result = self._rank(work) if self._is_ranking else aif_order(work)
             except Exception as error:
                 note_fault("relay-rankings", error, "this ranking keeps AIF's order")
-                result = _aif_order(work)
+                result = aif_order(work)
             self._metrics.counter("relay_rankings").labels(result.rung.value).inc()
             future.set_result(result)
             self._is_ranking = False
@@ -438,8 +395,4 @@ class Relay:
         while not self._rankings.empty():  # of a thread that ended with a fault
             entry = self._rankings.get()
             if entry is not None and entry[1].set_running_or_notify_cancel():
-                entry[1].set_result(_aif_order(entry[0]))
-
-
-def _aif_order(work: FinalWork) -> FinalResult:
-    return FinalResult(FinalRung.AIF_ORDER, work.aif_logits_CT)
+                entry[1].set_result(aif_order(entry[0]))

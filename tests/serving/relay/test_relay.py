@@ -27,8 +27,9 @@ from schemas.model.ranker.spec import encode_items, window_start
 from serving.core.relay_rungs import FinalRung
 from serving.core.relay_trigger import Decision
 from serving.relay.backend import RankerBackend
+from serving.relay.final_work import FinalResult, FinalWork
 from serving.relay.kv_pool import Prefix, PrefixKey
-from serving.relay.relay import FinalResult, FinalWork, Relay
+from serving.relay.relay import Relay
 from serving.relay.settings import RelaySection
 from serving.relay.window import Window, open_window
 from serving.users.user_store import KnownUser

@@ -103,11 +103,7 @@ class PacedEngine:
     def queue_ms(self) -> float:
         """Milliseconds that a piece of work submitted now would wait. Without the lock, which a thread that waits for the interpreter may hold."""
         backlog = self._backlog
-        if backlog is None:
-            return 0.0
-        waiting_ms, first_ms, began_s = backlog
-        spent_ms = (self._clock() - began_s) * 1000
-        return max(0.0, waiting_ms - (min(first_ms, spent_ms)))
+        return 0.0 if backlog is None else self._left_ms(*backlog)
 
     def wait_ms(self, work: UserWork) -> float:
         """Milliseconds that a user half submitted now would wait: in the queue, or a long one for others like it."""

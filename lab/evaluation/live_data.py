@@ -17,20 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from infra.clock import SystemClock
 from infra.data.mapping import DataMapping
-from infra.index.control_log import ensure_init
-from infra.kafka.admin import describe_index
 from lab.catalogues.catalogue import Evaluation, HeldOutUser
 from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from lab.demo.server import RankingServer, wire_ids
-from lab.demo.stage import SHARDS, USER_PARTITIONS
 from lab.evaluation.candidates import Candidates, collect_candidates
 from lab.system.freshness import not_servable
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from lab.system.statistics import as_of, wait_quiet
 from schemas.events import ItemFeaturesUpdate
-from schemas.ids import encode_wire_id
+from schemas.ids import Id, encode_wire_id
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
 from schemas.statistics import HOUR_MS
@@ -107,12 +103,12 @@ def serve_live(mapping: DataMapping, directory: Path, network: AifNetwork, hours
     end = dt.datetime.fromtimestamp((cut_ms + hours * HOUR_MS) / 1_000, dt.UTC).isoformat(timespec="milliseconds")
     after = MeasuredCatalogue(mapping.model_copy(update={"holdout": mapping.holdout.model_copy(update={"start": end})}), directory)
     questions, answers = make_questions(after), dict[str, Answers]()
-    items = {item.item_id: item for item in before.items()}
+    items, renewed = _newest(before), _newest(after)
     with open_bench_stage(before.sources.id_kind) as stage, closing(_start(stage, before, items.values(), network)) as server:
         answers[STALE] = questions.ask(server)
         began = tell(f"the log of {hours:g} hours")
         with stage.publisher() as publisher:
-            publisher.publish_items(item for item in _last(after) if item.item_id not in items)
+            publisher.publish_items(item for key, item in renewed.items() if key not in items)
             publisher.publish_behaviours(after.behaviours())
             if mapping.impressions is not None:
                 publisher.publish_impressions(after.impressions())
@@ -123,14 +119,15 @@ def serve_live(mapping: DataMapping, directory: Path, network: AifNetwork, hours
         tell("counted and served", began)
         answers[KEPT] = questions.ask(server)
     names = before.schema.statistics.keys()
-    renewed = (_with_statistics(items.get(item.item_id), item, names) for item in _last(after))
-    with open_bench_stage(before.sources.id_kind) as stage, closing(_start(stage, before, renewed, network)) as server:
+    fresh = (_with_statistics(items.get(key), item, names) for key, item in renewed.items())
+    with open_bench_stage(before.sources.id_kind) as stage, closing(_start(stage, before, fresh, network)) as server:
         answers[FRESH] = questions.ask(server)
     return questions, answers
 
 
-def _last(catalogue: MeasuredCatalogue) -> list[ItemFeaturesUpdate]:
-    return list({item.item_id: item for item in catalogue.items()}.values())
+def _newest(catalogue: MeasuredCatalogue) -> dict[Id, ItemFeaturesUpdate]:
+    """The last update of each item."""
+    return {item.item_id: item for item in catalogue.items()}
 
 
 def _with_statistics(before: ItemFeaturesUpdate | None, after: ItemFeaturesUpdate, names: Iterable[str]) -> ItemFeaturesUpdate:
@@ -148,19 +145,11 @@ def _start(stage: BenchStage, catalogue: MeasuredCatalogue, items: Iterable[Item
     with stage.publisher() as publisher:
         publisher.publish_items(items)
         publisher.publish_new_items(catalogue.new_items())
-    ensure_init(
-        stage.control,
-        describe_index(stage.connection, stage.topic_prefix, SHARDS, USER_PARTITIONS, stage.id_kind),
-        SystemClock().now_ms(),
-        "aif eval",
-    )
     path = stage.checkpoint_directory / "model.safetensors"
     path.parent.mkdir(parents=True)
     write_checkpoint(path, network, "model", {})
     worker = stage.start_worker()
-    with stage.publisher() as publisher:
-        version = publisher.publish_checkpoint_file(stage.control.store, path).offset
-    stage.wait_live(version, worker)
+    stage.wait_live(stage.publish_checkpoint(path), worker)
     stage.serve("server", "serve", "--port", str(stage.port))
     server = RankingServer(stage.url)
     stage.wait_for(server.is_ready, "the server to have loaded the version")

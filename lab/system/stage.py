@@ -76,11 +76,15 @@ class BenchStage(Stage):
 
     def publish_model(self, catalogue: Catalogue, seed: int = 0) -> int:
         """A checkpoint of random weights; its version. Begins the index if no worker has."""
+        path = self.directory / "checkpoints" / f"random-{seed}.safetensors"
+        write_random_checkpoint(path, catalogue, seed)
+        return self.publish_checkpoint(path)
+
+    def publish_checkpoint(self, path: Path) -> int:
+        """A checkpoint's version. Begins the index if no worker has."""
         if self.control_state().init is None:
             init = describe_index(self.connection, self.topic_prefix, SHARDS, USER_PARTITIONS, self.id_kind)
             ensure_init(self.control, init, SystemClock().now_ms(), "aif bench")
-        path = self.directory / "checkpoints" / f"random-{seed}.safetensors"
-        write_random_checkpoint(path, catalogue, seed)
         with self.publisher() as publisher:
             return publisher.publish_checkpoint_file(self.control.store, path).offset
 

@@ -208,11 +208,8 @@ def _measure_all(
 
 def unseen_share(log: Log, end_ms: int) -> float:
     """Of the positives from the evaluation time to `end_ms`, the share on items without any before it; 0 without positives."""
-    items, begin, end = len(log.item_ids), log.positives.before(log.now_ms), log.positives.before(end_ms)
-    before_I, after_I = (
-        sum((np.bincount(block.item_X, minlength=items)[:items] for block in log.positives.blocks(*part)), np.zeros(items, np.int64))
-        for part in ((0, begin), (begin, end))
-    )
+    items = len(log.item_ids)
+    before_I, after_I = (log.positives.counts(items, *span) for span in ((0, log.now_ms), (log.now_ms, end_ms)))
     return float(after_I[before_I == 0].sum() / max(1, after_I.sum()))
 
 

@@ -58,8 +58,7 @@ def log_scores(log: Log, rows: Sequence[Sequence[int]], place_UC: np.ndarray, sh
     found["ease"] = _of_users(_ease(taken_PI), rows, place_UC, items) + _TIE * share_UC
     found["last_item"] = _of_users(_followers(user_X, item_X, items), rows, place_UC, items) + share_UC
     if log.shown is not None:
-        shown_I, clicked_I = (_counts(log.shown, items, now_ms, clicked) for clicked in (False, True))
-        found[RATE] = spread(smoothed_rates(clicked_I, shown_I))
+        found[RATE] = spread(smoothed_rates(_clicks(log.shown, items, now_ms), log.shown.counts(items, 0, now_ms)))
     return found
 
 
@@ -85,10 +84,10 @@ def _decayed(positives: Interactions, items: int, now_ms: int, half_life_ms: int
     return value_I
 
 
-def _counts(log: Interactions, items: int, now_ms: int, clicked: bool) -> np.ndarray:
+def _clicks(shown: Interactions, items: int, now_ms: int) -> np.ndarray:
     count_I = np.zeros(items, np.int64)
-    for block in log.blocks(0, log.before(now_ms)):
-        count_I += np.bincount(block.item_X[(block.item_X < items) & ((block.kind_X & 1 > 0) | (not clicked))], minlength=items)
+    for block in shown.blocks(0, shown.before(now_ms)):
+        count_I += np.bincount(block.item_X[(block.item_X < items) & (block.kind_X & 1 > 0)], minlength=items)
     return count_I
 
 

@@ -162,7 +162,8 @@ class CachedAge:
     intercept: float = 0.0
 
 
-# Before any cached answer was shown: what `aif eval allocation` found. Nothing is calibrated.
+# Before anything is measured: full work of docs/BENCHMARKS.md, and what cached answers kept in `aif eval allocation`. Nothing is calibrated.
+ASSUMED_COST = LevelCost(fixed_ms=1.0, candidate_us=0.415, pair_ns=0.14, user_fixed_ms=0.1, user_behaviour_us=0.79)
 ASSUMED_AGES = (CachedAge(0.0, 1.0), CachedAge(600.0, 0.68), CachedAge(1800.0, 0.35))
 
 
@@ -367,9 +368,8 @@ def decode_table(data: bytes, version: int) -> ActionTable:
 
 def _check(table: ActionTable) -> None:
     """ValueError unless every number is within NUMBER_MAX, costs are above 0, and rows have a number for each action, of which the last is full work."""
-    actions = len(table.actions)
-    rows = [table.mean_row, *table.values.shares]
-    knots = [table.values.bins, tuple(age.age_s for age in table.ages), *(k for c in table.values.curves.values() for k in (c.knots,))]
+    actions, rows = len(table.actions), [table.mean_row, *table.values.shares]
+    knots = [table.values.bins, tuple(age.age_s for age in table.ages), *(c.knots for c in table.values.curves.values())]
     numbers = [x for row in rows for x in row] + [x for c in table.values.curves.values() for x in (*c.knots, *c.effects)]
     numbers += [
         table.queue_price,

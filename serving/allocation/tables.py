@@ -18,12 +18,12 @@ from infra.guarded_thread import GuardedThread
 from infra.index.store import IndexStore
 from schemas.allocation import (
     ASSUMED_AGES,
+    ASSUMED_COST,
     TABLE_BYTES_MAX,
-    Action,
     ActionTable,
     Costs,
+    Facts,
     Kind,
-    LevelCost,
     Values,
     decode_table,
     list_actions,
@@ -34,7 +34,6 @@ from schemas.errors import AifError, Corrupted
 from schemas.knapsack import find_price
 from serving.allocation.decisions import LEVEL, TYPICAL_BEHAVIOURS
 
-_FULL = LevelCost(fixed_ms=1.0, candidate_us=0.415, pair_ns=0.14, user_fixed_ms=0.1, user_behaviour_us=0.79)  # of docs/BENCHMARKS.md
 _LENGTHS = (500, 700, 1000, 1400, 2000, 2800, 4000, 5600, 8000, 10_000)
 _TRIED = 5  # newest tables of a version, until one can be read
 _STEEPNESS = 50.0  # candidates: the built-in value of the first n is log(1 + n / 50)
@@ -47,21 +46,16 @@ def built_in_table(lengths: tuple[int, ...] = _LENGTHS) -> ActionTable:
     actions = list_actions((LEVEL,), lengths)
     shares = [np.log1p(action.candidates / _STEEPNESS) / np.log1p(lengths[-1] / _STEEPNESS) for action in actions]
     row = tuple(map(float, shares))
-    table = ActionTable(0, 0, actions, Costs({LEVEL: _FULL}), Values(0.0, {}, (), (row,)), row, 1.0, ages=ASSUMED_AGES)
+    table = ActionTable(0, 0, actions, Costs({LEVEL: ASSUMED_COST}), Values(0.0, {}, (), (row,)), row, 1.0, ages=ASSUMED_AGES)
     return replace(table, queue_price=_quarter_price(table))
 
 
 def _quarter_price(table: ActionTable) -> float:
     """The price at which a typical request of this table costs a quarter of full work: the unit of the queue price."""
-    cost_A = np.array(
-        [c.fixed_ms + a.candidates * (1e-3 * c.candidate_us + 1e-6 * c.pair_ns * TYPICAL_BEHAVIOURS) for a, c in _ranked(table)]
-    )
-    value_A = np.array([v for v, a in zip(table.mean_row, table.actions, strict=True) if a.kind is Kind.RANK])
+    costs_ms = table.costs_ms(Facts(table.actions[-1].candidates, TYPICAL_BEHAVIOURS))
+    rows = zip(table.mean_row, costs_ms, table.actions, strict=True)
+    value_A, cost_A = np.array([(value, ms) for value, ms, action in rows if action.kind is Kind.RANK]).T
     return find_price(value_A[None], cost_A[None], float(cost_A[-1]) / 4)
-
-
-def _ranked(table: ActionTable) -> list[tuple[Action, LevelCost]]:
-    return [(action, table.costs.levels[action.level]) for action in table.actions if action.kind is Kind.RANK]
 
 
 def servable(table: ActionTable) -> ActionTable:

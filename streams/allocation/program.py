@@ -16,6 +16,7 @@ from infra.kafka.reader import read_topic
 from infra.settings import InfraSettings
 from schemas.allocation import (
     ASSUMED_AGES,
+    ASSUMED_COST,
     LEVELS,
     Action,
     ActionTable,
@@ -23,7 +24,6 @@ from schemas.allocation import (
     Facts,
     Gate,
     Kind,
-    LevelCost,
     Requests,
     decode_table,
     encode_table,
@@ -47,7 +47,6 @@ from streams.allocation.value_fit import fit_values
 R = TypeVar("R", AllocationOutcome, ImpressionRecord)
 _GATE_SHARE, _GATE_PARTS = 4, 10  # users of so many parts of ten judge
 _NEWEST = 4_000  # requests from which prices and the mix are found: those of now
-_LEVEL = LevelCost(1.0, 0.415, 0.14, 0.1, 0.79)  # before anything is measured: docs/BENCHMARKS.md
 
 
 def read_outcomes(settings: InfraSettings, version: int) -> list[AllocationOutcome]:
@@ -97,7 +96,7 @@ def fit_table(joined: Joined, actions: tuple[Action, ...], version: int, made_at
     # A drop is worth nothing for certain; another request without an outcome says nothing, so it does not judge.
     judges_R = np.isfinite(samples.outcome_R) | np.array([action.kind is Kind.DROP for action in actions])[samples.action_R]
     learn, judged = samples.rows(~judging_R), samples.rows(judging_R & judges_R)
-    before = Costs({action.level: _LEVEL for action in actions if action.kind is Kind.RANK})
+    before = Costs({action.level: ASSUMED_COST for action in actions if action.kind is Kind.RANK})
     costs = fit_costs(actions, samples.requests, samples.action_R, joined.took_R, before)
     values, mean_A = fit_values(learn, actions)
     arms = {arm: int((samples.arm_R == arm).sum()) for arm in sorted(set(samples.arm_R.tolist()))}

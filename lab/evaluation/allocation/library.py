@@ -14,7 +14,7 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from schemas.allocation import LENGTHS, ActionTable, Costs, Gate, LevelCost, Requests, Values, list_actions
+from schemas.allocation import ASSUMED_COST, LENGTHS, ActionTable, Costs, Gate, LevelCost, Requests, Values, list_actions
 
 CANDIDATES, PASSED, SHOWN = 10_000, 100, 10
 MODEL_ERROR = 0.35  # deviation of a level's score from what its inputs say: what training leaves
@@ -30,7 +30,7 @@ COSTS = Costs(
         "vectors": LevelCost(1.0, 0.26, 0.0, 0.1, 0.35),
         "sim": LevelCost(1.0, 0.34, 0.0, 0.1, 0.50),
         "long": LevelCost(1.0, 0.335, 0.14, 0.1, 0.60),
-        "full": LevelCost(1.0, 0.415, 0.14, 0.1, 0.79),
+        "full": ASSUMED_COST,
     }
 )
 _NO_VALUES = Values(0.0, {}, (), ((1.0,) * len(ACTIONS),))

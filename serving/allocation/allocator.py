@@ -34,7 +34,6 @@ from serving.allocation.score_cache import ScoreCache
 from serving.allocation.settings import AllocationSection
 from serving.allocation.tables import Tables
 from serving.core.choice import Arm, Slices, arm_of
-from serving.core.drop_rule import Shown
 from serving.core.ladder import count_in_time
 from serving.core.price import Floor, Price, fold_floor, highest, queue_price
 
@@ -92,9 +91,8 @@ class Allocator:
         self._recent: deque[Facts] = deque(maxlen=_SAMPLED)
         self._tick_s, self._tick_refused, self._tick_answers, self._troubled = clock(), 0, 0, 0
         self._classes = {name: (group.share, group.sheddable) for name, group in settings.classes.items()}
-        self._waiting: dict[
-            str, float
-        ] = {}  # ms of work in the engine's queue, by class; only of classes that have some, because callers name them
+        # Ms of work in the engine's queue, by class; only of classes that have some, because callers name them.
+        self._waiting: dict[str, float] = {}
         self.scores = ScoreCache(settings)
         self._in_row = AnswersInRow()
         self._made: list[Choice] = []  # since they were counted last
@@ -167,7 +165,8 @@ class Allocator:
         if waiting_ms > _NOTHING_MS:
             self._waiting[choice.group] = waiting_ms
         self._troubled += state in ("late", "refused")
-        self._in_row.note(user, Shown.DROPPED if choice.by_rule else Shown.VALID if state in ("ranked", "cached") else Shown.NOT_RANKED)
+        if choice.by_rule or state in ("ranked", "cached"):
+            self._in_row.note(user, dropped=choice.by_rule)
         if self.outcomes is not None and choice.inputs is not None:
             self.outcomes.note(user, choice, "failed" if state == "late" else state, took_ms, probe, given)
 

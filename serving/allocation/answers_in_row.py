@@ -40,10 +40,10 @@ class AnswersInRow:
             self._seen.popitem(last=False)
         return is_due(rule, row, self.dropped_share)
 
-    def note(self, user: Id, shown: Shown) -> None:
-        """What became of the request: DROPPED by the rule, NOT_RANKED, or answered; whether that was valid the next request says."""
+    def note(self, user: Id, *, dropped: bool) -> None:
+        """The request was dropped by the rule, or answered. The next request says whether the answer was valid."""
         seen = self._seen.get(user)
-        if seen is not None and shown is not Shown.NOT_RANKED:
-            dropped = shown is Shown.DROPPED
-            self._seen[user] = _Seen(fold_row(seen.row, shown) if dropped else seen.row, seen.behaviours_at, answered=not dropped)
+        if seen is not None:
+            row = fold_row(seen.row, Shown.DROPPED) if dropped else seen.row
+            self._seen[user] = _Seen(row, seen.behaviours_at, answered=not dropped)
             self.dropped_share += _SHARE_WEIGHT * (dropped - self.dropped_share)

@@ -129,18 +129,9 @@ class StatisticsProgram:
         changed, loop = threading.Event(), asyncio.get_running_loop()
 
         def watch() -> None:
-            while not self._stopping.wait(_LOOK_EVERY_S):
-                try:
-                    owner.note_ends()
-                    if self._wanted() != wanted:
-                        changed.set()
-                        loop.call_soon_threadsafe(stop.set)
-                        return
-                    self._failed = ""
-                except AifError as error:
-                    self._note_failed_look(error)
-                if owner.assigned:
-                    self._say_ready(wanted)
+            if self._watch(owner, wanted):
+                changed.set()
+                loop.call_soon_threadsafe(stop.set)
 
         def begin_close() -> None:
             owner.begin_close()
@@ -157,6 +148,20 @@ class StatisticsProgram:
         if hangs:
             leave_process(0)
         return changed.is_set()
+
+    def _watch(self, owner: TallyOwner, wanted: dict[str, Statistic]) -> bool:
+        """Tells the owner where the log ends, until the process stops (False) or the live checkpoint names other statistics (True)."""
+        while not self._stopping.wait(_LOOK_EVERY_S):
+            try:
+                owner.note_ends()
+                if self._wanted() != wanted:
+                    return True
+                self._failed = ""
+            except AifError as error:
+                self._note_failed_look(error)
+            if owner.assigned:
+                self._say_ready(wanted)
+        return False
 
     def _prepare(self, init: Init) -> None:
         apply_topics(self._bootstrap, self._prefix, init.shards, init.user_partitions)

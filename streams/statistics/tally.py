@@ -168,13 +168,10 @@ class Tally:
             batch = self.database.new_batch()
             for key, value in some:
                 if (features := decode_item(value).features) is not None:
-                    kept = (
-                        features
-                        if features.dead
-                        else msgspec.structs.replace(features, raw=self._pack_needed(unpack_features(features.raw)))
-                    )
-                    batch.put(ITEMS, key, encode_item(kept, None))
-                    self._place_item(key, kept)
+                    if not features.dead:
+                        features = msgspec.structs.replace(features, raw=pack_features(self._needed(unpack_features(features.raw))))
+                    batch.put(ITEMS, key, encode_item(features, None))
+                    self._place_item(key, features)
             self.database.write(batch)
         self._commit(self.database.new_batch(), msgspec.structs.replace(self._state, offsets={**self._state.offsets, name: next_offset}))
 
@@ -242,16 +239,16 @@ class Tally:
         stored = zip(keys, self.database.multi_get(ITEMS, keys), strict=True)
         held, found = {key: _features_of(raw) for key, raw in stored if raw is not None}, []
         for update in updates:
-            raw = b"" if update.dead else self._pack_needed(update.features)
-            update = msgspec.structs.replace(update, features=unpack_features(raw) if raw else {}, raw=raw)
+            features = {} if update.dead else self._needed(update.features)
+            update = msgspec.structs.replace(update, features=features, raw=b"" if update.dead else pack_features(features))
             if (after := fold_features(held.get(update.key), update)) is not None:
                 held[update.key] = after
                 found.append((update.key, after))
         return found
 
-    def _pack_needed(self, features: Mapping[str, Any]) -> bytes:
-        needed = (*self.counts.statistics, *self.counts.group_names)
-        return pack_features({name: features[name] for name in needed if name in features})
+    def _needed(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        names = (*self.counts.statistics, *self.counts.group_names)
+        return {name: features[name] for name in names if name in features}
 
     def _commit(self, batch: Any, after: _State) -> None:
         batch.put(META, _STATE, msgspec.json.encode(after))

@@ -317,9 +317,8 @@ class Relay:
         prefix = None if rung in (FinalRung.INLINE, FinalRung.TRUNCATED) else found.prefix
         kept = 0
         if prefix is not None and found.had is not None:
-            with (
-                pool.lock
-            ):  # a signal may have lengthened it: then the prefix thread computes the rest, and what it has of our window is used
+            # A signal may have lengthened it: then the prefix thread computes the rest, and what it has of our window is used.
+            with pool.lock:
                 kept = min(prefix.done, found.had.tokens)
                 prefix.taken_over = rung in (FinalRung.WAITED, FinalRung.RELOADED) and not prefix.finished and prefix.window is found.had
         try:

@@ -22,6 +22,18 @@ DAY_MS = 86_400_000
 TEXT_ITEMS, NUMBER_ITEMS = 40, 60
 WIDTH, NUMBER_WIDTH = 6, 5
 
+# A list of items, and who took what when: the shortest mapping.
+PLAIN_MAPPING = """
+[items]
+file = "items.csv"
+id = "item"
+[behaviours]
+file = "log.csv"
+user = "user"
+item = "item"
+time = "at"
+"""
+
 TEXT_MAPPING = """
 [schema]
 sim_category = "department"

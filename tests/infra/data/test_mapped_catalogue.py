@@ -18,6 +18,7 @@ from tests.infra.data.shops import (
     DAY_MS,
     NUMBER_ITEMS,
     NUMBER_WIDTH,
+    PLAIN_MAPPING,
     START_MS,
     TEXT_ITEMS,
     WIDTH,
@@ -195,19 +196,9 @@ def test_counts_are_as_of_the_version(text_shop: MeasuredCatalogue) -> None:
 
 @pytest.mark.parametrize("step_ms", [DAY_MS // 60, DAY_MS // 2])  # a log of six days, and of 180
 def test_items_are_known_at_every_request_as_of_its_very_time(tmp_path: Path, step_ms: int) -> None:
-    mapping = """
-[items]
-file = "items.csv"
-id = "item"
-[behaviours]
-file = "log.csv"
-user = "user"
-item = "item"
-time = "at"
-"""
     log = "".join(f"{n % 7},{n % 12},{START_MS + n * step_ms}\n" for n in range(360))
     items = "".join(f"{n}\n" for n in range(12))
-    catalogue = open_shop(tmp_path, mapping, items="item\n" + items, log="user,item,at\n" + log)
+    catalogue = open_shop(tmp_path, PLAIN_MAPPING, items="item\n" + items, log="user,item,at\n" + log)
     told = list(catalogue.items())
     requests = list(catalogue.impressions())
     assert len({request.time_ms for request in requests}) > 3

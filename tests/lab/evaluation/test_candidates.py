@@ -6,20 +6,9 @@ import numpy as np
 import pytest
 
 from lab.evaluation.candidates import candidate_scores, collect_candidates
-from tests.infra.data.shops import START_MS, open_shop
+from tests.infra.data.shops import PLAIN_MAPPING, START_MS, open_shop
 
-MAPPING = """
-[items]
-file = "items.csv"
-id = "item"
-[behaviours]
-file = "log.csv"
-user = "user"
-item = "item"
-time = "at"
-[evaluation]
-from = "2024-03-21"
-"""
+MAPPING = PLAIN_MAPPING + '[evaluation]\nfrom = "2024-03-21"\n'
 HOUR_MS = 3_600_000
 # user 1 takes 0, 1, 2; user 2 takes 0, 1; user 3 takes 2, 3; each later one thing
 BEFORE = [(1, 0, 0), (2, 0, 100), (1, 1, 200), (2, 1, 210), (3, 2, 220), (3, 3, 230), (1, 2, 470)]

@@ -150,9 +150,7 @@ def _start(stage: BenchStage, catalogue: MeasuredCatalogue, items: Iterable[Item
     write_checkpoint(path, network, "model", {})
     worker = stage.start_worker()
     stage.wait_live(stage.publish_checkpoint(path), worker)
-    stage.serve("server", "serve", "--port", str(stage.port))
-    server = RankingServer(stage.url)
-    stage.wait_for(server.is_ready, "the server to have loaded the version")
+    server = stage.start_server()
     not_servable(stage, server)
     tell("serving", began)
     return server

@@ -14,6 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -182,14 +183,12 @@ def measure_freshness(rate: float, seconds: float, items: int, builds: int) -> F
     """Steady for `seconds`, then through `builds` full builds, all at `rate` updates per second."""
     figures = Figures(FRESHNESS, {"rate": rate, "seconds": seconds, "items": items, "builds": builds})
     catalogue = open_world(items)
-    with open_bench_stage() as stage:
+    with open_bench_stage() as stage, ExitStack() as ending:
         began = tell("publish the catalogue, build, load")
         stage.publish_catalogue(catalogue)
         worker = stage.start_worker()
         stage.wait_live(stage.publish_model(catalogue), worker)
-        stage.serve("server", "serve", "--port", str(stage.port))
-        server = RankingServer(stage.url)
-        stage.wait_for(server.is_ready, "the server to have loaded the version")
+        server = ending.enter_context(closing(stage.start_server()))
         began = tell("steady", began)
         probed = list(itertools.islice(catalogue.items(), _PROBES))
         load = Load(stage, catalogue, rate, {u.item_id for u in probed})

@@ -24,6 +24,7 @@ from infra.kafka.admin import describe_index, end_offsets
 from infra.kafka.reader import TopicFollower
 from infra.processes import Child, leave_in_order, start_child, wait_until
 from lab.catalogues.catalogue import Catalogue
+from lab.demo.server import RankingServer
 from lab.demo.stage import SHARDS, USER_PARTITIONS, Stage
 from schemas.errors import Corrupted
 from schemas.ids import IdKind
@@ -97,6 +98,13 @@ class BenchStage(Stage):
             return current is not None and current.version == version
 
         wait_until(is_live, _LIVE_S_MAX, f"version {version} to be live", poll_s=0.01)
+
+    def start_server(self) -> RankingServer:
+        """A connection to a server that has loaded the live version; the caller closes it."""
+        self.serve("server", "serve", "--port", str(self.port))
+        server = RankingServer(self.url)
+        self.wait_for(server.is_ready, "the server to have loaded the version")
+        return server
 
     def source_ends(self) -> dict[int, tuple[int, ...]]:
         """End offsets of every shard's source topics, in the order of a delta header."""

@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,7 +33,6 @@ from infra.processes import Child, wait_until
 from infra.supervisor import Supervised
 from lab.catalogues.catalogue import Catalogue
 from lab.catalogues.open_catalogue import open_world
-from lab.demo.server import RankingServer
 from lab.figures.declared import read_bench
 from lab.system.freshness import Prober, Seen, not_servable, percentile_ms
 from lab.system.stage import BenchStage, open_bench_stage, tell
@@ -198,15 +198,13 @@ def measure_statistics(rate: float, seconds: float, items: int, kills: int = 0) 
     figures = Figures(STATISTICS, {"rate": rate, "seconds": seconds, "items": items, "kills": kills})
     world = open_world(items)
     catalogue = cast(Catalogue, SimpleNamespace(schema=schema_with_statistics(world.schema), model=world.model))
-    with open_bench_stage() as stage:
+    with open_bench_stage() as stage, ExitStack() as ending:
         began = tell("publish the catalogue, build, load")
         stage.publish_catalogue(world)
         worker = stage.start_worker()
         stage.wait_live(stage.publish_model(catalogue), worker)
-        stage.serve("server", "serve", "--port", str(stage.port))
         keepers = Keepers(stage, kills > 0)
-        server = RankingServer(stage.url)
-        stage.wait_for(server.is_ready, "the server to have loaded the version")
+        server = ending.enter_context(closing(stage.start_server()))
         listed, published = list(world.items()), Published()
         probed = listed[:_PROBES]
         with stage.publisher() as publisher:

@@ -33,6 +33,7 @@ from lab.catalogues.world import WorldSize
 from lab.evaluation.family.codes import with_codes
 from lab.evaluation.family.network import build_network, variant_spec
 from lab.evaluation.family.variant import Variant
+from lab.evaluation.rungs import FRESH, on_rung
 from lab.evaluation.world_columns import join_world
 from lab.evaluation.world_truth import CHEAP_FEATURES, WorldTruth, measure_any, measure_near, measure_purchases, open_truth
 from schemas.model.lsh import make_w_hash
@@ -108,15 +109,10 @@ class Cell:
 def run_cell(plan: CellPlan) -> Cell:
     """Trains the model and measures it. The same plan gives the same numbers on one machine, apart from the times."""
     began, began_cpu = time.monotonic(), time.process_time()
-    data = _data_of(plan)
-    if plan.taught_by is not None:
-        data = dataclasses.replace(data, teacher_QC=_taught(plan.teachers))
-    network, report = _train(plan, data)
-    if plan.reads is not None:
-        network.spec = dataclasses.replace(network.spec, behaviours_max=plan.reads)
-        data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, behaviours_max=plan.reads))
-    users, numbers = _measure(plan, network, data)
-    numbers |= {
+    network, data, report = train_model(plan)
+    users, calibrated = measure_model(plan.truth, network, data)
+    numbers = {
+        "calibration": calibrated,
         "steps": report.steps,
         "fit_s": report.seconds,
         "wall_s": time.monotonic() - began,
@@ -124,6 +120,18 @@ def run_cell(plan: CellPlan) -> Cell:
         "parameters": sum(p.numel() for p in network.parameters()),
     }
     return Cell(plan.variant.name, plan.train.seed, users, numbers)
+
+
+def train_model(plan: CellPlan) -> tuple[AifNetwork, TrainingSet, TrainReport]:
+    """The trained network, and its training set; both read as many behaviours as the plan measures with."""
+    data = _data_of(plan)
+    if plan.taught_by is not None:
+        data = dataclasses.replace(data, teacher_QC=_taught(plan.teachers))
+    network, report = _train(plan, data)
+    if plan.reads is not None:
+        network.spec = dataclasses.replace(network.spec, behaviours_max=plan.reads)
+        data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, behaviours_max=plan.reads))
+    return network, data, report
 
 
 def _train(plan: CellPlan, data: TrainingSet) -> tuple[AifNetwork, TrainReport]:
@@ -140,15 +148,15 @@ def _taught(plan: CellPlan) -> np.ndarray:
     return teacher_ecpm(teacher, data)
 
 
-def _measure(plan: CellPlan, network: AifNetwork, data: TrainingSet) -> tuple[dict[str, UserValues], dict[str, float]]:
-    truth = plan.truth
-    near_UCT = score_tasks(network, truth.questions(data, truth.near))
+def measure_model(truth: WorldTruth, network: AifNetwork, data: TrainingSet, rung: str = FRESH) -> tuple[dict[str, UserValues], float]:
+    """Every measure of the held-out users by name, as ranked on a rung of the ladder, and predicted over expected clicks."""
+    near_UCT = score_tasks(network, on_rung(truth.questions(data, truth.near), rung))
     near_UC = near_UCT[..., 0]
     predicted_UC = 1 / (1 + np.exp(-near_UC.astype(np.float64)))
-    numbers = {"calibration": calibration(predicted_UC.ravel(), truth.probabilities(truth.near).ravel())}
-    any_UC = score_tasks(network, truth.questions(data, truth.anywhere))[..., 0]
+    any_UC = score_tasks(network, on_rung(truth.questions(data, truth.anywhere), rung))[..., 0]
     found = measure_near(truth, near_UC) | measure_any(truth, any_UC)
-    return found | (measure_purchases(truth, near_UCT) if near_UCT.shape[-1] > 1 else {}), numbers
+    found |= measure_purchases(truth, near_UCT) if near_UCT.shape[-1] > 1 else {}
+    return found, calibration(predicted_UC.ravel(), truth.probabilities(truth.near).ravel())
 
 
 def _w_hash(spec: ModelSpec) -> np.ndarray:

@@ -95,13 +95,15 @@ def history(
     out: Annotated[Path, typer.Option(help="Folder of the cells; those that are there are not computed again.")] = Path("results"),
     quick: Annotated[bool, typer.Option("--quick", help="Histories of 300 behaviours in the median instead of 8,327: minutes.")] = False,
     processes: Annotated[int, typer.Option(min=0, help="Cells side by side, one thread each. 0 = one per core.")] = 0,
+    rungs: Annotated[bool, typer.Option("--rungs", help="Instead: the quality of one model by rung of the serving ladder.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure GAUC and HR@100 against the number of behaviours that a model reads, beside the time of both calls."""
+    """Measure GAUC and HR@100 against the number of behaviours that a model reads, with the time of both calls."""
     _use_one_thread()
-    from lab.evaluation.history import run_history
+    from lab.evaluation.history import run_history, run_rungs
 
-    print_figures(run_history(out, quick, processes or len(os.sched_getaffinity(0))).as_dict(), as_json)
+    figures = run_rungs(quick) if rungs else run_history(out, quick, processes or len(os.sched_getaffinity(0)))
+    print_figures(figures.as_dict(), as_json)
 
 
 def relay(as_json: AsJson = False) -> None:

@@ -12,26 +12,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lab.evaluation.rungs import MISSED
 from lab.figures.markdown import heading, paragraph, table
 from schemas.errors import Misconfigured
 
 _GAUCS = {"gauc": "GAUC, all pairs", "gauc_new": "GAUC, items new to the user"}
+COMMANDS = ("eval data", "eval history", "eval history --rungs")  # whose saved output is a section of the report
 _AT_K = re.compile(r"recall_at_(\d+)")
 
 
 def read_data_figures(path: Path) -> Mapping[str, Any]:
-    """Return a saved output of `aif eval data --json` or `aif eval history --json`; under "trials" the content of the `.trials.toml` file in the same
-    folder, if any.
+    """Return a saved output of one of `COMMANDS`; under "trials" the content of the `.trials.toml` file in the same folder, if any.
 
     Raises Misconfigured (`not_data_figures`, `bad_trial_log`).
     """
     try:
         raw = json.loads(path.read_text())
-        assert raw["command"] in ("eval data", "eval history") and raw["figures"]
+        assert raw["command"] in COMMANDS and raw["figures"]
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        raise Misconfigured(
-            "not_data_figures", f"{path} is no saved output of `aif eval data --json` or `aif eval history --json`: {error!r}"
-        ) from error
+        expected = " or ".join(f"`aif {command} --json`" for command in COMMANDS)
+        raise Misconfigured("not_data_figures", f"{path} is no saved output of {expected}: {error!r}") from error
     trials = path.with_suffix(".trials.toml")
     return {**raw, "trials": {**_read_trials(trials), "file": trials.name}} if trials.exists() else raw
 
@@ -60,7 +60,7 @@ def data_section(raw: Mapping[str, Any]) -> list[str]:
     data = next(iter(values)).rsplit(".", 2)[0]  # the name of the data may have dots of its own
     named = [name.removeprefix(f"{data}.").partition(".") for name in values]
     titles = {measure: title for _, _, measure in named if (title := _title(measure)) is not None}
-    scores = list(dict.fromkeys(score for score, _, measure in named if measure in titles))
+    scores = list(dict.fromkeys(score for score, _, measure in named if measure in titles and score != "rung"))
     rows = [[score, *(_told(values, f"{data}.{score}.{measure}") for measure in titles)] for score in scores]
     gains = {score: [_told(values, f"{data}.{score}.{measure}_gain", "+") for measure in titles] for score in scores}
     rows += [[f"{score}, paired gain over the best plain score", *told] for score, told in gains.items() if set(told) != {"-"}]
@@ -68,23 +68,25 @@ def data_section(raw: Mapping[str, Any]) -> list[str]:
     users = values.get(f"{data}.users")
     text = f"Written by `aif eval data` ({told})" + (f", {users:,.0f} held-out users." if users else ".")
     blocks = [heading(data), paragraph(text), table(("score", *titles.values()), rows)]
-    blocks += _rungs(values, f"{data}.rung.", titles)
+    if rungs := rung_blocks(values, data, titles):
+        blocks += [heading("Rungs", 3), *rungs]
     if trials := raw.get("trials"):
         log = f"Findings from {len(trials['rows'])} trials; `{trials['file']}` has the log."
         blocks += [heading("Findings", 3), paragraph(log), *(paragraph(finding) for finding in trials["findings"])]
     return blocks
 
 
-def _rungs(values: Mapping[str, float], prefix: str, titles: Mapping[str, str]) -> list[str]:
-    """What each rung of the serving ladder costs, where it was measured."""
+def rung_blocks(values: Mapping[str, float], data: str, titles: Mapping[str, str]) -> list[str]:
+    """A table of the quality by rung of the serving ladder, with the loss against `fresh`; no block where it was not measured. `titles`: of measures."""
+    prefix = f"{data}.rung."
     rungs = list(dict.fromkeys(name.removeprefix(prefix).partition(".")[0] for name in values if name.startswith(prefix)))
     if not rungs:
         return []
-    text = (
-        "What a server answers with when it has less of the user: the same model and candidates, by rung of the ladder (docs/PROTOCOL.md)."
-    )
-    rows = [[rung, *(_told(values, f"{prefix}{rung}.{measure}") for measure in titles)] for rung in rungs]
-    return [heading("Rungs", 3), paragraph(text), table(("rung", *titles.values()), rows)]
+    text = f"""A server that has less of the user answers from a lower rung of the ladder (docs/PROTOCOL.md): the same model and candidates. `fresh` is any rung
+    with the whole history: `carried`, `cached`, `waited` or `inline`. `last_cached` misses the newest {MISSED} behaviours, `profile_only` all of them, and
+    `item_prior` knows nothing of the user. Losses are paired over users."""
+    rows = [[rung, *(_told(values, f"{prefix}{rung}.{measure}{end}") for measure in titles for end in ("", "_lost"))] for rung in rungs]
+    return [paragraph(text), table(("rung", *(head for title in titles.values() for head in (title, "lost"))), rows)]
 
 
 def _title(measure: str) -> str | None:

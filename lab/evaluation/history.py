@@ -13,22 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from infra.command import say
 from infra.figures import Figures
 from lab.catalogues.world import KUAIRAND_1K, LIGHT, WorldSize
-from lab.evaluation.cells import Cell, CellPlan, run_cells
+from lab.evaluation.cells import Cell, CellPlan, measure_model, run_cells, train_model
+from lab.evaluation.data_section import rung_blocks
 from lab.evaluation.family.variant import AIF
 from lab.evaluation.plan import SIGNALS, SOFT, SPEC, WORLD_SEED
+from lab.evaluation.rungs import RUNGS, add_rung_figures
+from lab.evaluation.tables import average_seeds
 from lab.figures.declared import read_bench
 from lab.figures.markdown import heading, paragraph, table
 from lab.serving.world import engine_case, open_rank_world, time_in_turns
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
+from schemas.model.spec import ModelSpec
 from streams.training.bootstrap import Bootstrap
 
 HISTORY = read_bench("eval history")
+HISTORY_RUNGS = read_bench("eval history --rungs")
 
 MEASURES = ("gauc", "hr_at_100")
+_OF_RUNGS = {"gauc": "GAUC", "hr_at_100": "HR@100", "recall_at_100": "R@100"}
+_RUNG_SEEDS, _WORLD = 3, "long_histories"
 _ITEMS, _CANDIDATES = 100_000, 10_000  # of the engine whose time is measured
 _TURNS, _CALLS = 5, 10
 
@@ -41,12 +49,18 @@ class HistoryPlan:
     lengths: tuple[int, ...]
     steps: int
 
-    def cell(self, length: int, reads: int | None = None) -> CellPlan:
+    def cell(self, length: int, reads: int | None = None, seed: int = 0) -> CellPlan:
         """The served model that reads `length` behaviours, or `reads` when it is measured."""
-        train = dataclasses.replace(SOFT, steps=self.steps)
+        train = dataclasses.replace(SOFT, steps=self.steps, seed=seed)
         return CellPlan(
             AIF, self.size, (*SPEC, ("behaviours_max", length), ("sim_behaviours", length)), train, SIGNALS, WORLD_SEED, reads=reads
         )
+
+    def config(self, quick: bool) -> dict[str, int]:
+        """The config of a run."""
+        shape = self.size.history
+        median = int(shape.lengths_of(np.zeros(1))[0])
+        return {"quick": quick, "steps": self.steps, "users": self.size.users, "median": median, "longest": shape.longest}
 
     @property
     def cells(self) -> list[CellPlan]:
@@ -66,14 +80,30 @@ def plan_history(quick: bool) -> HistoryPlan:
 def run_history(out: Path, quick: bool, processes: int) -> Figures:
     """Trains the missing cells, measures the engine, and returns the figures."""
     plan = plan_history(quick)
-    shape = plan.size.history
-    median = int(shape.lengths_of(np.zeros(1))[0])
-    figures = Figures(HISTORY, {"quick": quick, "steps": plan.steps, "users": plan.size.users, "median": median, "longest": shape.longest})
+    figures = Figures(HISTORY, plan.config(quick))
     cells = run_cells(plan.cells, out / "cells", processes)
     add_quality(figures, plan.lengths, cells)
     figures.add("users", len(plan.cells[0].truth.held_out))
     say("times of the engine ...")
     _add_times(figures, plan.lengths)
+    return figures
+
+
+def run_rungs(quick: bool) -> Figures:
+    """Trains the model with the served number of behaviours, and measures it on each rung of the ladder; a user's value is the mean over the seeds."""
+    torch.set_num_threads(1)
+    plan = plan_history(quick)
+    figures = Figures(HISTORY_RUNGS, plan.config(quick) | {"seeds": _RUNG_SEEDS})
+    measured = list[Cell]()
+    for seed in range(_RUNG_SEEDS):
+        cell = plan.cell(ModelSpec.behaviours_max, seed=seed)
+        say(f"training, seed {seed} ...")
+        network, data, _ = train_model(cell)
+        for rung in RUNGS:
+            users, _ = measure_model(cell.truth, network, data, rung)
+            measured.append(Cell(rung, seed, {name: users[name] for name in _OF_RUNGS}, {}))
+    add_rung_figures(figures, _WORLD, average_seeds(measured))
+    figures.add("users", len(plan.cells[0].truth.held_out))
     return figures
 
 
@@ -123,3 +153,12 @@ def history_section(raw: Mapping[str, Any]) -> list[str]:
     {told("gauc_lost_by_skew")}, and of HR@100 {told("hr_at_100_lost_by_skew")}. Servers did so before `behaviours_max` was part of the model."""
     header = ("behaviours read", "GAUC", "HR@100", "call 1, ms", "call 2, ms")
     return [heading("Long histories"), paragraph(text), table(header, rows), paragraph(skew)]
+
+
+def history_rungs_section(raw: Mapping[str, Any]) -> list[str]:
+    """The report's blocks of a saved `aif eval history --rungs --json`."""
+    values, asked = {name: entry["value"] for name, entry in raw["figures"].items()}, raw["config"]
+    text = f"""Written by `aif eval history --rungs`: histories of {asked["median"]:,} behaviours in the median, {asked["users"]} users in training,
+    {values["users"]:.0f} measured, {asked["steps"]:,} steps, means over {asked["seeds"]} seeds. The model reads {ModelSpec.behaviours_max} behaviours. R@100
+    equals HR@100 here, because each user has ten relevant items."""
+    return [heading("Long histories: rungs"), paragraph(text), *rung_blocks(values, _WORLD, _OF_RUNGS)]

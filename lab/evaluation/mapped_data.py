@@ -34,7 +34,7 @@ from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from lab.evaluation.candidates import Candidates, candidate_scores, collect_candidates
 from lab.evaluation.live_data import FRESH as FRESH_IMPORT
 from lab.evaluation.live_data import KEPT, Answers, Questions, serve_live
-from lab.evaluation.rungs import FRESH, RUNGS, on_rung
+from lab.evaluation.rungs import FRESH, RUNGS, add_rung_figures, on_rung
 from lab.figures.declared import read_bench
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
@@ -133,9 +133,7 @@ def run_data(options: DataOptions) -> Figures:
     for of_users in (shown, measured):  # where there are impressions, the order of what was shown comes first
         if of_users:
             warnings += add_data_figures(figures, catalogue.name, of_users)
-    for rung, values in of_rungs.items():
-        for measure_name, value in values.items():
-            figures.add_interval(f"{catalogue.name}.rung.{rung}.{measure_name}", Bootstrap(len(value.value_U)).interval(value))
+    add_rung_figures(figures, catalogue.name, of_rungs)
     unseen = unseen_share(catalogue.log, catalogue.sources.end_ms)
     if unseen > UNSEEN_MAX:
         warnings.append(

@@ -19,7 +19,7 @@ from lab.evaluation.costs import USER_ROWS
 from lab.evaluation.data_section import data_section
 from lab.evaluation.family.codes import CLUSTERS, MOMENT_WIDTH
 from lab.evaluation.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGES, TABLE_2, TABLE_3, Variant
-from lab.evaluation.history import history_section
+from lab.evaluation.history import history_rungs_section, history_section
 from lab.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
 from lab.evaluation.plan import OTHER_LABELS, SPEC, TWO_TASKS, UPPER_BOUND, WORLD_SEED, TablesPlan, plan_tables
 from lab.figures.markdown import heading, join_blocks, paragraph, picture, table
@@ -88,7 +88,7 @@ class Lookup:
 def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: Sequence[Mapping[str, Any]] = ()) -> Path:
     """Writes RESULTS.md, its pictures and the figures of all of it into `folder` and returns the path of the first.
 
-    `other_data`: saved outputs of `aif eval data --json` and `aif eval history --json`, of which each gets a section.
+    `other_data`: what `read_data_figures` returned; each has a section.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = Lookup(figures)
@@ -103,7 +103,8 @@ def write_report(folder: Path, figures: Figures, plan: TablesPlan, other_data: S
         _upper_bound(found),
         _tasks(found),
     )
-    others = (history_section(raw) if raw["command"] == "eval history" else data_section(raw) for raw in other_data)
+    sections_of = {"eval data": data_section, "eval history": history_section, "eval history --rungs": history_rungs_section}
+    others = (sections_of[raw["command"]](raw) for raw in other_data)
     blocks = [block for section in (*sections, _training(found), *others) for block in section]
     _draw(folder, found)
     path = folder / RESULTS

@@ -7,10 +7,14 @@ item_prior     nothing about the user
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
+from infra.figures import Figures
+from streams.training.bootstrap import Bootstrap
 from streams.training.impressions import TrainingSet
+from streams.training.metrics import UserValues
 
 FRESH, LAST_CACHED, PROFILE_ONLY, ITEM_PRIOR = "fresh", "last_cached", "profile_only", "item_prior"
 RUNGS = (FRESH, LAST_CACHED, PROFILE_ONLY, ITEM_PRIOR)
@@ -27,3 +31,13 @@ def on_rung(questions: TrainingSet, rung: str) -> TrainingSet:
     if rung == ITEM_PRIOR:  # profiles that hold from the end of time on
         histories = dataclasses.replace(histories, profile_time_U=np.full_like(histories.profile_time_U, np.iinfo(np.int64).max))
     return dataclasses.replace(questions, histories=histories, history_end_Q=np.maximum(begin_Q, questions.history_end_Q - missed))
+
+
+def add_rung_figures(figures: Figures, name: str, of_rungs: Mapping[str, Mapping[str, UserValues]]) -> None:
+    """Adds the measures by rung, and the loss against `FRESH`, paired over users."""
+    for rung, measures in of_rungs.items():
+        for measure, values in measures.items():
+            bootstrap, fresh = Bootstrap(len(values.value_U)), of_rungs[FRESH][measure]
+            figures.add_interval(f"{name}.rung.{rung}.{measure}", bootstrap.interval(values))
+            if rung != FRESH:
+                figures.add_interval(f"{name}.rung.{rung}.{measure}_lost", bootstrap.difference(fresh, values))

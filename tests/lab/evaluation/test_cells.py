@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from lab.catalogues.world_catalogue import FIRST_ITEM_ID, NOW_MS
-from lab.evaluation.cells import Cell, CellPlan, read_cell, run_cell, run_cells, write_cell
+from lab.evaluation.cells import Cell, CellPlan, measure_model, read_cell, run_cell, run_cells, train_model, write_cell
 from lab.evaluation.family.variant import AIF, BASE, FULL, TEACHER
 from lab.evaluation.plan import TWO_TASKS, Lesson, plan_tables
+from lab.evaluation.rungs import RUNGS
 from lab.evaluation.world_columns import join_world
 from lab.evaluation.world_truth import measure_any, measure_near, open_truth, run_cascade
 from schemas.model.lsh import make_w_hash
@@ -199,3 +200,10 @@ def test_a_cell_may_read_another_length_than_it_was_trained_with() -> None:
     cells = [run_cell(p) for p in (bounded, dataclasses.replace(bounded, reads=4), dataclasses.replace(bounded, reads=96))]
     gaucs = [cell.users["gauc"].mean() for cell in cells]
     assert gaucs[0] == gaucs[1] != gaucs[2]
+
+
+def test_the_rungs_of_one_model_differ_and_the_first_is_the_cell() -> None:
+    plan = tiny_plan()
+    network, data, _ = train_model(plan)
+    fresh, *others = (measure_model(plan.truth, network, data, rung)[0]["gauc"].mean() for rung in RUNGS)
+    assert fresh == run_cell(plan).users["gauc"].mean() and len({fresh, *others}) == len(RUNGS)

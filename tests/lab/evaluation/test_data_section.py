@@ -35,13 +35,16 @@ def test_every_score_has_a_row_and_the_model_its_gain(tmp_path: Path) -> None:
     assert measured == table(("score", "GAUC, all pairs", "R@20"), rows)
 
 
-def test_rungs_have_a_table_of_their_own(tmp_path: Path) -> None:
+def test_rungs_have_a_table_of_their_own_with_losses(tmp_path: Path) -> None:
     path = saved(tmp_path)
     raw = json.loads(path.read_text())
-    raw["figures"] |= {f"shop.v2.rung.{rung}.gauc": {"value": level} for rung, level in (("fresh", 0.8), ("item_prior", 0.7))}
+    measured_by = {"fresh.gauc": 0.8, "item_prior.gauc": 0.7, "item_prior.gauc_lost": 0.1}
+    raw["figures"] |= {f"shop.v2.rung.{name}": {"value": value} for name, value in measured_by.items()}
     path.write_text(json.dumps(raw))
-    *_, measured = data_section(read_data_figures(path))
-    assert measured == table(("rung", "GAUC, all pairs", "R@20"), [["fresh", "0.8000", "-"], ["item_prior", "0.7000", "-"]])
+    *_, scores, title, _, rungs = data_section(read_data_figures(path))
+    assert title == heading("Rungs", 3) and "rung" not in scores
+    rows = [["fresh", "0.8000", "-", "-", "-"], ["item_prior", "0.7000", "0.1000", "-", "-"]]
+    assert rungs == table(("rung", "GAUC, all pairs", "lost", "R@20", "lost"), rows)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"command": "eval tables", "figures": {"x": 1}}', "[1]"])

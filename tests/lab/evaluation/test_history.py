@@ -10,7 +10,17 @@ from infra.figures import Figures
 from lab.catalogues.world import LIGHT
 from lab.evaluation.cells import Cell
 from lab.evaluation.data_section import read_data_figures
-from lab.evaluation.history import HISTORY, MEASURES, HistoryPlan, add_quality, history_section, plan_history
+from lab.evaluation.history import (
+    HISTORY,
+    HISTORY_RUNGS,
+    MEASURES,
+    HistoryPlan,
+    add_quality,
+    history_rungs_section,
+    history_section,
+    plan_history,
+)
+from lab.evaluation.rungs import FRESH, ITEM_PRIOR, add_rung_figures
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from streams.training.metrics import UserValues
 from tests.lab.evaluation.tiny import SIZE
@@ -42,3 +52,12 @@ def test_the_section_states_lengths_gains_and_the_loss_by_skew(tmp_path: Path) -
     saved.write_text(json.dumps(figures.as_dict()))
     text = "\n".join(history_section(read_data_figures(saved)))
     assert "300 behaviours in the median" in text and "| 1,000 | 0.7500" in text and "0.1000 [0.1000, 0.1000]" in text
+
+
+def test_the_section_of_rungs_states_what_each_loses_against_the_whole_history() -> None:
+    figures = Figures(HISTORY_RUNGS, {"quick": True, "steps": 3, "users": 40, "median": 300, "longest": 3_000, "seeds": 2})
+    add_rung_figures(figures, "long_histories", {FRESH: cell(0.7).users, ITEM_PRIOR: cell(0.5).users})
+    figures.add("users", 12)
+    text = " ".join(" ".join(history_rungs_section(figures.as_dict())).split())
+    assert "over 2 seeds" in text and "300 behaviours in the median" in text
+    assert "| item_prior | 0.5000" in text and "| 0.2000 [0.2000, 0.2000] |" in text

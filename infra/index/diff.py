@@ -177,7 +177,7 @@ class _View:
         at = len(self._block) - len(self._keys)
         count = bisect.bisect_right(self._keys, to)
         keys, self._keys = self._keys[:count], self._keys[count:]
-        return keys, self._block.orders["input_hash"][at : at + count], self._block.rows[at : at + count]
+        return keys, self._block.stamps["input_hash"][at : at + count], self._block.rows[at : at + count]
 
 
 class _Comparison:

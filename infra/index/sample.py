@@ -23,7 +23,7 @@ from schemas.index.manifest import Manifest, Part, Seal
 
 SHARDS_SAMPLED_MAX = 4
 
-Found = dict[bytes, tuple[np.ndarray | np.void, np.ndarray | None]]  # by index key: the order, and the row (None = deleted)
+Found = dict[bytes, tuple[np.ndarray | np.void, np.ndarray | None]]  # by index key: the stamp, and the row (None = deleted)
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ def find_rows(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> S
     return SampledRows([key for key, _ in rows], np.array([row for _, row in rows], manifest.layout.dtype))
 
 
-def find_orders(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> dict[bytes, np.ndarray | np.void]:
-    """The orders (ORDER) of the rows and tombstones of these items, without items that the version's files do not have. Raises Unavailable, Corrupted."""
-    return {key: order for key, (order, _) in _find(store, manifest, keys).items()}
+def find_stamps(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> dict[bytes, np.ndarray | np.void]:
+    """The stamps (STAMP) of the rows and tombstones of these items, without items that the version's files do not have. Raises Unavailable, Corrupted."""
+    return {key: stamp for key, (stamp, _) in _find(store, manifest, keys).items()}
 
 
 def _find(store: IndexStore, manifest: Manifest, keys: Sequence[bytes]) -> Found:
@@ -83,7 +83,7 @@ def _find_full(store: IndexStore, part: Part, layout: RowLayout, keys: Sequence[
     for found in blocks.values():
         if found is not None and found[0] not in decoded:
             block = decode_block(layout, found[1])
-            decoded[found[0]] = dict(zip(block.keys, zip(block.orders, block.rows, strict=True), strict=True))
+            decoded[found[0]] = dict(zip(block.keys, zip(block.stamps, block.rows, strict=True), strict=True))
     return {key: decoded[found[0]][key] for key, found in blocks.items() if found is not None and key in decoded[found[0]]}
 
 

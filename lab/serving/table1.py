@@ -24,11 +24,11 @@ from infra.figures import Figures
 from lab.figures.declared import read_bench
 from lab.serving.world import PROFILE, VERSION, RankWorld, draw_rows, open_rank_world
 from schemas.features import FeatureBlock, encode_features
-from schemas.index.layout import ORDER, row_layout
+from schemas.index.layout import STAMP, row_layout
 from schemas.model.inputs import FeatureTensors
 from schemas.model.item_network import ItemNetwork
 from schemas.model.parameters import parameters_of
-from serving.engine.tables.changes import Changes, pack_orders
+from serving.engine.tables.changes import Changes, pack_stamps
 from serving.engine.work import UserWork
 
 TABLE_1 = read_bench("bench table1")
@@ -152,7 +152,7 @@ def measure_costs(world: RankWorld, traffic: Traffic, calls: int) -> Costs:
     ids = world.requests(traffic.candidates, 1)[0]
     count = min(traffic.rows_together, len(world.ids))
     updated, rows = _draw_features(world, count), draw_rows(spec, count, world.rng)
-    orders = pack_orders(np.full(count, np.array((2, 0, 0, 0, 0, 0, 0), ORDER)))
+    orders = pack_stamps(np.full(count, np.array((2, 0, 0, 0, 0, 0, 0), STAMP)))
 
     def apply_block() -> None:
         encoded = items.encode(updated)
@@ -177,7 +177,7 @@ def measure_costs(world: RankWorld, traffic: Traffic, calls: int) -> Costs:
         user_half_ms=_median_ms(world, lambda: world.scorer.user_state(UserWork(PROFILE, history, VERSION)), calls),
         gather_ms=_median_ms(world, gather, calls),
         row_bytes=layout["vector"].itemsize + layout["bridge"].itemsize,
-        order_bytes=ORDER.itemsize,
+        order_bytes=STAMP.itemsize,
         state_bytes=state.size_bytes,
     )
 

@@ -24,7 +24,7 @@ from lab.serving.world import bench_spec, draw_rows
 from schemas.ids import encode_index_key, partition_of
 from schemas.index.control import Entry, Init
 from schemas.index.digest import ShardDigest
-from schemas.index.layout import ORDER, RowBlock, row_layout
+from schemas.index.layout import STAMP, RowBlock, row_layout
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, checkpoint_path, encode_manifest, manifest_path
 from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
@@ -120,7 +120,7 @@ class VersionWriter:
         def blocks() -> Iterator[RowBlock]:
             for at in range(0, len(chosen), _BLOCK_ROWS):
                 cut = chosen[at : at + _BLOCK_ROWS]
-                block = RowBlock([keys[one] for one in cut.tolist()], np.zeros(len(cut), ORDER), self._rows[cut])
+                block = RowBlock([keys[one] for one in cut.tolist()], np.zeros(len(cut), STAMP), self._rows[cut])
                 digest.update(block)
                 yield block
 

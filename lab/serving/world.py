@@ -15,7 +15,7 @@ import torch
 
 from schemas.behaviour_columns import EMPTY, BehaviourColumns
 from schemas.features import Feature, FeatureSchema, Kind, Scope
-from schemas.index.layout import ORDER, row_layout
+from schemas.index.layout import STAMP, row_layout
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
@@ -28,7 +28,7 @@ from serving.engine.devices.cpu import CpuScorer
 from serving.engine.devices.scorer import Scorer
 from serving.engine.loop.engine import Engine
 from serving.engine.loop.resident import Resident
-from serving.engine.tables.changes import Changes, pack_orders
+from serving.engine.tables.changes import Changes, pack_stamps
 from serving.engine.tables.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables.tables import Tables
 from serving.engine.work import RankWork, UserState, UserWork
@@ -177,7 +177,7 @@ def _fill_slot(spec: ModelSpec, ids: np.ndarray, rng: np.random.Generator) -> tu
     for at in range(0, len(ids), _APPLY_ROWS):
         chunk = ids[at : at + _APPLY_ROWS]
         tables.apply(
-            Changes(chunk, pack_orders(np.ones(len(chunk), ORDER)), np.zeros(len(chunk), np.uint8), draw_rows(spec, len(chunk), rng))
+            Changes(chunk, pack_stamps(np.ones(len(chunk), STAMP)), np.zeros(len(chunk), np.uint8), draw_rows(spec, len(chunk), rng))
         )
     return tables, memory
 

@@ -43,7 +43,7 @@ from schemas.events import ItemFeaturesRecord, NewItemsRecord, encode_record
 from schemas.features import FeatureBlock, encode_features
 from schemas.ids import IdKind
 from schemas.index.control import Init
-from schemas.index.layout import ORDER
+from schemas.index.layout import STAMP
 from schemas.limits import UPDATES_PER_RECORD_MAX, WRITE_BATCH_UPDATES_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.checkpoint_file import read_checkpoint_file
@@ -104,7 +104,7 @@ def _measure_build(folder: Path, catalogue: Catalogue, figures: Figures) -> None
     with open_shard_reader(folder / "checkpoint") as reader:
         first = next(reader.scan_blocks()).features[0]
     item_bytes = ITEM_HEADER.size + len(pack_features(first))
-    row_bytes = ORDER.itemsize + encoder.layout.row_bytes
+    row_bytes = STAMP.itemsize + encoder.layout.row_bytes
     floor = measure_floor(folder / "floor", catalogue.item_count // SHARDS, item_bytes, row_bytes)
     figures.add("floor_updates_per_s", floor)
 

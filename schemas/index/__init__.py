@@ -1,6 +1,6 @@
 """The index: its bytes (FORMAT.md), and the decisions about its versions.
 
-layout.py                 rows, orders, blocks, increments and delta records as bytes; keys.py: index keys of many ids
+layout.py                 rows, stamps, blocks, increments and delta records as bytes; keys.py: index keys of many ids
 manifest.py               what a version consists of; digest.py: its digest; snapshot.py: snapshots of shards
 item_sample.py            inputs of a few items, for comparing two models
 lifecycle.py              the states of a version and the entries that change them: read it first

@@ -1,7 +1,7 @@
 """Digests of shards and versions (FORMAT.md section 6), and the merged view that they are taken over.
 
 There are two digests, one over the bytes of rows and one over the hashes of inputs. Equal data digests with different row digests mean a difference of
-arithmetic, not of data. Orders and positions are in neither.
+arithmetic, not of data. Stamps and positions are in neither.
 Invariant: a digest does not depend on the cut of rows into blocks, nor on their division between full part and increments.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from schemas.ids import IdKind
 from schemas.index.keys import check_keys
-from schemas.index.layout import ORDER, RowBlock, RowLayout, stack_increments
+from schemas.index.layout import STAMP, RowBlock, RowLayout, stack_increments
 
 
 def checksum(raw: bytes) -> str:
@@ -50,10 +50,10 @@ def _block_of(layout: RowLayout, changes: Sequence[tuple[bytes, bytes]]) -> RowB
     """The live rows of some increments. Raises Corrupted (`bad_key`, `bad_increment`, `bad_order`)."""
     check_keys([key for key, _ in changes], layout.id_kind)
     if not changes:
-        return RowBlock([], np.empty(0, ORDER), np.empty(0, layout.dtype))
+        return RowBlock([], np.empty(0, STAMP), np.empty(0, layout.dtype))
     block = stack_increments(layout, changes)
-    live = np.flatnonzero(block.orders["dead"] == 0)
-    return RowBlock([block.keys[place] for place in live.tolist()], block.orders[live], block.rows[live])
+    live = np.flatnonzero(block.stamps["dead"] == 0)
+    return RowBlock([block.keys[place] for place in live.tolist()], block.stamps[live], block.rows[live])
 
 
 def _merge_block(layout: RowLayout, block: RowBlock, changes: Sequence[tuple[bytes, bytes]]) -> RowBlock:
@@ -62,8 +62,8 @@ def _merge_block(layout: RowLayout, block: RowBlock, changes: Sequence[tuple[byt
     new = _block_of(layout, changes)
     keys = [k for k, keep in zip(block.keys, kept, strict=True) if keep] + list(new.keys)
     by_key = sorted(range(len(keys)), key=keys.__getitem__)
-    orders, rows = np.concatenate((block.orders[kept], new.orders)), np.concatenate((block.rows[kept], new.rows))
-    return RowBlock([keys[i] for i in by_key], orders[by_key], rows[by_key])
+    stamps, rows = np.concatenate((block.stamps[kept], new.stamps)), np.concatenate((block.rows[kept], new.rows))
+    return RowBlock([keys[i] for i in by_key], stamps[by_key], rows[by_key])
 
 
 class ShardDigest:
@@ -79,7 +79,7 @@ class ShardDigest:
         """Adds the rows of a block."""
         self.rows += len(block)
         self._of_rows.update(self._with_keys(block.keys, block.rows))
-        self._of_data.update(self._with_keys(block.keys, np.ascontiguousarray(block.orders["input_hash"])))
+        self._of_data.update(self._with_keys(block.keys, np.ascontiguousarray(block.stamps["input_hash"])))
 
     def _with_keys(self, keys: Sequence[bytes], values: np.ndarray) -> bytes:
         """For each row the length of its key (uint16), the key, and the value, as bytes."""

@@ -1,10 +1,10 @@
-"""Rows, orders, blocks, increments and delta records as bytes: FORMAT.md sections 2 to 5 and 8. No I/O.
+"""Rows, stamps, blocks, increments and delta records as bytes: FORMAT.md sections 2 to 5 and 8. No I/O.
 
 Invariants: a decode checks magic, format, checksum and sizes before it gives anything, and raises Corrupted, so a reader never sees a torn row (I3). Increments
 have no checksum of their own: those of RocksDB cover them. A checksum does not say who wrote the bytes, so a decode also checks id
-kind, keys and orders: compiled readers rely on them.
+kind, keys and stamps: compiled readers rely on them.
 
-Arrays: R rows. A row is one element of a packed structured array whose fields are the columns; an order is one element of an ORDER array.
+Arrays: R rows. A row is one element of a packed structured array whose fields are the columns; a stamp is one element of a STAMP array.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ FORMAT = 2
 REQUIRED = 1  # column flag: a reader that does not know the column must refuse the version
 
 # FORMAT.md section 3. Compared field by field, never as bytes.
-ORDER = np.dtype(
+STAMP = np.dtype(
     [
         ("features_version", "<i8"),
         ("features_offset", "<i8"),
@@ -40,8 +40,8 @@ ORDER = np.dtype(
         ("dead", "u1"),
     ]
 )
-_ORDER = struct.Struct("<qqHqHQB")  # the same, for one order
-assert ORDER.itemsize == _ORDER.size == 37
+_STAMP = struct.Struct("<qqHqHQB")  # the same, for one stamp
+assert STAMP.itemsize == _STAMP.size == 37
 
 _BLOCK_HEADER = struct.Struct("<4sHBBII")
 _DELTA_HEADER = struct.Struct("<4sHHqIQqqq")
@@ -66,7 +66,7 @@ def component_hash(component: bytes) -> int:
 
 
 def combine_hashes(features: int, embedding: int) -> int:
-    """The `input_hash` of an order (uint64) from the hashes of both components; `embedding` is 0 if absent. As the factor is odd, a change of one
+    """The `input_hash` of a stamp (uint64) from the hashes of both components; `embedding` is 0 if absent. As the factor is odd, a change of one
     component's hash alone always changes it."""
     return (features + HASH_FACTOR * embedding) & 0xFFFFFFFFFFFFFFFF
 
@@ -95,7 +95,7 @@ class RowLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Size of a row without key and order."""
+        """Size of a row without key and stamp."""
         return self.dtype.itemsize
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,20 +154,20 @@ def decode_layout(raw: Mapping[str, Any]) -> RowLayout:
     return layout
 
 
-def _bad_order(shown: object) -> Corrupted:
+def _bad_stamp(shown: object) -> Corrupted:
     return Corrupted(
         "bad_order",
-        f"no shard writes the order {shown}: versions count from 0, offsets from -1 to {OFFSET_END - 1}, and the delete flag is 0 or 1",
+        f"no shard writes the stamp {shown}: versions count from 0, offsets from -1 to {OFFSET_END - 1}, and the delete flag is 0 or 1",
     )
 
 
-def check_orders(orders: np.ndarray) -> None:
-    """Raise Corrupted (`bad_order`) unless a shard can have written all of an ORDER array."""
-    bad = (orders["features_version"] < 0) | (orders["dead"] > 1)
-    for offsets in (orders["features_offset"], orders["embedding_offset"]):
+def check_stamps(stamps: np.ndarray) -> None:
+    """Raise Corrupted (`bad_order`) unless a shard can have written all of a STAMP array."""
+    bad = (stamps["features_version"] < 0) | (stamps["dead"] > 1)
+    for offsets in (stamps["features_offset"], stamps["embedding_offset"]):
         bad |= (offsets < -1) | (offsets >= OFFSET_END)
     if bad.any():
-        raise _bad_order(orders[bad][0])
+        raise _bad_stamp(stamps[bad][0])
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------
@@ -175,10 +175,10 @@ def check_orders(orders: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """R rows in key order: their index keys, orders (ORDER [R]), and rows ([R] of the layout's dtype; zeros where dead)."""
+    """R rows in key order: their index keys, stamps (STAMP [R]), and rows ([R] of the layout's dtype; zeros where dead)."""
 
     keys: Sequence[bytes]
-    orders: np.ndarray
+    stamps: np.ndarray
     rows: np.ndarray
 
     def __len__(self) -> int:
@@ -189,7 +189,7 @@ def encode_block(layout: RowLayout, block: RowBlock) -> bytes:
     """The bytes of one columnar block (FORMAT.md section 4)."""
     keys = encode_keys(block.keys, layout.id_kind)
     header = _BLOCK_HEADER.pack(_BLOCK_MAGIC, FORMAT, _ID_KINDS.index(layout.id_kind), 0, len(block), len(keys))
-    body = b"".join((header, keys, block.orders.tobytes(), *(np.ascontiguousarray(block.rows[c.name]).tobytes() for c in layout.columns)))
+    body = b"".join((header, keys, block.stamps.tobytes(), *(np.ascontiguousarray(block.rows[c.name]).tobytes() for c in layout.columns)))
     return body + _checksum(body)
 
 
@@ -220,66 +220,66 @@ def decode_block(layout: RowLayout, raw: bytes, may_be_dead: bool = False) -> Ro
         )
     if rows == 0:
         raise Corrupted("bad_block", "a block has no rows, expected at least one")
-    expected = _BLOCK_HEADER.size + key_bytes + rows * (ORDER.itemsize + layout.row_bytes) + _CHECKSUM_BYTES
+    expected = _BLOCK_HEADER.size + key_bytes + rows * (STAMP.itemsize + layout.row_bytes) + _CHECKSUM_BYTES
     if len(raw) != expected:
         raise Corrupted("bad_block_size", f"block of {rows} rows has {len(raw)} bytes, its layout needs {expected}")
     at = _BLOCK_HEADER.size + key_bytes
     keys = decode_keys(raw[_BLOCK_HEADER.size : at], rows, layout.id_kind)
-    orders = np.frombuffer(raw, ORDER, rows, at)
-    check_orders(orders)
-    if not may_be_dead and orders["dead"].any():
+    stamps = np.frombuffer(raw, STAMP, rows, at)
+    check_stamps(stamps)
+    if not may_be_dead and stamps["dead"].any():
         raise Corrupted("bad_order", "a block of a full part has a deleted row; deletes are in incremental parts and delta records only")
-    at += orders.nbytes
+    at += stamps.nbytes
     decoded = np.empty(rows, layout.dtype)
     for column in layout.columns:
         values = np.frombuffer(raw, column.dtype, rows * column.width, at)
         decoded[column.name] = values if column.width == 1 else values.reshape(rows, column.width)
         at += values.nbytes
-    return RowBlock(keys, orders, decoded)
+    return RowBlock(keys, stamps, decoded)
 
 
 # --- incremental part: one value per key -----------------------------------------------------------------------------
 
 
-def encode_increment(order: np.ndarray, row: np.ndarray | None) -> bytes:
-    """Value of an incremental row: its order (one ORDER element), then the row unless it is a tombstone."""
-    return order.tobytes() + (b"" if row is None else row.tobytes())
+def encode_increment(stamp: np.ndarray, row: np.ndarray | None) -> bytes:
+    """Value of an incremental row: its stamp (one STAMP element), then the row unless it is a tombstone."""
+    return stamp.tobytes() + (b"" if row is None else row.tobytes())
 
 
 def decode_increment(layout: RowLayout, raw: bytes) -> tuple[np.ndarray, np.ndarray | None]:
-    """(order, row): an element of ORDER, and one of the layout's dtype, or None for a tombstone. Raises Corrupted (`bad_increment`,
+    """(stamp, row): an element of STAMP, and one of the layout's dtype, or None for a tombstone. Raises Corrupted (`bad_increment`,
     `bad_order`)."""
-    if len(raw) < ORDER.itemsize:
-        raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes, expected at least {ORDER.itemsize}")
-    version, features_offset, _, embedding_offset, _, _, dead = fields = _ORDER.unpack_from(raw)
+    if len(raw) < STAMP.itemsize:
+        raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes, expected at least {STAMP.itemsize}")
+    version, features_offset, _, embedding_offset, _, _, dead = fields = _STAMP.unpack_from(raw)
     if version < 0 or not (-1 <= features_offset < OFFSET_END and -1 <= embedding_offset < OFFSET_END) or dead > 1:
-        raise _bad_order(fields)
-    expected = ORDER.itemsize + (0 if dead else layout.row_bytes)
+        raise _bad_stamp(fields)
+    expected = STAMP.itemsize + (0 if dead else layout.row_bytes)
     if len(raw) != expected:
         raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes (dead = {dead}), expected {expected}")
-    return np.frombuffer(raw, ORDER, 1)[0], None if dead else np.frombuffer(raw, layout.dtype, 1, ORDER.itemsize)[0]
+    return np.frombuffer(raw, STAMP, 1)[0], None if dead else np.frombuffer(raw, layout.dtype, 1, STAMP.itemsize)[0]
 
 
 def stack_increments(layout: RowLayout, pairs: Sequence[tuple[bytes, bytes]]) -> RowBlock:
     """At least one incremental row, each as (index key, value), in one block. The keys are not checked. Raises Corrupted (`bad_increment`, `bad_order`)."""
-    whole = ORDER.itemsize + layout.row_bytes
+    whole = STAMP.itemsize + layout.row_bytes
     sizes_R = np.fromiter((len(value) for _, value in pairs), np.int64, len(pairs))
     stacked = b"".join([value.ljust(whole, b"\0")[:whole] for _, value in pairs])
-    rows_R = np.frombuffer(stacked, np.dtype([("order", ORDER), ("row", layout.dtype)]))
-    orders = np.ascontiguousarray(rows_R["order"])
-    if (sizes_R != np.where(orders["dead"] != 0, ORDER.itemsize, whole)).any():
+    rows_R = np.frombuffer(stacked, np.dtype([("stamp", STAMP), ("row", layout.dtype)]))
+    stamps = np.ascontiguousarray(rows_R["stamp"])
+    if (sizes_R != np.where(stamps["dead"] != 0, STAMP.itemsize, whole)).any():
         found = sorted(set(sizes_R.tolist()))[:8]
-        raise Corrupted("bad_increment", f"incremental rows of {found} bytes, expected {whole}, or {ORDER.itemsize} where one is deleted")
-    check_orders(orders)
-    return RowBlock([key for key, _ in pairs], orders, np.ascontiguousarray(rows_R["row"]))
+        raise Corrupted("bad_increment", f"incremental rows of {found} bytes, expected {whole}, or {STAMP.itemsize} where one is deleted")
+    check_stamps(stamps)
+    return RowBlock([key for key, _ in pairs], stamps, np.ascontiguousarray(rows_R["row"]))
 
 
 def list_increments(block: RowBlock) -> list[tuple[bytes, bytes]]:
     """The rows of a block as (index key, value of an incremental row)."""
-    dead = block.orders["dead"].tolist()
+    dead = block.stamps["dead"].tolist()
     return [
-        (key, order.tobytes() + (b"" if is_dead else row.tobytes()))
-        for key, order, row, is_dead in zip(block.keys, block.orders, block.rows, dead, strict=True)
+        (key, stamp.tobytes() + (b"" if is_dead else row.tobytes()))
+        for key, stamp, row, is_dead in zip(block.keys, block.stamps, block.rows, dead, strict=True)
     ]
 
 
@@ -351,7 +351,7 @@ def find_delta(layout_of: Mapping[int, RowLayout], partition: int, raw: bytes) -
 
 def plan_delta_cuts(layout: RowLayout, keys: Sequence[bytes], bytes_max: int = DELTA_RECORD_BYTES_MAX) -> list[slice]:
     """Which changed rows of a micro-batch go into which delta record, so that each record has at most `bytes_max`, or one row."""
-    ends = list(accumulate(len(key) + _LENGTH_BYTES + ORDER.itemsize + layout.row_bytes for key in keys))
+    ends = list(accumulate(len(key) + _LENGTH_BYTES + STAMP.itemsize + layout.row_bytes for key in keys))
     cuts, start, before = list[slice](), 0, 0
     while start < len(ends):
         end = max(start + 1, bisect_right(ends, before + bytes_max - _DELTA_ROOM_BYTES))

@@ -1,6 +1,6 @@
 """Updates of candidates that changed nothing because the index holds a newer version: what `aif query --trace` tells a publisher.
 
-The files have the order of each item at their seal; everything after it is in the topic. At most RECORDS_MAX records of a partition are read.
+The files have the stamp of each item at their seal; everything after it is in the topic. At most RECORDS_MAX records of a partition are read.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import numpy as np
 
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_manifest
-from infra.index.sample import find_orders
+from infra.index.sample import find_stamps
 from infra.index.store import open_index_store
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import read_topic
@@ -32,8 +32,8 @@ def describe_superseded(settings: ProcessSettings, candidates: Iterable[Id]) -> 
     manifest = read_manifest(store, current)
     kind, shards = manifest.layout.id_kind, len(manifest.seals)
     ids = {decode_id(one, kind) for one in candidates}
-    orders = find_orders(store, manifest, [encode_index_key(one) for one in ids])
-    newest = {one: order_of(orders[key]) for one in ids if (key := encode_index_key(one)) in orders}
+    stamps = find_stamps(store, manifest, [encode_index_key(one) for one in ids])
+    newest = {one: stamp_of(stamps[key]) for one in ids if (key := encode_index_key(one)) in stamps}
     bootstrap, topic = settings.connection(), settings.kafka.topic_prefix + ITEM_FEATURES
     begins, ends = start_offsets(bootstrap, topic), end_offsets(bootstrap, topic)
     used = {partition_of(one, shards) for one in ids}
@@ -46,19 +46,19 @@ def describe_superseded(settings: ProcessSettings, candidates: Iterable[Id]) -> 
         for index, update in decoded.accepted:
             if update.item_id not in ids:
                 continue
-            order = (update.version, record.offset, index)
-            held = newest.get(update.item_id, order)
-            if order < held:
+            stamp = (update.version, record.offset, index)
+            held = newest.get(update.item_id, stamp)
+            if stamp < held:
                 lost[update.item_id] = (
                     f"item {update.item_id}: its update with version {update.version} (partition {record.partition}, offset {record.offset}) was superseded, "
                     f"the index holds version {held[0]}; publish a higher version, such as the time in ms"
                 )
             else:
-                newest[update.item_id] = order
+                newest[update.item_id] = stamp
                 lost.pop(update.item_id, None)
     return list(lost.values())[:LINES_MAX]
 
 
-def order_of(order: np.ndarray | np.void) -> tuple[int, int, int]:
-    """(version, offset, index) of the features in an ORDER element."""
-    return int(order["features_version"]), int(order["features_offset"]), int(order["features_index"])
+def stamp_of(stamp: np.ndarray | np.void) -> tuple[int, int, int]:
+    """(version, offset, index) of the features in a STAMP element."""
+    return int(stamp["features_version"]), int(stamp["features_offset"]), int(stamp["features_index"])

@@ -19,7 +19,7 @@ from schemas.index.layout import RowLayout, decode_increment, find_delta
 from schemas.index.manifest import Manifest
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
 
-OrderTuple = tuple[int, ...]  # an ORDER element as plain numbers
+StampTuple = tuple[int, ...]  # a STAMP element as plain numbers
 _FEATURES_OFFSET, _DEAD = 1, 6  # places in it
 
 Change = tuple[bytes, bytes]
@@ -34,13 +34,13 @@ class DeltaAt:
     covered: int
 
 
-def order_advances(incoming: OrderTuple, current: OrderTuple) -> bool:
-    """The row-order rule on plain numbers: neither component goes back and one advances."""
+def stamp_advances(incoming: StampTuple, current: StampTuple) -> bool:
+    """The row-stamp rule on plain numbers: neither component goes back and one advances."""
     features, embedding = (incoming[:3], current[:3]), (incoming[3:5], current[3:5])
     return features[0] >= features[1] and embedding[0] >= embedding[1] and (features[0] > features[1] or embedding[0] > embedding[1])
 
 
-def is_taken(incoming: OrderTuple, current: OrderTuple | None, covered: int) -> bool:
+def is_taken(incoming: StampTuple, current: StampTuple | None, covered: int) -> bool:
     """Whether a reader takes a change of an id, of which it holds `current` (None = nothing).
 
     A reader whose watermark covers item-features up to `covered` holds every item that lives there. An id that it does not hold, or holds as deleted below
@@ -48,7 +48,7 @@ def is_taken(incoming: OrderTuple, current: OrderTuple | None, covered: int) -> 
     """
     if current is None or (current[_DEAD] and current[_FEATURES_OFFSET] < covered):
         return incoming[_FEATURES_OFFSET] >= covered
-    return order_advances(incoming, current)
+    return stamp_advances(incoming, current)
 
 
 @dataclass
@@ -61,12 +61,12 @@ class RowState:
     rows_R: np.ndarray
     live_R: np.ndarray
     changes_R: np.ndarray
-    orders: list[OrderTuple | None]
+    stamps: list[StampTuple | None]
     positions: dict[int, int] = field(default_factory=dict)
 
     def copy(self) -> "RowState":
         """An independent copy."""
-        return RowState(self.rows_R.copy(), self.live_R.copy(), self.changes_R.copy(), list(self.orders), dict(self.positions))
+        return RowState(self.rows_R.copy(), self.live_R.copy(), self.changes_R.copy(), list(self.stamps), dict(self.positions))
 
 
 class VersionRows:
@@ -121,8 +121,8 @@ class VersionRows:
                 if found:
                     places, taken = (list(side) for side in zip(*found, strict=True))
                     state.rows_R[places], state.live_R[places] = block.rows[taken], True
-                    for place, order in zip(places, block.orders[taken].tolist(), strict=True):
-                        state.orders[place] = order
+                    for place, stamp in zip(places, block.stamps[taken].tolist(), strict=True):
+                        state.stamps[place] = stamp
             state.positions[seal.shard] = seal.delta_position
         return state
 
@@ -130,11 +130,11 @@ class VersionRows:
         state = self.now
         for key, value in delta.changes:
             place = self.places[key]
-            order, row = decode_increment(self.layout, value)
-            incoming, current = order.item(), state.orders[place]
+            stamp, row = decode_increment(self.layout, value)
+            incoming, current = stamp.item(), state.stamps[place]
             if not is_taken(incoming, current, delta.covered):
                 continue
-            state.orders[place], state.live_R[place] = incoming, row is not None
+            state.stamps[place], state.live_R[place] = incoming, row is not None
             state.changes_R[place] += 1
             if row is not None:
                 state.rows_R[place] = row

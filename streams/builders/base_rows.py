@@ -1,7 +1,7 @@
 """Rows that a build takes over from earlier parts, for items whose inputs are still the same: only stale rows are computed (protocol B11).
 
 Invariant: a row is taken over only for an item with the same input hash, and from parts of the same version (checkpoint, LSH, encoder fingerprint). So it
-has the bits that encoding would give, whatever happened to the shard in between. Its order is the item's own, not the base's.
+has the bits that encoding would give, whatever happened to the shard in between. Its stamp is the item's own, not the base's.
 
 A revive, the first full part of a new owner, a full part written again and the adoption of a replay are all builds with a base. The base may be of
 any age: rows that it lacks are computed, and rows that are too many are left.
@@ -36,7 +36,7 @@ class BaseRows:
         known_R = np.zeros(len(keys), bool)
         for at, key in enumerate(keys):
             found = self._held.pop(key, None)
-            if found is not None and found[0].orders["input_hash"][found[1]] == input_hashes_R[at]:
+            if found is not None and found[0].stamps["input_hash"][found[1]] == input_hashes_R[at]:
                 into_R[at] = found[0].rows[found[1]]
                 known_R[at] = True
         self._held = {key: held for key, held in self._held.items() if key > keys[-1]}

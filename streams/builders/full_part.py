@@ -72,7 +72,7 @@ def encode_blocks(
         rows = _encode_block(encoder, block, base)
         for at in range(0, len(block), ROWS_PER_FILE_BLOCK):
             cut = slice(at, at + ROWS_PER_FILE_BLOCK)
-            yield RowBlock(block.keys[cut], block.orders_R[cut], rows[cut])
+            yield RowBlock(block.keys[cut], block.stamps_R[cut], rows[cut])
         done += len(block)
         progress(done)
 
@@ -82,7 +82,7 @@ def _encode_block(encoder: Encoder, block: ItemBlock, base: BaseRows | None) -> 
     if base is None or base.is_empty:
         return encoder.encode(block.features, block.embeddings)
     rows_R = np.zeros(len(block), encoder.layout.dtype)
-    missing = np.flatnonzero(~base.take(block.keys, block.orders_R["input_hash"], rows_R))
+    missing = np.flatnonzero(~base.take(block.keys, block.stamps_R["input_hash"], rows_R))
     if len(missing):
         some = block.take(missing.tolist())
         rows_R[missing] = encoder.encode(some.features, some.embeddings)

@@ -10,7 +10,7 @@ Every delta before the position is then in the checkpoint. If this owner sent it
 it, it was made from records before the ends of step 2. Without step 2, a former owner that does not yet know it has lost the shard would seal without
 rows that the new owner has already sent, and no reader of that seal would meet them again (found by simulation). With steps 1 and 3 exchanged, a delta
 sent between them would be neither in the seal nor after it. Deltas that are still in the shard's outbox at the checkpoint come to a reader twice, in the
-exported increments and after the position; that is harmless, because a reader never lets the order of a component go back.
+exported increments and after the position; that is harmless, because a reader never lets the stamp of a component go back.
 
 A shard may have several seals of one revision (a restart makes another one). Each is correct, and every file has a unique name.
 """
@@ -65,7 +65,7 @@ def write_seal(store: IndexStore, encoder: Encoder, job: SealJob, progress: Prog
         merged = merge_parts(encoder.layout, read_full_part(store, job.full, encoder.layout), reader.scan_increments(job.version))
         sampler, digest = KeySampler(), ShardDigest(encoder.layout, encoder.model_id, encoder.lsh_version)
         for block in merged:
-            sampler.add(block.keys, block.orders["input_hash"])
+            sampler.add(block.keys, block.stamps["input_hash"])
             digest.update(block)
             progress(digest.rows)
         sample = encode_sample(reader.find_inputs(sampler.keys))

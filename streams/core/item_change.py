@@ -59,7 +59,7 @@ class ItemChange:
 
     @property
     def is_changed(self) -> bool:
-        """Whether its stored value changed, if only by the order of an update that said nothing new."""
+        """Whether its stored value changed, if only by the stamp of an update that said nothing new."""
         return self.features is not self.before.features or self.embedding is not self.before.embedding
 
     @property
@@ -70,7 +70,7 @@ class ItemChange:
     @property
     def is_tombstone(self) -> bool:
         """Whether the batch must report to readers that the item is gone. Also when only the embedding of a dead item changed: a reader may have seen
-        that embedding with a live row, from an earlier life of this shard. It would refuse a tombstone whose embedding order is older."""
+        that embedding with a live row, from an earlier life of this shard. It would refuse a tombstone whose embedding stamp is older."""
         if self.features is None or not self.features.dead:
             return False
         return self._embedding_changed or any(before is None or before.dead != after.dead for before, _, after, _ in self._steps)

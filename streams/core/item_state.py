@@ -1,10 +1,10 @@
 """The state of one item in a shard: two components, each with one source topic, and the fold of updates into them (protocol A3, A4).
 
-Invariants: features order = (event version, offset, index), embedding order = (offset, index). The higher wins, so a duplicate changes nothing. Each
-component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that keeps its order; it never
+Invariants: features stamp = (event version, offset, index), embedding stamp = (offset, index). The higher wins, so a duplicate changes nothing. Each
+component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that keeps its stamp; it never
 touches the embedding. Statistics hold over the record: `raw` has both, and the statistics are also kept alone, for the next record (A11).
-A row carries the orders at which its components last *changed*, not those of the last event. An identical event that is sent again makes no row, and
-must not raise the order of later rows. Otherwise a shard that was set back to an older copy, and reads the topics in another interleaving, could first send
+A row carries the stamps at which its components last *changed*, not those of the last event. An identical event that is sent again makes no row, and
+must not raise the stamp of later rows. Otherwise a shard that was set back to an older copy, and reads the topics in another interleaving, could first send
 rows that readers refuse, and then not send the row that they would take.
 
 One stored value holds everything about an item except the numbers of its embedding. These have a value of their own, so a change of features never reads or
@@ -21,23 +21,23 @@ import msgspec
 import numpy as np
 
 from schemas.errors import Corrupted
-from schemas.index.layout import ORDER, combine_hashes, component_hash
+from schemas.index.layout import STAMP, combine_hashes, component_hash
 from schemas.topics import SHARD_TOPICS
 from streams.core.shard_state import SHARD_REPAIR
 
-FeaturesOrder = tuple[int, int, int]  # event version, offset, index in the record
-EmbeddingOrder = tuple[int, int]  # offset, index in the record
-NO_FEATURES_ORDER: FeaturesOrder = (-1, -1, 0)
-NO_EMBEDDING_ORDER: EmbeddingOrder = (-1, 0)
+FeaturesStamp = tuple[int, int, int]  # event version, offset, index in the record
+EmbeddingStamp = tuple[int, int]  # offset, index in the record
+NO_FEATURES_STAMP: FeaturesStamp = (-1, -1, 0)
+NO_EMBEDDING_STAMP: EmbeddingStamp = (-1, 0)
 
-# Features: order, changed, state, hash. Embedding: order, changed, hash. Then the features' bytes.
+# Features: stamp, changed, state, hash. Embedding: stamp, changed, hash. Then the features' bytes.
 ITEM_HEADER = struct.Struct("<qqHqqHBQqHqHQ")
 _DEAD, _ABSENT, _COUNTED = 1, 2, 4  # states of features; live is 0, and 4 with statistics behind the features
 _LENGTH = struct.Struct("<I")  # of the statistics, at the end
-_NO_EMBEDDING = (*NO_EMBEDDING_ORDER, *NO_EMBEDDING_ORDER, 0)
+_NO_EMBEDDING = (*NO_EMBEDDING_STAMP, *NO_EMBEDDING_STAMP, 0)
 _TIME = ""
-_ORDER = struct.Struct("<qqHqHQB")
-assert _ORDER.size == ORDER.itemsize
+_STAMP = struct.Struct("<qqHqHQB")
+assert _STAMP.size == STAMP.itemsize
 
 pack_features = msgspec.msgpack.Encoder(order="deterministic").encode
 _unpack_features = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -47,24 +47,24 @@ class StoredFeatures(msgspec.Struct, frozen=True, gc=False):
     """The features component.
 
     raw          the features as msgpack bytes; empty when dead (a delete marker)
-    changed      the order at which `dead` and `raw` last changed
-    hash         of `raw`, 0 when dead; kept because a row's order and a full build need it
+    changed      the stamp at which `dead` and `raw` last changed
+    hash         of `raw`, 0 when dead; kept because a row's stamp and a full build need it
     statistics   those among the features, with their time under the name "", which no feature has; empty without any
     """
 
-    order: FeaturesOrder
+    stamp: FeaturesStamp
     dead: bool
     raw: bytes
-    changed: FeaturesOrder
+    changed: FeaturesStamp
     hash: int
     statistics: bytes = b""
 
 
 class StoredEmbedding(msgspec.Struct, frozen=True, gc=False):
-    """The embedding component without its numbers: its order, the order at which they last changed, and their hash."""
+    """The embedding component without its numbers: its stamp, the stamp at which they last changed, and their hash."""
 
-    order: EmbeddingOrder
-    changed: EmbeddingOrder
+    stamp: EmbeddingStamp
+    changed: EmbeddingStamp
     hash: int
 
 
@@ -124,28 +124,28 @@ def fold_features(stored: StoredFeatures | None, update: FeaturesUpdate) -> Stor
         return _fold_statistics(stored, update)
     version = update.version
     if version is None:
-        version = stored.order[0] if stored is not None else 0
-    order = (version, update.offset, update.index)
-    if stored is not None and order <= stored.order:
+        version = stored.stamp[0] if stored is not None else 0
+    stamp = (version, update.offset, update.index)
+    if stored is not None and stamp <= stored.stamp:
         return None
     raw, statistics = update.raw, b""
     if stored is not None and stored.statistics and not update.dead:
         statistics = stored.statistics
         raw = pack_features({**update.features, **_values_of(statistics)})
-    return _changed(stored, order, update.dead, raw, statistics)
+    return _changed(stored, stamp, update.dead, raw, statistics)
 
 
 def _fold_statistics(stored: StoredFeatures | None, update: FeaturesUpdate) -> StoredFeatures | None:
     """Later statistics replace those of the same names, and null removes one. They belong to a live item, whose own version they keep (A11)."""
-    if stored is None or stored.dead or (update.offset, update.index) <= stored.order[1:]:
+    if stored is None or stored.dead or (update.offset, update.index) <= stored.stamp[1:]:
         return None
     before = unpack_features(stored.statistics) if stored.statistics else {}
     if before.get(_TIME, -1) >= (time_ms := update.version or 0):
         return None
     held = {name: value for name, value in {**before, **update.features}.items() if value is not None}
     raw = pack_features({**unpack_features(stored.raw), **update.features})
-    order = (stored.order[0], update.offset, update.index)
-    return _changed(stored, order, False, raw, pack_features({**held, _TIME: time_ms}))
+    stamp = (stored.stamp[0], update.offset, update.index)
+    return _changed(stored, stamp, False, raw, pack_features({**held, _TIME: time_ms}))
 
 
 def statistics_time(features: StoredFeatures) -> int:
@@ -157,32 +157,32 @@ def _values_of(statistics: bytes) -> dict[str, Any]:
     return {name: value for name, value in unpack_features(statistics).items() if name != _TIME}
 
 
-def _changed(stored: StoredFeatures | None, order: FeaturesOrder, dead: bool, raw: bytes, statistics: bytes) -> StoredFeatures:
+def _changed(stored: StoredFeatures | None, stamp: FeaturesStamp, dead: bool, raw: bytes, statistics: bytes) -> StoredFeatures:
     if stored is not None and stored.raw == raw and stored.dead == dead:
-        return StoredFeatures(order, dead, stored.raw, stored.changed, stored.hash, statistics)
-    return StoredFeatures(order, dead, raw, order, 0 if dead else component_hash(raw), statistics)
+        return StoredFeatures(stamp, dead, stored.raw, stored.changed, stored.hash, statistics)
+    return StoredFeatures(stamp, dead, raw, stamp, 0 if dead else component_hash(raw), statistics)
 
 
 def fold_embedding(stored: StoredEmbedding | None, update: EmbeddingUpdate) -> StoredEmbedding | None:
     """The component after an update, or None when the update is superseded. Values with the stored hash are the stored values."""
-    order = (update.offset, update.index)
+    stamp = (update.offset, update.index)
     hashed = component_hash(update.values)
     if stored is None:
-        return StoredEmbedding(order, order, hashed)
-    if order <= stored.order:
+        return StoredEmbedding(stamp, stamp, hashed)
+    if stamp <= stored.stamp:
         return None
-    return StoredEmbedding(order, stored.changed if stored.hash == hashed else order, hashed)
+    return StoredEmbedding(stamp, stored.changed if stored.hash == hashed else stamp, hashed)
 
 
 def encode_item(features: StoredFeatures | None, embedding: StoredEmbedding | None) -> bytes:
     """Value in the column family `items`."""
-    e = _NO_EMBEDDING if embedding is None else (*embedding.order, *embedding.changed, embedding.hash)
+    e = _NO_EMBEDDING if embedding is None else (*embedding.stamp, *embedding.changed, embedding.hash)
     if features is None:
-        return ITEM_HEADER.pack(*NO_FEATURES_ORDER, *NO_FEATURES_ORDER, _ABSENT, 0, *e)
+        return ITEM_HEADER.pack(*NO_FEATURES_STAMP, *NO_FEATURES_STAMP, _ABSENT, 0, *e)
     if features.statistics:
-        header = ITEM_HEADER.pack(*features.order, *features.changed, _COUNTED, features.hash, *e)
+        header = ITEM_HEADER.pack(*features.stamp, *features.changed, _COUNTED, features.hash, *e)
         return header + features.raw + features.statistics + _LENGTH.pack(len(features.statistics))
-    return ITEM_HEADER.pack(*features.order, *features.changed, features.dead, features.hash, *e) + features.raw
+    return ITEM_HEADER.pack(*features.stamp, *features.changed, features.dead, features.hash, *e) + features.raw
 
 
 def decode_item(value: bytes) -> StoredItem:
@@ -208,19 +208,19 @@ def input_hash_of(features: StoredFeatures, embedding: StoredEmbedding | None) -
     return combine_hashes(features.hash, 0 if embedding is None else embedding.hash)
 
 
-def order_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tuple[int, int, int, int, int, int, int]:
-    """The order of an item's row or tombstone, as the fields of one ORDER element: where its components last changed. A tombstone has no input hash."""
+def stamp_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tuple[int, int, int, int, int, int, int]:
+    """The stamp of an item's row or tombstone, as the fields of one STAMP element: where its components last changed. A tombstone has no input hash."""
     inputs = 0 if features.dead else input_hash_of(features, embedding)
-    return (*features.changed, *(NO_EMBEDDING_ORDER if embedding is None else embedding.changed), inputs, features.dead)
+    return (*features.changed, *(NO_EMBEDDING_STAMP if embedding is None else embedding.changed), inputs, features.dead)
 
 
-def encode_order(features: StoredFeatures, embedding: StoredEmbedding | None) -> bytes:
-    """One ORDER element: the fields of `order_of` as bytes."""
-    return _ORDER.pack(*order_of(features, embedding))
+def encode_stamp(features: StoredFeatures, embedding: StoredEmbedding | None) -> bytes:
+    """One STAMP element: the fields of `stamp_of` as bytes."""
+    return _STAMP.pack(*stamp_of(features, embedding))
 
 
 def is_covered(increment: bytes, before: Mapping[str, int]) -> bool:
     """Whether a row of the incremental part was made by updates before the offsets `before` of both topics. A tombstone never counts."""
-    order = np.frombuffer(increment, ORDER, 1)[0]
+    stamp = np.frombuffer(increment, STAMP, 1)[0]
     features_at, embeddings_at = (before[topic] for topic in SHARD_TOPICS)
-    return not order["dead"] and order["features_offset"] < features_at and order["embedding_offset"] < embeddings_at
+    return not stamp["dead"] and stamp["features_offset"] < features_at and stamp["embedding_offset"] < embeddings_at

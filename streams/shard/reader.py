@@ -17,9 +17,9 @@ from infra.rocks import Database, open_read_only
 from infra.rocks_scan import Scan
 from schemas.errors import Corrupted
 from schemas.index.item_sample import SampledItem
-from schemas.index.layout import ORDER
+from schemas.index.layout import STAMP
 from schemas.limits import BUILD_ROWS_AT_ONCE
-from streams.core.item_state import StoredEmbedding, StoredFeatures, decode_item, encode_order, unpack_features
+from streams.core.item_state import StoredEmbedding, StoredFeatures, decode_item, encode_stamp, unpack_features
 from streams.core.shard_state import ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard.fold import EMBEDDINGS, ITEMS, embedding_missing
 from streams.shard.shard import INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
@@ -30,10 +30,10 @@ _key, _value = itemgetter(0), itemgetter(1)
 
 @dataclass(frozen=True, slots=True)
 class ItemBlock:
-    """R live items in key order: index keys, orders_R (ORDER [R]), features by name, and embeddings (float32 bytes, None without one)."""
+    """R live items in key order: index keys, stamps_R (STAMP [R]), features by name, and embeddings (float32 bytes, None without one)."""
 
     keys: list[bytes]
-    orders_R: np.ndarray
+    stamps_R: np.ndarray
     features: list[dict[str, Any]]
     embeddings: list[bytes | None]
 
@@ -43,7 +43,7 @@ class ItemBlock:
     def take(self, places: Sequence[int]) -> "ItemBlock":
         """The items at some places, ascending."""
         some = [[column[place] for place in places] for column in (self.keys, self.features, self.embeddings)]
-        return ItemBlock(some[0], self.orders_R[places], some[1], some[2])  # type: ignore[arg-type]
+        return ItemBlock(some[0], self.stamps_R[places], some[1], some[2])  # type: ignore[arg-type]
 
 
 class ShardReader(Closeable):
@@ -77,9 +77,9 @@ class ShardReader(Closeable):
                     live.append((key, item.features, item.embedding))
             if live:
                 keys = [key for key, *_ in live]
-                orders = b"".join([encode_order(features, embedding) for _, features, embedding in live])
+                stamps = b"".join([encode_stamp(features, embedding) for _, features, embedding in live])
                 yield ItemBlock(
-                    keys, np.frombuffer(orders, ORDER), [unpack_features(f.raw) for _, f, _ in live], self._embeddings_of(live, embeddings)
+                    keys, np.frombuffer(stamps, STAMP), [unpack_features(f.raw) for _, f, _ in live], self._embeddings_of(live, embeddings)
                 )
 
     @staticmethod

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.index.layout import ORDER, RowLayout, decode_increment
+from schemas.index.layout import STAMP, RowLayout, decode_increment
 from schemas.index.manifest import ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES
 from streams.core.item_change import ItemChange
-from streams.core.item_state import encode_order, input_hash_of
+from streams.core.item_state import encode_stamp, input_hash_of
 from streams.core.stale import NOTHING, SIGNATURE, VECTOR, Dependencies
 from streams.encoder_protocol import Encoder
 
 REMOVED = "rows_removed"  # a cause of work, as those in schemas/index/manifest.py
-_HASH_AT = int(ORDER.fields["input_hash"][1]) if ORDER.fields else 0
-_DEAD_AT = ORDER.itemsize - 1  # the byte after the hash, and the last
+_HASH_AT = int(STAMP.fields["input_hash"][1]) if STAMP.fields else 0
+_DEAD_AT = STAMP.itemsize - 1  # the byte after the hash, and the last
 OldValues = Callable[[Sequence[bytes]], Sequence[bytes | None]]  # stored increments of this version by index key
 EmbeddingsOf = Callable[[Sequence[ItemChange]], Sequence[bytes | None]]  # float32 bytes after the batch
 
@@ -60,7 +60,7 @@ def encode_row_changes(
 def _remove(item: ItemChange, result: RowChanges) -> None:
     if item.is_tombstone:
         assert item.features is not None
-        result.changes.append((item.key, encode_order(item.features, item.embedding)))
+        result.changes.append((item.key, encode_stamp(item.features, item.embedding)))
         result.work[REMOVED] += 1
     else:
         result.work[SKIPPED_NO_FEATURES if item.features is None else SKIPPED_IDENTICAL] += 1
@@ -91,13 +91,13 @@ def _rewrite(encoder: Encoder, items: Sequence[tuple[ItemChange, int]], old_valu
 
 def _usable_row(layout: RowLayout, item: ItemChange, value: bytes) -> bytes | None:
     """The bytes of the stored row if it was made from the components as they were before this batch. Raises Corrupted (`bad_increment`)."""
-    if len(value) != ORDER.itemsize + layout.row_bytes or value[_DEAD_AT]:
+    if len(value) != STAMP.itemsize + layout.row_bytes or value[_DEAD_AT]:
         decode_increment(layout, value)  # a tombstone, or damaged
         return None
     if item.before.features is None:
         return None
     hashed = input_hash_of(item.before.features, item.before.embedding)
-    return value[ORDER.itemsize :] if int.from_bytes(value[_HASH_AT:_DEAD_AT], "little") == hashed else None
+    return value[STAMP.itemsize :] if int.from_bytes(value[_HASH_AT:_DEAD_AT], "little") == hashed else None
 
 
 def _add(items: Sequence[ItemChange], rows: np.ndarray, result: RowChanges) -> None:
@@ -105,4 +105,4 @@ def _add(items: Sequence[ItemChange], rows: np.ndarray, result: RowChanges) -> N
     whole, size = rows.tobytes(), rows.dtype.itemsize
     for at, item in zip(range(0, len(whole), size), items, strict=True):
         assert item.features is not None
-        result.changes.append((item.key, encode_order(item.features, item.embedding) + whole[at : at + size]))
+        result.changes.append((item.key, encode_stamp(item.features, item.embedding) + whole[at : at + size]))

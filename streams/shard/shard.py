@@ -1,7 +1,7 @@
 """A shard: partition p of item-features and new-items, held in one RocksDB directory with one owner (docs/PROTOCOL.md, A).
 
     items        index key -> both components of the item   embeddings  index key -> float32 numbers of its embedding
-    increments   version (u64 big-endian) + index key -> order and row, of every version that receives increments
+    increments   version (u64 big-endian) + index key -> stamp and row, of every version that receives increments
     outbox       sequence -> message still to be sent        meta        state, identity, one entry for each version
 
 Invariants: only this directory is the truth, so a crash between any two steps is a crash before or after one WriteBatch (I1). The same log to the same
@@ -292,7 +292,7 @@ class Shard:
 
     def forget_increments(self, version: int, before: Mapping[str, int], after_key: bytes, rows_max: int) -> bytes | None:
         """Removes rows of a version whose last change lies before the offsets `before`, because its full part has them. Tombstones stay, because readers
-        need their order. Looks at up to `rows_max` entries from `after_key` on. Returns the key to continue from, None at the end. A kill in between
+        need their stamp. Looks at up to `rows_max` entries from `after_key` on. Returns the key to continue from, None at the end. A kill in between
         leaves more rows than needed, never fewer."""
         prefix, batch, last = increment_prefix(version), self.database.new_batch(), None
         scan = self.database.scan(INCREMENTS, prefix + after_key, increment_prefix(version + 1))

@@ -125,7 +125,7 @@ def _read_increment(kind: IdKind, raw: bytes) -> None:
 
 def _increment(kind: IdKind) -> bytes:
     block = block_of(kind, 1)
-    return bytes([len(block.keys[0])]) + block.keys[0] + block.orders.tobytes() + block.rows.tobytes()
+    return bytes([len(block.keys[0])]) + block.keys[0] + block.stamps.tobytes() + block.rows.tobytes()
 
 
 def _with_check(raw: bytes) -> bytes:

@@ -27,7 +27,7 @@ ROW_BYTES = 10
 IDS = {IdKind.INT64: [-(1 << 63), -1, 0, 7, (1 << 63) - 1], IdKind.TEXT: ["a", "eight by", "x" * 128, "é", "item-1"]}
 HEADER = struct.Struct("<4sHHqIQqqq")
 BLOCK = struct.Struct("<4sHBBII")
-ORDER = struct.Struct("<qqHqHQB")
+STAMP = struct.Struct("<qqHqHQB")
 ODD_NUMBERS = (-(1 << 63), -(1 << 47), -2, -1, 0, 1, 2, 255, 256, 65_535, 1 << 31, (1 << 32) - 1, (1 << 47) - 1, 1 << 47, (1 << 63) - 1)
 ODD_KEYS = (b"", b"\0", b"\xff" * 8, b"1234567", b"123456789", b"k" * 16, b"k" * 129, b"\xc3", b"k" * 65_535)
 
@@ -46,14 +46,14 @@ class Forged:
     """A changed row before it is put into a block."""
 
     key: bytes
-    order: list[int]
+    stamp: list[int]
     row: bytes
 
 
 def forge_delta(chance: random.Random, kind: IdKind) -> bytes:
     """A record with right checksums. Most have one or two wrong fields, some none, some wrong bytes anywhere."""
     wrong = chance.choices((0, 1, 2, 5), (2, 5, 2, 1))[0]
-    places = [chance.choice(("header", "count", "lengths", "key", "keys", "order", "row", "bytes", "end", "block")) for _ in range(wrong)]
+    places = [chance.choice(("header", "count", "lengths", "key", "keys", "stamp", "row", "bytes", "end", "block")) for _ in range(wrong)]
     header = [b"AIFD", 2, 0, VERSION, SHARD, chance.randrange(9), 5, 5, 1_000]
     if "header" in places:
         place = chance.choice((1, 3, 4, 5, 6, 7, 8))
@@ -90,7 +90,7 @@ def _forge_block(chance: random.Random, kind: IdKind, places: list[str]) -> byte
     if "count" in places:
         head[4] = chance.choice((0, 1, len(rows) + 1, (1 << 32) - 1))
     columns = b"".join(row.row[:6] for row in rows) + b"".join(row.row[6:] for row in rows)
-    body = BLOCK.pack(*head) + keys + b"".join(ORDER.pack(*row.order) for row in rows) + columns
+    body = BLOCK.pack(*head) + keys + b"".join(STAMP.pack(*row.stamp) for row in rows) + columns
     if "bytes" in places:
         at = chance.randrange(len(body))
         body = body[:at] + chance.randbytes(chance.choice((0, 1, 4))) + body[at + chance.choice((0, 1, 4)) :]
@@ -98,7 +98,7 @@ def _forge_block(chance: random.Random, kind: IdKind, places: list[str]) -> byte
 
 
 def _forge_row(chance: random.Random, key: bytes, places: list[str]) -> Forged:
-    order = [
+    stamp = [
         chance.randrange(4),
         chance.randrange(4),
         chance.randrange(2),
@@ -109,13 +109,13 @@ def _forge_row(chance: random.Random, key: bytes, places: list[str]) -> Forged:
     ]
     if "key" in places and chance.random() < 0.5:
         key = chance.choice(ODD_KEYS)
-    if "order" in places and chance.random() < 0.5:
+    if "stamp" in places and chance.random() < 0.5:
         place = chance.choice((0, 1, 3, 6))
-        order[place] = chance.choice((2, 7, 255)) if place == 6 else chance.choice(ODD_NUMBERS)
-    row = bytes(ROW_BYTES) if order[6] else chance.randbytes(ROW_BYTES)
+        stamp[place] = chance.choice((2, 7, 255)) if place == 6 else chance.choice(ODD_NUMBERS)
+    row = bytes(ROW_BYTES) if stamp[6] else chance.randbytes(ROW_BYTES)
     if "row" in places and chance.random() < 0.5:
         row = chance.choice((b"", row[:-1], row * 2, chance.randbytes(ROW_BYTES)))
-    return Forged(key, order, row)
+    return Forged(key, stamp, row)
 
 
 def read_plainly(raw: bytes, kind: IdKind) -> list[tuple[bytes, tuple[int, ...], bytes | None]] | None:
@@ -139,7 +139,7 @@ def _read_block_plainly(raw: bytes, kind: IdKind) -> list[tuple[bytes, tuple[int
     magic, number, kind_number, _, rows, key_bytes = BLOCK.unpack_from(raw)
     if (magic, number, kind_number) != (b"AIFB", 2, list(IdKind).index(kind)) or rows == 0:
         return None
-    if len(raw) != BLOCK.size + key_bytes + rows * (ORDER.size + ROW_BYTES) + 8:
+    if len(raw) != BLOCK.size + key_bytes + rows * (STAMP.size + ROW_BYTES) + 8:
         return None
     section = raw[BLOCK.size : BLOCK.size + key_bytes]
     lengths = [8] * rows
@@ -156,14 +156,14 @@ def _read_block_plainly(raw: bytes, kind: IdKind) -> list[tuple[bytes, tuple[int
     if not all(_is_key(key, kind) for key in keys) or any(a >= b for a, b in itertools.pairwise(keys)):
         return None
     at = BLOCK.size + key_bytes
-    orders = [ORDER.unpack_from(raw, at + i * ORDER.size) for i in range(rows)]
-    if any(o[6] > 1 or o[0] < 0 or not (-1 <= o[1] < 1 << 47 and -1 <= o[3] < 1 << 47) for o in orders):
+    stamps = [STAMP.unpack_from(raw, at + i * STAMP.size) for i in range(rows)]
+    if any(o[6] > 1 or o[0] < 0 or not (-1 <= o[1] < 1 << 47 and -1 <= o[3] < 1 << 47) for o in stamps):
         return None
-    at += rows * ORDER.size
+    at += rows * STAMP.size
     found = []
-    for i, (key, order) in enumerate(zip(keys, orders, strict=True)):
+    for i, (key, stamp) in enumerate(zip(keys, stamps, strict=True)):
         row = raw[at + 6 * i : at + 6 * i + 6] + raw[at + 6 * rows + 4 * i : at + 6 * rows + 4 * i + 4]
-        found.append((key, order, None if order[6] else row))
+        found.append((key, stamp, None if stamp[6] else row))
     return found
 
 
@@ -176,13 +176,13 @@ def _is_key(key: bytes, kind: IdKind) -> bool:
         return False
 
 
-def fold_plainly(rows: dict[bytes, tuple[tuple[int, ...], bytes | None]], key: bytes, order: tuple[int, ...], row: bytes | None) -> None:
+def fold_plainly(rows: dict[bytes, tuple[tuple[int, ...], bytes | None]], key: bytes, stamp: tuple[int, ...], row: bytes | None) -> None:
     """FORMAT.md section 3: neither component goes back, and one advances."""
     if key in rows:
-        features, embedding = (order[:3], rows[key][0][:3]), (order[3:5], rows[key][0][3:5])
+        features, embedding = (stamp[:3], rows[key][0][:3]), (stamp[3:5], rows[key][0][3:5])
         if features[0] < features[1] or embedding[0] < embedding[1] or (features[0] == features[1] and embedding[0] == embedding[1]):
             return
-    rows[key] = order, row
+    rows[key] = stamp, row
 
 
 def make_empty(kind: IdKind) -> Tables:

@@ -11,7 +11,7 @@ from infra.index.store import IndexStore
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.control import Entry, Init
 from schemas.index.digest import ShardDigest, merge_parts
-from schemas.index.layout import ORDER, Column, RowBlock, RowLayout, encode_increment
+from schemas.index.layout import STAMP, Column, RowBlock, RowLayout, encode_increment
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, checkpoint_path, encode_manifest, manifest_path
 
@@ -29,9 +29,9 @@ def rows_block(first: int, rows: int) -> RowBlock:
     made = np.zeros(rows, LAYOUT.dtype)
     made["vector"] = random.normal(size=(rows, 8))
     made["bid"] = random.random(rows)
-    orders = np.zeros(rows, ORDER)
-    orders["features_offset"] = np.arange(rows)
-    return RowBlock([encode_index_key(first + i) for i in range(rows)], orders, made)
+    stamps = np.zeros(rows, STAMP)
+    stamps["features_offset"] = np.arange(rows)
+    return RowBlock([encode_index_key(first + i) for i in range(rows)], stamps, made)
 
 
 def increments(first: int, rows: int) -> list[tuple[bytes, bytes]]:
@@ -39,9 +39,9 @@ def increments(first: int, rows: int) -> list[tuple[bytes, bytes]]:
     block = rows_block(first, rows)
     changes = []
     for i, key in enumerate(block.keys):
-        order = block.orders[i].copy()
-        order["dead"] = i % 4 == 0
-        changes.append((key, encode_increment(order, None if order["dead"] else block.rows[i])))
+        stamp = block.stamps[i].copy()
+        stamp["dead"] = i % 4 == 0
+        changes.append((key, encode_increment(stamp, None if stamp["dead"] else block.rows[i])))
     return changes
 
 

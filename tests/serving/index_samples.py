@@ -14,7 +14,7 @@ from schemas.ids import Id, encode_index_key, partition_of
 from schemas.index.control import ControlState, Entry, Init
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.layout import (
-    ORDER,
+    STAMP,
     DeltaHeader,
     RowBlock,
     encode_block,
@@ -27,7 +27,7 @@ from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, Seal, checkpoint_path, encode_manifest, manifest_path
 from schemas.model.checkpoint import Checkpoint, encode_checkpoint, read_checkpoint
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
-from tests.serving.engine.samples import Version, order
+from tests.serving.engine.samples import Version, stamp
 
 SHARDS = 2
 FINGERPRINT = "test"
@@ -47,7 +47,7 @@ def full_blocks(version: Version, shard: int) -> list[RowBlock]:
     """The rows of one shard as blocks of 64."""
     chosen = sorted((encode_index_key(i), at) for at, i in enumerate(version.ids) if partition_of(i, SHARDS) == shard)
     cuts = [chosen[at : at + 64] for at in range(0, len(chosen), 64)]
-    return [RowBlock([k for k, _ in cut], np.repeat(order(), len(cut)), version.rows[[at for _, at in cut]]) for cut in cuts]
+    return [RowBlock([k for k, _ in cut], np.repeat(stamp(), len(cut)), version.rows[[at for _, at in cut]]) for cut in cuts]
 
 
 def seal_shard(
@@ -81,7 +81,7 @@ def publish_version(
     revision: int = 0,
     cause: Cause | None = None,
 ) -> Manifest:
-    """want (or a revision of it), parts, manifest, publish and promote of `number`; increments = (id, order, row or None)."""
+    """want (or a revision of it), parts, manifest, publish and promote of `number`; increments = (id, stamp, row or None)."""
     raw = encode_checkpoint(version.network, f"model-{number}", {})
     checkpoint = read_checkpoint(raw)
     store.put_bytes(checkpoint_path(checkpoint.info.sha256), raw)
@@ -132,7 +132,7 @@ class DeltaWriter:
         for shard in range(SHARDS):
             pairs = sorted((encode_index_key(i), encode_increment(o, r)) for i, o, r in changes if partition_of(i, SHARDS) == shard)
             if pairs:
-                newest = max(int(np.frombuffer(v, ORDER, 1)["features_offset"][0]) for _, v in pairs)
+                newest = max(int(np.frombuffer(v, STAMP, 1)["features_offset"][0]) for _, v in pairs)
                 header = DeltaHeader(number, shard, 0, (newest + 1, 7), source_ms)
                 self._producer.produce(
                     self._topic, encode_delta(header, encode_block(layout, stack_increments(layout, pairs))), partition=shard

@@ -28,7 +28,7 @@ from serving.client import Client
 from serving.server import RankingServer
 from serving.settings import ServerSettings
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import Version, item_id, make_behaviours, make_version, order
+from tests.serving.engine.samples import Version, item_id, make_behaviours, make_version, stamp
 from tests.serving.index_samples import DeltaWriter, decide, publish_version, write_identity
 
 ITEMS = 150
@@ -65,7 +65,7 @@ class Served:
         for place in places:
             row = version.rows[int(rng.integers(ITEMS))].copy()
             row["bid"] = rng.random() + 0.5
-            changes.append((item_id(self.kind, place), order(self.clock, self.clock, dead=dead), None if dead else row))
+            changes.append((item_id(self.kind, place), stamp(self.clock, self.clock, dead=dead), None if dead else row))
         self.deltas.write(version, number, changes)
 
     def ask(self, number: int, user: int, top_k: int = 20, final: FinalChoice | None = None) -> RankAnswer:

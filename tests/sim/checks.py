@@ -2,7 +2,7 @@
 
 Here: comparisons of what processes hold with the oracle; each raises `Violation` with the name of the invariant. Not here: the oracle (oracle.py).
 
-    while it runs   served rows          every row of an answer is the state of its item at the row's own orders, never a mixture
+    while it runs   served rows          every row of an answer is the state of its item at the row's own stamps, never a mixture
                     watermark            an answer holds everything up to the offsets it claims
                     rows never go back   within one version in memory
     at rest         applied              next offsets at the ends of the topics, counters exact (I1)
@@ -36,11 +36,11 @@ from streams.shard.shard import EMBEDDINGS, INCREMENTS, ITEMS, increment_prefix
 from tests.sim.encoder import FINGERPRINT, SimEncoder, encoder_of
 from tests.sim.haste import QuickLog
 from tests.sim.oracle import ExpectedRow, ShardOracle, input_hash_of
-from tests.sim.server import Order, Resident, Server, read_increment, read_part_rows
+from tests.sim.server import Resident, Server, Stamp, read_increment, read_part_rows
 from tests.sim.worker import Task, Worker, checkpoint_sha256, ranks_unlike
 from tests.sim.world import Violation, World
 
-Rows = Mapping[bytes, tuple[Order, bytes | None]]
+Rows = Mapping[bytes, tuple[Stamp, bytes | None]]
 
 
 def require(condition: bool, invariant: str, message: str, *values: object) -> None:
@@ -70,8 +70,8 @@ def check_answer(world: World, server: Server) -> None:
     encoder, followed = sim_encoder(world, resident.version, resident.checkpoint_sha256), _is_followed(world, resident)
     changed, resident.unchecked = resident.unchecked, {}
     for shard, key in changed:
-        order, row = resident.rows[shard][key]
-        check_row(world.oracles[shard], encoder, key, order, row, f"{server.name} serves {resident.version}.{resident.revision}")
+        stamp, row = resident.rows[shard][key]
+        check_row(world.oracles[shard], encoder, key, stamp, row, f"{server.name} serves {resident.version}.{resident.revision}")
     for shard, oracle in enumerate(world.oracles if followed else ()):
         if changed or resident.checked.get(shard) != resident.watermark[shard]:
             resident.checked[shard] = dict(resident.watermark[shard])
@@ -88,19 +88,19 @@ def _is_followed(world: World, resident: Resident) -> bool:
     return not resident.was_revived
 
 
-def check_row(oracle: ShardOracle, encoder: SimEncoder, key: bytes, order: Order, row: bytes | None, who: str) -> None:
-    """The row is what its item was at the row's own orders."""
-    embedding = oracle.embedding_at.get((key, order[3:5]), b"")
-    known = (key, order[:3]) in oracle.features_at and (order[3] < 0 or bool(embedding))
-    require(known, "served rows", "%s: %s has order %s, which no record made", who, key.hex(), order)
-    expected = ExpectedRow(order[:5], oracle.features_at[key, order[:3]], embedding)
+def check_row(oracle: ShardOracle, encoder: SimEncoder, key: bytes, stamp: Stamp, row: bytes | None, who: str) -> None:
+    """The row is what its item was at the row's own stamps."""
+    embedding = oracle.embedding_at.get((key, stamp[3:5]), b"")
+    known = (key, stamp[:3]) in oracle.features_at and (stamp[3] < 0 or bool(embedding))
+    require(known, "served rows", "%s: %s has stamp %s, which no record made", who, key.hex(), stamp)
+    expected = ExpectedRow(stamp[:5], oracle.features_at[key, stamp[:3]], embedding)
     require(
-        (row, order[5]) == (_row_bytes(encoder, expected), input_hash_of(expected)),
+        (row, stamp[5]) == (_row_bytes(encoder, expected), input_hash_of(expected)),
         "served rows",
         "%s: %s at %s is not %s",
         who,
         key.hex(),
-        order,
+        stamp,
         expected,
     )
 
@@ -115,9 +115,9 @@ def check_watermark(oracle: ShardOracle, resident: Resident, shard: int, who: st
     for key, expected in oracle.view(watermark).items():
         held = rows.get(key)
         if expected.features is None:
-            there = held is None or held[1] is None or held[0][:3] >= expected.order[:3]
+            there = held is None or held[1] is None or held[0][:3] >= expected.stamp[:3]
         else:
-            there = held is not None and held[0][:3] >= expected.order[:3] and held[0][3:5] >= expected.order[3:5]
+            there = held is not None and held[0][:3] >= expected.stamp[:3] and held[0][3:5] >= expected.stamp[3:5]
         require(
             there, "watermark", "%s claims %s of shard %d for version %d, %s is %s there, it has %s",
             who, watermark, shard, resident.version, key.hex(), expected, held,
@@ -148,8 +148,8 @@ def _check_components(oracle: ShardOracle, task: Task) -> None:
     for key in items.keys() | oracle.features[-1]:
         item, expected = items.get(key), oracle.features[-1].get(key)
         found = None if item is None else item.features
-        told = None if found is None else (found.order, found.changed, found.dead)
-        wanted = None if expected is None else (expected.order, expected.changed, expected.features is None)
+        told = None if found is None else (found.stamp, found.changed, found.dead)
+        wanted = None if expected is None else (expected.stamp, expected.changed, expected.features is None)
         require(told == wanted, "components", "features of %s: %s, expected %s", key.hex(), found, expected)
     values = dict(database.scan(EMBEDDINGS))
     found_embeddings = {k: (i.embedding.changed, values.get(k)) for k, i in items.items() if i.embedding is not None}
@@ -164,7 +164,7 @@ def check_version_rows(world: World, task: Task, version: int) -> None:
     rows = {
         k: (o, r.tobytes())
         for b in world.store.read_part(facts.full.directory)
-        for k, o, r in zip(b.keys, b.orders.tolist(), b.rows, strict=True)
+        for k, o, r in zip(b.keys, b.stamps.tolist(), b.rows, strict=True)
     }
     prefix = increment_prefix(version)
     for key, value in task.shard.database.scan(INCREMENTS, prefix, increment_prefix(version + 1)):
@@ -176,9 +176,9 @@ def check_version_rows(world: World, task: Task, version: int) -> None:
 
 
 def check_view(oracle: ShardOracle, encoder: SimEncoder, offsets: Mapping[str, int], rows: Rows, invariant: str, who: str) -> None:
-    """Live rows, with their orders, are exactly the fold at these offsets; what is deleted is deleted there too."""
+    """Live rows, with their stamps, are exactly the fold at these offsets; what is deleted is deleted there too."""
     view = oracle.view(offsets)
-    expected = {k: ((*e.order, input_hash_of(e), 0), _row_bytes(encoder, e)) for k, e in view.items() if e.features is not None}
+    expected = {k: ((*e.stamp, input_hash_of(e), 0), _row_bytes(encoder, e)) for k, e in view.items() if e.features is not None}
     found = {k: held for k, held in rows.items() if held[1] is not None}
     for key in expected | found:
         require(

@@ -19,9 +19,9 @@ NO_EMBEDDING = (-1, 0)
 
 @dataclass(frozen=True, slots=True)
 class ItemFeatures:
-    """Features of an item: the order of its last event, where the value became what it is, and the value (None = deleted)."""
+    """Features of an item: the stamp of its last event, where the value became what it is, and the value (None = deleted)."""
 
-    order: tuple[int, int, int]
+    stamp: tuple[int, int, int]
     changed: tuple[int, int, int]
     features: Mapping[str, Any] | None
 
@@ -39,9 +39,9 @@ Counts = tuple[int, int, int, int]  # consumed, applied, superseded, dead-letter
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRow:
-    """One row of a view: its order without the input hash, features (None = deleted), embedding."""
+    """One row of a view: its stamp without the input hash, features (None = deleted), embedding."""
 
-    order: tuple[int, int, int, int, int]
+    stamp: tuple[int, int, int, int, int]
     features: Mapping[str, Any] | None
     embedding: bytes
 
@@ -67,12 +67,12 @@ class ShardOracle:
                 continue
             key, version, features = update
             known = state.get(key)
-            order = ((known.order[0] if known else 0) if version is None else version, offset, index)
-            if known and order <= known.order:
+            stamp = ((known.stamp[0] if known else 0) if version is None else version, offset, index)
+            if known and stamp <= known.stamp:
                 counts[2] += 1
                 continue
             same = known is not None and _canonical(known.features) == _canonical(features)
-            state[key] = ItemFeatures(order, known.changed if known and same else order, features)
+            state[key] = ItemFeatures(stamp, known.changed if known and same else stamp, features)
             self.features_at[key, state[key].changed] = features
             counts[1] += 1
         self.features.append(state)
@@ -118,8 +118,8 @@ class ShardOracle:
         embeddings, view = self.embeddings[embeddings_to], {}
         for key, item in self.features[features].items():
             embedding = embeddings.get(key)
-            order = (*item.changed, *(embedding.changed if embedding else NO_EMBEDDING))
-            view[key] = ExpectedRow(order, item.features, embedding.values if embedding else b"")
+            stamp = (*item.changed, *(embedding.changed if embedding else NO_EMBEDDING))
+            view[key] = ExpectedRow(stamp, item.features, embedding.values if embedding else b"")
         return view
 
 
@@ -139,5 +139,5 @@ def _hash_of(packed: bytes, embedding: bytes) -> int:
 
 
 def input_hash_of(row: ExpectedRow) -> int:
-    """The input hash that an order of this row carries: of the features as msgpack and the embedding's bytes; 0 for a deleted one."""
+    """The input hash that a stamp of this row carries: of the features as msgpack and the embedding's bytes; 0 for a deleted one."""
     return 0 if row.features is None else _hash_of(_canonical(row.features), row.embedding)

@@ -24,7 +24,7 @@ from infra.rocks import Batch
 from schemas.errors import Unavailable
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import State
-from serving.audit.version_rows import order_advances
+from serving.audit.version_rows import stamp_advances
 from streams.builders.base_rows import BaseRows
 from streams.builders.jobs import BuildJob, SealJob
 from streams.builders.running_jobs import on_shard
@@ -40,7 +40,7 @@ from tests.sim.boundary import Boundary
 from tests.sim.disk import MemoryDatabase
 from tests.sim.encoder import SimEncoders
 from tests.sim.planting import PLANTS, Replacement, plant, planted
-from tests.sim.server import Order
+from tests.sim.server import Stamp
 from tests.sim.store import MemoryStore
 from tests.sim.world import World
 
@@ -56,20 +56,20 @@ def _index_not_kept(_: World, __: Boundary) -> Sequence[Replacement]:
 
 
 @plant("a reader takes every change, also an older one", "served rows", "watermark", "served at rest")
-def _no_row_order(_: World, __: Boundary) -> Sequence[Replacement]:
+def _no_row_stamp(_: World, __: Boundary) -> Sequence[Replacement]:
     return [(tests.sim.server, "may_replace", lambda incoming, current, covered: True)]
 
 
 @plant("a reader takes any row of an id that it does not hold, also of one that was deleted below its watermark", "watermark")
 def _deleted_items_come_back(_: World, __: Boundary) -> Sequence[Replacement]:
-    def may_replace(incoming: Order, current: Order | None, _: int) -> bool:
-        return current is None or order_advances(incoming, current)
+    def may_replace(incoming: Stamp, current: Stamp | None, _: int) -> bool:
+        return current is None or stamp_advances(incoming, current)
 
     return [(tests.sim.server, "may_replace", may_replace)]
 
 
 @plant(
-    "a delete forgets the item instead of leaving a marker with its order",
+    "a delete forgets the item instead of leaving a marker with its stamp",
     "components",
     "applied",
     "served rows",

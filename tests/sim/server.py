@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from infra.index.parts import read_manifest
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.index.control import ControlState, VersionStatus
-from schemas.index.layout import ORDER
+from schemas.index.layout import STAMP
 from schemas.index.lifecycle import SERVABLE, Cause
 from schemas.index.manifest import Seal
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
@@ -19,16 +19,16 @@ from tests.sim.haste import QuickLog
 from tests.sim.world import Violation, World, read_delta
 
 SLOTS = 2
-_ORDER = struct.Struct("<qqHqHQB")
-assert _ORDER.size == ORDER.itemsize
+_STAMP = struct.Struct("<qqHqHQB")
+assert _STAMP.size == STAMP.itemsize
 
-Order = tuple[int, int, int, int, int, int, int]
+Stamp = tuple[int, int, int, int, int, int, int]
 
 
-def read_increment(value: bytes) -> tuple[Order, bytes | None]:
-    """(order, row bytes or None for a tombstone)."""
-    order = _ORDER.unpack_from(value)
-    return order, None if order[6] else value[_ORDER.size :]  # type: ignore[return-value]
+def read_increment(value: bytes) -> tuple[Stamp, bytes | None]:
+    """(stamp, row bytes or None for a tombstone)."""
+    stamp = _STAMP.unpack_from(value)
+    return stamp, None if stamp[6] else value[_STAMP.size :]  # type: ignore[return-value]
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Resident:
     version: int
     revision: int
     checkpoint_sha256: str
-    rows: list[dict[bytes, tuple[Order, bytes | None]]]
+    rows: list[dict[bytes, tuple[Stamp, bytes | None]]]
     positions: list[int]
     watermark: list[dict[str, int]]
     seen: list[dict[str, int]]
@@ -50,10 +50,10 @@ class Resident:
 
     def apply(self, shard: int, key: bytes, value: bytes) -> None:
         """One change, by the rule of FORMAT.md section 3."""
-        order, row = read_increment(value)
+        stamp, row = read_increment(value)
         held = self.rows[shard].get(key)
-        if may_replace(order, None if held is None else held[0], self.watermark[shard][ITEM_FEATURES]):
-            self.rows[shard][key] = order, row
+        if may_replace(stamp, None if held is None else held[0], self.watermark[shard][ITEM_FEATURES]):
+            self.rows[shard][key] = stamp, row
             self.unchecked[shard, key] = None
 
 
@@ -69,7 +69,7 @@ def concerns(told: int, resident: int) -> bool:
     return told == resident
 
 
-def may_replace(incoming: Order, current: Order | None, covered: int) -> bool:
+def may_replace(incoming: Stamp, current: Stamp | None, covered: int) -> bool:
     """Whether a change replaces what is held; `covered`: the next offset of item-features in the watermark."""
     return is_taken(incoming, current, covered)
 
@@ -161,7 +161,7 @@ class Server:
             if not log.start <= position <= log.end:
                 raise Incompatible("delta_position_gone", f"index-deltas/{shard}: {position}, the log holds {log.start} to {log.end}")
 
-    def _read_parts(self, seal: Seal) -> dict[bytes, tuple[Order, bytes | None]]:
+    def _read_parts(self, seal: Seal) -> dict[bytes, tuple[Stamp, bytes | None]]:
         """The merged view: the watermark of the seal covers every delete in it."""
         rows = {key: held for key, held in read_part_rows(self.world, seal).items() if held[1] is not None}
         self.world.point("reading parts")
@@ -194,12 +194,12 @@ class Server:
         resident.positions[shard] = max(end, resident.positions[shard])
 
 
-def read_part_rows(world: World, seal: Seal) -> dict[bytes, tuple[Order, bytes | None]]:
+def read_part_rows(world: World, seal: Seal) -> dict[bytes, tuple[Stamp, bytes | None]]:
     """Increments over the full part, tombstones kept."""
-    rows: dict[bytes, tuple[Order, bytes | None]] = {}
+    rows: dict[bytes, tuple[Stamp, bytes | None]] = {}
     for block in world.store.read_part(seal.full.directory):
-        for key, order, row in zip(block.keys, block.orders.tolist(), block.rows, strict=True):
-            rows[key] = order, row.tobytes()
+        for key, stamp, row in zip(block.keys, block.stamps.tolist(), block.rows, strict=True):
+            rows[key] = stamp, row.tobytes()
     for key, value in world.store.read_part(seal.incremental.directory):
         rows[key] = read_increment(value)
     return rows

@@ -1,4 +1,4 @@
-"""The simulated disk, store and order rule do what the real ones do: the same cases on both (a fake that differs would prove nothing)."""
+"""The simulated disk, store and row-stamp rule do what the real ones do: the same cases on both (a fake that differs would prove nothing)."""
 
 import dataclasses
 import itertools
@@ -17,12 +17,12 @@ from infra.index.store import FolderStore, IndexStore, open_index_store
 from infra.rocks import open_database, open_read_only
 from schemas.errors import Corrupted, Unavailable
 from schemas.ids import IdKind
-from schemas.index.layout import ORDER, RowBlock, encode_increment
+from schemas.index.layout import STAMP, RowBlock, encode_increment
 from schemas.index.manifest import Part, PartFile, Seal
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.shard.decode import decode_source_record
 from streams.shard.outbox import decode_outbox_entry
-from tests.schemas.index.order_rule import is_newer
+from tests.schemas.index.stamp_rule import is_newer
 from tests.sim import haste
 from tests.sim.boundary import Boundary
 from tests.sim.disk import Disk, open_memory_database
@@ -180,14 +180,14 @@ def test_parts_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 def some_rows() -> tuple[list[RowBlock], list[tuple[bytes, bytes]]]:
     keys, rows = [n.to_bytes(8, "big") for n in range(4)], np.zeros(4, LAYOUT.dtype)
-    rows["bid"], orders = range(4), np.zeros(4, ORDER)
-    dead = orders[0].copy()
+    rows["bid"], stamps = range(4), np.zeros(4, STAMP)
+    dead = stamps[0].copy()
     dead["dead"] = 1
-    return [RowBlock(keys, orders, rows)], [(keys[0], encode_increment(orders[0], rows[1])), (keys[1], encode_increment(dead, None))]
+    return [RowBlock(keys, stamps, rows)], [(keys[0], encode_increment(stamps[0], rows[1])), (keys[1], encode_increment(dead, None))]
 
 
 def read_rows(blocks: Any) -> list[tuple[bytes, bytes, bytes]]:
-    return [(k, o.tobytes(), r.tobytes()) for b in blocks for k, o, r in zip(b.keys, b.orders, b.rows, strict=True)]
+    return [(k, o.tobytes(), r.tobytes()) for b in blocks for k, o, r in zip(b.keys, b.stamps, b.rows, strict=True)]
 
 
 def test_a_store_is_an_index_store() -> None:
@@ -200,10 +200,10 @@ def test_a_store_is_an_index_store() -> None:
 # --- rules --------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_simulated_reader_has_the_row_order_rule() -> None:
-    orders = [(*f, *e, 0, 0) for f, e in itertools.product(itertools.product((0, 1), (0, 1), (0, 1)), itertools.product((-1, 0), (0, 1)))]
-    array = np.array(orders, ORDER)
-    for (i, incoming), (j, current) in itertools.product(enumerate(orders), enumerate(orders)):
+def test_the_simulated_reader_has_the_row_stamp_rule() -> None:
+    stamps = [(*f, *e, 0, 0) for f, e in itertools.product(itertools.product((0, 1), (0, 1), (0, 1)), itertools.product((-1, 0), (0, 1)))]
+    array = np.array(stamps, STAMP)
+    for (i, incoming), (j, current) in itertools.product(enumerate(stamps), enumerate(stamps)):
         assert may_replace(incoming, current, 0) == bool(is_newer(array[i], array[j]))
 
 

@@ -12,7 +12,7 @@ BEGIN = {
     "deleted_items_come_back": 166,
     "delta_position_after_export": 446,
     "lost_answer_taken_for_success": 464,
-    "no_row_order": 53,
+    "no_row_stamp": 53,
     "own_clock_for_files": 9,
     "sealed_and_started_again": 151,
     "watermark_by_topic": 81,
@@ -20,7 +20,7 @@ BEGIN = {
 
 # From the list of bugs that designs of this kind had.
 WANTED = {
-    "no_row_order",
+    "no_row_stamp",
     "markers_dropped",
     "seal_without_tombstones",
     "skipped_offsets_left_out",

@@ -1,7 +1,7 @@
 """A small index for the tests of versions: real shards, a real folder store, the real encoder; the broker's topics as lists.
 
 An oracle folds the same events with plain dictionaries and encodes what is left; a reader loads a published version and follows its deltas by the
-row-order rule. Both give digests to compare.
+row-stamp rule. Both give digests to compare.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.ids import IdKind, encode_index_key, partition_of
 from schemas.index.control import ControlState, Entry, Init, VersionStatus
 from schemas.index.digest import ShardDigest, merge_parts, version_digest
-from schemas.index.layout import ORDER, RowBlock, decode_delta, decode_increment, encode_increment
+from schemas.index.layout import STAMP, RowBlock, decode_delta, decode_increment, encode_increment
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, checkpoint_path
 from schemas.model.checkpoint import encode_checkpoint
@@ -43,7 +43,7 @@ from streams.encoder import EncoderCache, RowEncoder
 from streams.shard.shard import Shard, open_shard
 from streams.versions.attempts import StepReport
 from streams.versions.reconcile import Reconciler, ReconcileSettings
-from tests.schemas.index.order_rule import input_hash, is_newer
+from tests.schemas.index.stamp_rule import input_hash, is_newer
 from tests.streams.shard_world import ManualClock, features_record, new_items_record
 
 T = TypeVar("T")
@@ -157,9 +157,9 @@ class World:
         """A plain fold of the events up to `ends`, then one encode."""
         features: dict[int, tuple[tuple[int, int, int], bool, dict[str, Any]]] = {}
         for record, index, update in _updates(self.logs[ITEM_FEATURES, shard][: ends[ITEM_FEATURES]]):
-            order = (update["version"], record.offset, index)
-            if update["item_id"] not in features or order > features[update["item_id"]][0]:
-                features[update["item_id"]] = order, update["op"] == "delete", update.get("features", {})
+            stamp = (update["version"], record.offset, index)
+            if update["item_id"] not in features or stamp > features[update["item_id"]][0]:
+                features[update["item_id"]] = stamp, update["op"] == "delete", update.get("features", {})
         embeddings = {
             u["item_id"]: np.array(u["embedding"], np.float32).tobytes()
             for _, _, u in _updates(self.logs[NEW_ITEMS, shard][: ends[NEW_ITEMS]])
@@ -167,12 +167,12 @@ class World:
         live = sorted(i for i, (_, dead, _) in features.items() if not dead)
         encoder = encoder_of(version, seed)
         rows = encoder.encode([features[i][2] for i in live], [embeddings.get(i) for i in live])
-        orders = np.zeros(len(live), ORDER)
-        for order, item in zip(orders, live, strict=True):
-            order["input_hash"] = input_hash(pack_features(features[item][2]), embeddings.get(item, b""))
+        stamps = np.zeros(len(live), STAMP)
+        for stamp, item in zip(stamps, live, strict=True):
+            stamp["input_hash"] = input_hash(pack_features(features[item][2]), embeddings.get(item, b""))
         digest = ShardDigest(encoder.layout, encoder.model_id, encoder.lsh_version)
         if live:
-            digest.update(RowBlock([encode_index_key(i) for i in live], orders, rows))
+            digest.update(RowBlock([encode_index_key(i) for i in live], stamps, rows))
         return digest
 
     def oracle(self, version: int, seed: int = 0) -> tuple[str, str]:
@@ -190,7 +190,7 @@ class World:
         seal, layout = manifest.seals[shard], manifest.layout
         held: dict[bytes, bytes] = {}
         for block in read_full_part(self.store, seal.full, layout):
-            held |= {k: encode_increment(o, r) for k, o, r in zip(block.keys, block.orders, block.rows, strict=True)}
+            held |= {k: encode_increment(o, r) for k, o, r in zip(block.keys, block.stamps, block.rows, strict=True)}
         held |= dict(read_incremental_part(self.store, seal.incremental))
         for raw in self.deltas[shard][seal.delta_position :]:
             for key, value in decode_delta({manifest.version: layout}, raw).changes:

@@ -18,7 +18,7 @@ from schemas.token import VersionToken
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
 from serving.engine.devices.scorer import Scorer
 from serving.engine.tables.candidates import count_unsigned, find_candidates, rank_top
-from serving.engine.tables.changes import Changes, IdArray, covered_order, take_ids
+from serving.engine.tables.changes import Changes, IdArray, covered_stamp, take_ids
 from serving.engine.tables.tables import Tables
 from serving.engine.work import RankResult, RankWork, UserState, VersionReport
 
@@ -54,7 +54,7 @@ class Arrivals:
 class Resident:
     """One version in memory; once admitted, only the engine's thread changes it. `watermark` is replaced, never modified: answers refer to it.
     `source_ms`: by shard, the record time of its newest source record in the rows.
-    `deletes`: by partition, (newest features' order, ids) of deletes that the watermark does not cover yet."""
+    `deletes`: by partition, (newest features' stamp, ids) of deletes that the watermark does not cover yet."""
 
     token: VersionToken
     tables: Tables
@@ -112,14 +112,14 @@ def apply_portion(resident: Resident, portion: Portion) -> None:
 
 
 def _covered(resident: Resident, partition: int) -> int:
-    return covered_order(resident.watermark[partition].get(ITEM_FEATURES, 0))
+    return covered_stamp(resident.watermark[partition].get(ITEM_FEATURES, 0))
 
 
 def _remember_deletes(resident: Resident, partition: int, changes: Changes) -> None:
     """Notes the ids whose slots become free once the watermark covers their deletes."""
     places = np.flatnonzero(changes.dead_C)
     if len(places):
-        newest = int(changes.orders_C3[places, 1].max())
+        newest = int(changes.stamps_C3[places, 1].max())
         resident.deletes.setdefault(partition, deque()).append((newest, take_ids(changes.ids, places)))
 
 

@@ -1,6 +1,6 @@
 """Row changes as arrays: decoded in a follower's thread or the loader, then applied by the engine in bounded turns.
 
-An order is packed into three int64 that compare as the row-order rule does: features version; features offset and index; embedding offset and index
+A stamp is packed into three int64 that compare as the row-stamp rule does: features version; features offset and index; embedding offset and index
 (offset * 2^16 + index: an index fits into 16 bits, and every decode refuses offsets from 2^47 on).
 
 Arrays: C changes, N bytes of text ids.
@@ -37,29 +37,29 @@ IdArray = np.ndarray | TextIds  # int64 [C], or text
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """C changes in log order: ids, packed orders int64 [C, 3], dead uint8 [C], rows of the layout's dtype [C] (anything where dead).
+    """C changes in log order: ids, packed stamps int64 [C, 3], dead uint8 [C], rows of the layout's dtype [C] (anything where dead).
 
     Raises Corrupted (`bad_changes`) if these are not as many: compiled code takes C from one of them.
     """
 
     ids: IdArray
-    orders_C3: np.ndarray
+    stamps_C3: np.ndarray
     dead_C: np.ndarray
     rows_C: np.ndarray
 
     def __post_init__(self) -> None:
-        counts = len(self.ids), len(self.orders_C3), len(self.dead_C), len(self.rows_C)
+        counts = len(self.ids), len(self.stamps_C3), len(self.dead_C), len(self.rows_C)
         if len(set(counts)) != 1:
             raise Corrupted(
-                "bad_changes", "row changes have {} ids, {} orders, {} delete flags and {} rows, expected equal numbers".format(*counts)
+                "bad_changes", "row changes have {} ids, {} stamps, {} delete flags and {} rows, expected equal numbers".format(*counts)
             )
 
     def __len__(self) -> int:
         return len(self.dead_C)
 
 
-def covered_order(features_offset: int) -> int:
-    """The lowest packed features' order that item-features up to this next offset do not cover: column 1 of `pack_orders`."""
+def covered_stamp(features_offset: int) -> int:
+    """The lowest packed features' stamp that item-features up to this next offset do not cover: column 1 of `pack_stamps`."""
     return min(features_offset, _OFFSET_MAX) << _INDEX_BITS
 
 
@@ -98,18 +98,18 @@ def pack_keys(keys: Sequence[bytes], kind: IdKind) -> IdArray:
     return pack_text_ids(keys)
 
 
-def pack_orders(orders: np.ndarray) -> np.ndarray:
-    """int64 [C, 3] from ORDER records [C]. `decide_newer` compares them by the row-order rule."""
-    packed = np.empty((len(orders), 3), np.int64)
-    packed[:, 0] = orders["features_version"]
-    packed[:, 1] = (orders["features_offset"] << _INDEX_BITS) + orders["features_index"]
-    packed[:, 2] = (orders["embedding_offset"] << _INDEX_BITS) + orders["embedding_index"]
+def pack_stamps(stamps: np.ndarray) -> np.ndarray:
+    """int64 [C, 3] from STAMP records [C]. `decide_newer` compares them by the row-stamp rule."""
+    packed = np.empty((len(stamps), 3), np.int64)
+    packed[:, 0] = stamps["features_version"]
+    packed[:, 1] = (stamps["features_offset"] << _INDEX_BITS) + stamps["features_index"]
+    packed[:, 2] = (stamps["embedding_offset"] << _INDEX_BITS) + stamps["embedding_index"]
     return packed
 
 
 def changes_of(block: RowBlock, kind: IdKind) -> Changes:
     """The rows of a block, deletes among them. Raises Corrupted (`bad_key`)."""
-    return Changes(pack_keys(block.keys, kind), pack_orders(block.orders), block.orders["dead"].copy(), block.rows)
+    return Changes(pack_keys(block.keys, kind), pack_stamps(block.stamps), block.stamps["dead"].copy(), block.rows)
 
 
 def encode_ids(ids: Sequence[Id] | np.ndarray, kind: IdKind) -> IdArray:

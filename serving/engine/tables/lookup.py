@@ -1,7 +1,7 @@
 """Ids to slots: the hash table of one version, whose entries are slots.
 
 The key is that of the int64 id, or a hash of a text id, whose bytes are then compared. The slot of a forgotten id joins the list of free ones: the header
-has the first, `orders_R3[slot, 0]` the next (slot + 1, 0 = none).
+has the first, `stamps_R3[slot, 0]` the next (slot + 1, 0 = none).
 Invariants: every kernel has one signature, so a flip never compiles; an unknown id is -1, never an index.
 
 Arrays: C ids asked for, T table entries, R slots of the version.
@@ -22,7 +22,7 @@ UNKNOWN = -1
 FULL = -2
 # Places in a slot's header: slots that were ever used, bytes of text ids, slots that are dead (free ones too), first free slot + 1, count of free slots.
 HEADER_ROWS, HEADER_ID_BYTES, HEADER_DEAD, HEADER_FREE, HEADER_FREE_COUNT = 0, 1, 2, 3, 4
-NO_ORDER = np.iinfo(np.int64).min  # below every order
+NO_STAMP = np.iinfo(np.int64).min  # below every stamp
 
 
 @kernel
@@ -39,11 +39,11 @@ def find_int64(ids_C: np.ndarray, table_T2: np.ndarray, slots_C: np.ndarray) -> 
 
 
 @part
-def _take_slot(orders_R3: np.ndarray, dead_R: np.ndarray, header: np.ndarray) -> int:
+def _take_slot(stamps_R3: np.ndarray, dead_R: np.ndarray, header: np.ndarray) -> int:
     """A free slot, or the next unused one; it counts as deleted until a change gives it a row. -2 if no slot is left."""
     slot = header[HEADER_FREE] - 1
     if slot >= 0:
-        header[HEADER_FREE] = orders_R3[slot, 0]
+        header[HEADER_FREE] = stamps_R3[slot, 0]
         header[HEADER_FREE_COUNT] -= 1
     elif header[HEADER_ROWS] < dead_R.shape[0]:
         slot = header[HEADER_ROWS]
@@ -52,31 +52,31 @@ def _take_slot(orders_R3: np.ndarray, dead_R: np.ndarray, header: np.ndarray) ->
         dead_R[slot] = 1
     else:
         return FULL
-    for part_of_order in range(3):
-        orders_R3[slot, part_of_order] = NO_ORDER
+    for number in range(3):
+        stamps_R3[slot, number] = NO_STAMP
     return slot
 
 
 @kernel
 def place_int64(
     ids_C: np.ndarray,
-    orders_C3: np.ndarray,
+    stamps_C3: np.ndarray,
     covered: int,
     ids_R: np.ndarray,
-    orders_R3: np.ndarray,
+    stamps_R3: np.ndarray,
     dead_R: np.ndarray,
     table_T2: np.ndarray,
     header: np.ndarray,
     slots_C: np.ndarray,
 ) -> None:
-    """As `find_int64`, and an unknown id gets a slot: -1 if its features' order is below `covered`, -2 when no slot is free."""
+    """As `find_int64`, and an unknown id gets a slot: -1 if its features' stamp is below `covered`, -2 when no slot is free."""
     mask = U(table_T2.shape[0] - 1)
     for i in range(ids_C.shape[0]):
         key = mix(U(ids_C[i]))
         place = probe(table_T2, key, key & mask)
         slot = int64(table_T2[place, 1]) - 1
-        if slot < 0 and orders_C3[i, 1] >= covered:
-            slot = _take_slot(orders_R3, dead_R, header)
+        if slot < 0 and stamps_C3[i, 1] >= covered:
+            slot = _take_slot(stamps_R3, dead_R, header)
             if slot >= 0:
                 ids_R[slot] = ids_C[i]
                 table_T2[place, 0], table_T2[place, 1] = key, U(slot + 1)
@@ -84,10 +84,10 @@ def place_int64(
 
 
 @part
-def _forget(place: int, orders_R3: np.ndarray, table_T2: np.ndarray, header: np.ndarray) -> None:
+def _forget(place: int, stamps_R3: np.ndarray, table_T2: np.ndarray, header: np.ndarray) -> None:
     """Removes an entry of the table and frees its slot."""
     slot = int64(table_T2[place, 1]) - 1
-    orders_R3[slot, 0] = header[HEADER_FREE]
+    stamps_R3[slot, 0] = header[HEADER_FREE]
     header[HEADER_FREE] = slot + 1
     header[HEADER_FREE_COUNT] += 1
     remove(table_T2, place)
@@ -95,16 +95,16 @@ def _forget(place: int, orders_R3: np.ndarray, table_T2: np.ndarray, header: np.
 
 @kernel
 def forget_int64(
-    ids_C: np.ndarray, covered: int, orders_R3: np.ndarray, dead_R: np.ndarray, table_T2: np.ndarray, header: np.ndarray
+    ids_C: np.ndarray, covered: int, stamps_R3: np.ndarray, dead_R: np.ndarray, table_T2: np.ndarray, header: np.ndarray
 ) -> None:
-    """Frees the slots of those ids whose delete has a features' order below `covered`."""
+    """Frees the slots of those ids whose delete has a features' stamp below `covered`."""
     mask = U(table_T2.shape[0] - 1)
     for i in range(ids_C.shape[0]):
         key = mix(U(ids_C[i]))
         place = probe(table_T2, key, key & mask)
         slot = int64(table_T2[place, 1]) - 1
-        if slot >= 0 and dead_R[slot] != 0 and orders_R3[slot, 1] < covered:
-            _forget(place, orders_R3, table_T2, header)
+        if slot >= 0 and dead_R[slot] != 0 and stamps_R3[slot, 1] < covered:
+            _forget(place, stamps_R3, table_T2, header)
 
 
 @part
@@ -168,28 +168,28 @@ def _room_for_text(size: int, spans_R2: np.ndarray, stored_M: np.ndarray, header
 def place_text(
     bytes_N: np.ndarray,
     starts_C: np.ndarray,
-    orders_C3: np.ndarray,
+    stamps_C3: np.ndarray,
     covered: int,
     spans_R2: np.ndarray,
     stored_M: np.ndarray,
-    orders_R3: np.ndarray,
+    stamps_R3: np.ndarray,
     dead_R: np.ndarray,
     table_T2: np.ndarray,
     header: np.ndarray,
     slots_C: np.ndarray,
 ) -> None:
-    """As `find_text`, and an unknown id gets a slot: -1 if its features' order is below `covered`, -2 when no slot is free or its bytes have no room."""
+    """As `find_text`, and an unknown id gets a slot: -1 if its features' stamp is below `covered`, -2 when no slot is free or its bytes have no room."""
     for i in range(starts_C.shape[0] - 1):
         start, end = starts_C[i], starts_C[i + 1]
         key = hash_bytes(address(bytes_N) + start, end - start)
         place = _probe_text(address(bytes_N) + start, end - start, key, spans_R2, stored_M, table_T2)
         slot = int64(table_T2[place, 1]) - 1
-        if slot < 0 and orders_C3[i, 1] >= covered:
+        if slot < 0 and stamps_C3[i, 1] >= covered:
             slot = FULL
             has_slot = header[HEADER_FREE] > 0 or header[HEADER_ROWS] < dead_R.shape[0]
             at = _room_for_text(end - start, spans_R2, stored_M, header) if has_slot else -1
             if at >= 0:
-                slot = _take_slot(orders_R3, dead_R, header)
+                slot = _take_slot(stamps_R3, dead_R, header)
                 for k in range(end - start):  # a slice would bring in numba's message about shapes, 2 s of compilation
                     stored_M[at + k] = bytes_N[start + k]
                 spans_R2[slot, 0], spans_R2[slot, 1] = at, at + end - start
@@ -204,15 +204,15 @@ def forget_text(
     covered: int,
     spans_R2: np.ndarray,
     stored_M: np.ndarray,
-    orders_R3: np.ndarray,
+    stamps_R3: np.ndarray,
     dead_R: np.ndarray,
     table_T2: np.ndarray,
     header: np.ndarray,
 ) -> None:
-    """Frees the slots of those ids whose delete has a features' order below `covered`."""
+    """Frees the slots of those ids whose delete has a features' stamp below `covered`."""
     for i in range(starts_C.shape[0] - 1):
         text, size = address(bytes_N) + starts_C[i], starts_C[i + 1] - starts_C[i]
         place = _probe_text(text, size, hash_bytes(text, size), spans_R2, stored_M, table_T2)
         slot = int64(table_T2[place, 1]) - 1
-        if slot >= 0 and dead_R[slot] != 0 and orders_R3[slot, 1] < covered:
-            _forget(place, orders_R3, table_T2, header)
+        if slot >= 0 and dead_R[slot] != 0 and stamps_R3[slot, 1] < covered:
+            _forget(place, stamps_R3, table_T2, header)

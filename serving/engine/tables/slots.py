@@ -54,7 +54,7 @@ def _array_specs(layout: RowLayout, capacity: int, id_bytes: int) -> list[ArrayS
     return [
         ("header", "<i8", (HEADER_FIELDS,)),
         *ids,
-        ("orders", "<i8", (capacity, 3)),
+        ("stamps", "<i8", (capacity, 3)),
         ("dead", "u1", (capacity,)),
         ("table", "<u8", (table, 2)),
         *columns,

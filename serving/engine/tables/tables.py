@@ -1,7 +1,7 @@
-"""One version's rows in a slot: look-up, and changes by the row-order rule.
+"""One version's rows in a slot: look-up, and changes by the row-stamp rule.
 
 One thread writes (the engine's; during a load the loader process), so a reader in that thread never sees half a change (I3).
-A change replaces a row only if neither component's order goes back and at least one advances. So changes may come twice, late, or in any order.
+A change replaces a row only if neither component's stamp goes back and at least one advances. So changes may come twice, late, or in any order.
 Everything below `covered`, the watermark's next offset of item-features, is in the tables already. So an id that they do not have is deleted there, and a
 change below `covered` does not bring it back. A delete below it need not be remembered: its slot is free for another id.
 
@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.ids import Id, IdKind
-from schemas.index.layout import ORDER, Column, RowLayout
+from schemas.index.layout import STAMP, Column, RowLayout
 from schemas.kernels.compiled import int64, kernel
-from serving.engine.tables.changes import Changes, IdArray, TextIds, encode_ids, list_ids, pack_orders
+from serving.engine.tables.changes import Changes, IdArray, TextIds, encode_ids, list_ids, pack_stamps
 from serving.engine.tables.lookup import (
     BLOCK,
     FULL,
@@ -25,7 +25,7 @@ from serving.engine.tables.lookup import (
     HEADER_FREE_COUNT,
     HEADER_ID_BYTES,
     HEADER_ROWS,
-    NO_ORDER,
+    NO_STAMP,
     UNKNOWN,
     find_int64,
     find_text,
@@ -63,22 +63,22 @@ NO_ROOM = Room(0, 0)
 @kernel
 def decide_newer(
     slots_C: np.ndarray,
-    orders_C3: np.ndarray,
+    stamps_C3: np.ndarray,
     dead_C: np.ndarray,
     covered: int,
-    orders_R3: np.ndarray,
+    stamps_R3: np.ndarray,
     dead_R: np.ndarray,
     header: np.ndarray,
 ) -> None:
-    """Goes through the changes in order. A change that is not newer gets slot -1; a newer one writes its order and its delete flag.
+    """Goes through the changes in order. A change that is not newer gets slot -1; a newer one writes its stamp and its delete flag.
 
-    A delete below `covered` counts as an id that is not there: only a change that is not below it replaces it, whatever the order of its embedding.
+    A delete below `covered` counts as an id that is not there: only a change that is not below it replaces it, whatever the stamp of its embedding.
     """
     for i in range(slots_C.shape[0]):
         slot = slots_C[i]
         if slot < 0:
             continue
-        new, old = orders_C3[i], orders_R3[slot]
+        new, old = stamps_C3[i], stamps_R3[slot]
         is_gone = dead_R[slot] != 0 and old[1] < covered
         features = 1 if new[0] > old[0] else (-1 if new[0] < old[0] else 0)
         if features == 0:
@@ -109,7 +109,7 @@ class Tables:
         self.plan = plan
         self.columns = {c.name: arrays[f"column.{c.name}"] for c in layout.columns}
         self._arrays = dict(arrays)
-        self._header, self._orders_R3, self._dead_R = arrays["header"], arrays["orders"], arrays["dead"]
+        self._header, self._stamps_R3, self._dead_R = arrays["header"], arrays["stamps"], arrays["dead"]
         self._unplaced: set[int | bytes] = set()
 
     @property
@@ -180,13 +180,13 @@ class Tables:
         """Slots of at most `limit` live rows, sought among four times as many."""
         return np.flatnonzero(self._dead_R[: min(int(self._header[HEADER_ROWS]), 4 * limit)] == 0)[:limit]
 
-    def apply(self, changes: Changes, covered: int = NO_ORDER) -> Applied:
-        """Changes by the row-order rule; new ids are appended while there is room. `covered`: packed as `covered_order` does."""
+    def apply(self, changes: Changes, covered: int = NO_STAMP) -> Applied:
+        """Changes by the row-stamp rule; new ids are appended while there is room. `covered`: packed as `covered_stamp` does."""
         slots_C = self._place(changes, covered)
         refused = int((slots_C == FULL).sum())
         if refused or self._unplaced:
             self._note_unplaced(changes, slots_C)
-        decide_newer(slots_C, changes.orders_C3, changes.dead_C, covered, self._orders_R3, self._dead_R, self._header)
+        decide_newer(slots_C, changes.stamps_C3, changes.dead_C, covered, self._stamps_R3, self._dead_R, self._header)
         newer = slots_C >= 0
         written = newer & (changes.dead_C == 0)
         slots = slots_C[written]
@@ -200,18 +200,18 @@ class Tables:
         a = self._arrays
         if isinstance(ids, TextIds):
             text = ids.bytes_N, ids.starts_C, covered, a["id_spans"], a["id_bytes"]
-            forget_text(*text, self._orders_R3, self._dead_R, a["table"], self._header)
+            forget_text(*text, self._stamps_R3, self._dead_R, a["table"], self._header)
         else:
-            forget_int64(ids, covered, self._orders_R3, self._dead_R, a["table"], self._header)
+            forget_int64(ids, covered, self._stamps_R3, self._dead_R, a["table"], self._header)
 
     def _place(self, changes: Changes, covered: int) -> np.ndarray:
-        """The slots of ids. A new id gets a slot with the lowest order and counts as deleted until a change gives it a row."""
+        """The slots of ids. A new id gets a slot with the lowest stamp and counts as deleted until a change gives it a row."""
         ids, slots_C, a = changes.ids, np.empty(len(changes), np.int64), self._arrays
-        rest = self._orders_R3, self._dead_R, a["table"], self._header, slots_C
+        rest = self._stamps_R3, self._dead_R, a["table"], self._header, slots_C
         if isinstance(ids, TextIds):
-            place_text(ids.bytes_N, ids.starts_C, changes.orders_C3, covered, a["id_spans"], a["id_bytes"], *rest)
+            place_text(ids.bytes_N, ids.starts_C, changes.stamps_C3, covered, a["id_spans"], a["id_bytes"], *rest)
         else:
-            place_int64(ids, changes.orders_C3, covered, a["ids"], *rest)
+            place_int64(ids, changes.stamps_C3, covered, a["ids"], *rest)
         return slots_C
 
     def _note_unplaced(self, changes: Changes, slots_C: np.ndarray) -> None:
@@ -262,7 +262,7 @@ def warm_tables() -> None:
     for kind, ids in ((IdKind.INT64, [1, 2]), (IdKind.TEXT, ["a", "a-longer-id"])):
         tables, encoded = make_tables(RowLayout((Column("category", "<i4", 1),), kind), ids), encode_ids(ids, kind)
         tables.find(encoded)
-        tables.forget(encoded, NO_ORDER)
+        tables.forget(encoded, NO_STAMP)
 
 
 def make_tables(layout: RowLayout, ids: Sequence[Id]) -> Tables:
@@ -271,6 +271,6 @@ def make_tables(layout: RowLayout, ids: Sequence[Id]) -> Tables:
     arrays, count = open_arrays(plan, bytearray(plan.size_bytes)), len(ids)
     reset_arrays(arrays)
     tables = Tables(layout, plan, arrays)
-    encoded, orders = encode_ids(ids, layout.id_kind), pack_orders(np.zeros(count, ORDER))
-    tables.apply(Changes(encoded, orders, np.zeros(count, np.uint8), np.zeros(count, layout.dtype)))
+    encoded, stamps = encode_ids(ids, layout.id_kind), pack_stamps(np.zeros(count, STAMP))
+    tables.apply(Changes(encoded, stamps, np.zeros(count, np.uint8), np.zeros(count, layout.dtype)))
     return tables

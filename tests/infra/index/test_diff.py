@@ -43,10 +43,10 @@ def side(store: IndexStore, change: Change = lambda block: block, layout: RowLay
 
 def changed(column: str, at: int, amount: float, inputs: bool) -> Change:
     def change(block: RowBlock) -> RowBlock:
-        rows, orders = block.rows.copy(), block.orders.copy()
+        rows, stamps = block.rows.copy(), block.stamps.copy()
         rows[column][at] += amount
-        orders["input_hash"][at] += inputs
-        return RowBlock(block.keys, orders, rows)
+        stamps["input_hash"][at] += inputs
+        return RowBlock(block.keys, stamps, rows)
 
     return change
 
@@ -83,7 +83,7 @@ def test_other_inputs_without_another_row_are_data_too(store: IndexStore) -> Non
 
 def test_items_that_only_one_side_has_are_named(store: IndexStore) -> None:
     def without_last(block: RowBlock) -> RowBlock:
-        return RowBlock(block.keys[:-1], block.orders[:-1], block.rows[:-1])
+        return RowBlock(block.keys[:-1], block.stamps[:-1], block.rows[:-1])
 
     found = diff_versions(side(store, without_last), side(store))
     assert (found.only_a, found.only_b, found.rows_a) == (0, 3, 597)
@@ -97,7 +97,7 @@ def test_columns_of_another_width_are_left_out_and_said(store: IndexStore) -> No
         rows = np.zeros(len(block), wide.dtype)
         for name in ("has_signature", "bid"):
             rows[name] = block.rows[name]
-        return RowBlock(block.keys, block.orders, rows)
+        return RowBlock(block.keys, block.stamps, rows)
 
     found = diff_versions(side(store), side(store, narrowed, wide))
     assert found == Difference(600, 600, left_out=("vector",)) and not found.is_equal

@@ -38,9 +38,9 @@ def _blocks(blocks: int = 20) -> list[RowBlock]:
 def _increments(rows: int = 100) -> Iterator[tuple[bytes, bytes]]:
     block = rows_block(0, rows)
     for i, key in enumerate(block.keys):
-        order = block.orders[i].copy()
-        order["dead"] = i % 4 == 0
-        yield key, encode_increment(order, None if order["dead"] else block.rows[i])
+        stamp = block.stamps[i].copy()
+        stamp["dead"] = i % 4 == 0
+        yield key, encode_increment(stamp, None if stamp["dead"] else block.rows[i])
 
 
 def _snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -53,7 +53,7 @@ def test_a_full_part_gives_back_its_blocks(store: FolderStore) -> None:
     assert part.directory.startswith("versions/5/full/00002-")
     for read, written in zip(read_full_part(store, part, LAYOUT), _blocks(), strict=True):
         assert list(read.keys) == list(written.keys)
-        assert read.orders.tobytes() == written.orders.tobytes()
+        assert read.stamps.tobytes() == written.stamps.tobytes()
         assert read.rows.tobytes() == written.rows.tobytes()
 
 

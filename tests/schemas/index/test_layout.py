@@ -12,7 +12,7 @@ from schemas.ids import IdKind, decode_index_key, encode_index_key
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.keys import int64_ids
 from schemas.index.layout import (
-    ORDER,
+    STAMP,
     Column,
     DeltaHeader,
     DeltaRecord,
@@ -31,7 +31,7 @@ from schemas.index.layout import (
     stack_increments,
 )
 from tests.schemas.catalogue import small_spec
-from tests.schemas.index.order_rule import is_newer
+from tests.schemas.index.stamp_rule import is_newer
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = list(IdKind)
@@ -46,13 +46,13 @@ def keys_of(kind: IdKind, rows: int) -> list[bytes]:
 
 
 def block_of(kind: IdKind, rows: int, seed: int = 0) -> RowBlock:
-    """Rows of seeded bytes, orders counting up."""
-    orders = np.zeros(rows, ORDER)
-    orders["features_version"], orders["features_offset"], orders["embedding_offset"] = np.arange(rows), np.arange(rows) + 5, -1
-    orders["input_hash"] = np.arange(rows) * 31
+    """Rows of seeded bytes, stamps counting up."""
+    stamps = np.zeros(rows, STAMP)
+    stamps["features_version"], stamps["features_offset"], stamps["embedding_offset"] = np.arange(rows), np.arange(rows) + 5, -1
+    stamps["input_hash"] = np.arange(rows) * 31
     size = layout(kind).row_bytes
     raw = (np.arange(rows * size) * 13 + seed).astype(np.uint8).tobytes()
-    return RowBlock(keys_of(kind, rows), orders, np.frombuffer(raw, layout(kind).dtype))
+    return RowBlock(keys_of(kind, rows), stamps, np.frombuffer(raw, layout(kind).dtype))
 
 
 HEADER = DeltaHeader(17, 1, 99, (12, 34), 1_700_000_000_000)
@@ -61,9 +61,9 @@ HEADER = DeltaHeader(17, 1, 99, (12, 34), 1_700_000_000_000)
 def changed_rows(kind: IdKind) -> RowBlock:
     """Three rows, the second one deleted."""
     block = block_of(kind, 3)
-    orders, rows = block.orders.copy(), block.rows.copy()
-    orders["dead"][1], rows[1] = 1, np.zeros((), rows.dtype)
-    return RowBlock(block.keys, orders, rows)
+    stamps, rows = block.stamps.copy(), block.rows.copy()
+    stamps["dead"][1], rows[1] = 1, np.zeros((), rows.dtype)
+    return RowBlock(block.keys, stamps, rows)
 
 
 def delta_of(kind: IdKind) -> bytes:
@@ -83,7 +83,7 @@ def test_the_bytes_are_those_of_format_2(kind: IdKind) -> None:
 def test_a_block_survives_its_encoding(kind: IdKind, rows: int) -> None:
     block = block_of(kind, rows)
     again = decode_block(layout(kind), encode_block(layout(kind), block))
-    assert again.keys == block.keys and again.rows.tobytes() == block.rows.tobytes() and again.orders.tobytes() == block.orders.tobytes()
+    assert again.keys == block.keys and again.rows.tobytes() == block.rows.tobytes() and again.stamps.tobytes() == block.stamps.tobytes()
     if kind is IdKind.INT64:
         assert int64_ids(again.keys).tolist() == [decode_index_key(key, kind) for key in again.keys]
 
@@ -128,12 +128,12 @@ def test_a_delta_gives_back_its_header_and_rows(kind: IdKind) -> None:
 def test_rows_are_cut_into_records_of_bounded_size(kind: IdKind) -> None:
     block = block_of(kind, 9)
     sizes = [
-        len(encode_block(layout(kind), RowBlock(block.keys[i : i + 1], block.orders[i : i + 1], block.rows[i : i + 1]))) for i in range(9)
+        len(encode_block(layout(kind), RowBlock(block.keys[i : i + 1], block.stamps[i : i + 1], block.rows[i : i + 1]))) for i in range(9)
     ]
     cuts = plan_delta_cuts(layout(kind), block.keys, bytes_max=1024 + 2 * max(sizes))
     assert [i for cut in cuts for i in range(9)[cut]] == list(range(9)) and len(cuts) > 1
     for cut in cuts:
-        raw = encode_delta(HEADER, encode_block(layout(kind), RowBlock(block.keys[cut], block.orders[cut], block.rows[cut])))
+        raw = encode_delta(HEADER, encode_block(layout(kind), RowBlock(block.keys[cut], block.stamps[cut], block.rows[cut])))
         assert len(raw) <= 1024 + 2 * max(sizes)
     assert [cut.stop - cut.start for cut in plan_delta_cuts(layout(kind), block.keys, bytes_max=1)] == [1] * 9
     assert plan_delta_cuts(layout(kind), []) == []
@@ -142,7 +142,7 @@ def test_rows_are_cut_into_records_of_bounded_size(kind: IdKind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_block_of_a_full_part_has_no_deleted_row(kind: IdKind) -> None:
     raw = encode_block(layout(kind), changed_rows(kind))
-    assert decode_block(layout(kind), raw, may_be_dead=True).orders["dead"].tolist() == [0, 1, 0]
+    assert decode_block(layout(kind), raw, may_be_dead=True).stamps["dead"].tolist() == [0, 1, 0]
     with pytest.raises(Corrupted, match="bad_order"):
         decode_block(layout(kind), raw)
 
@@ -160,7 +160,7 @@ def test_increments_that_are_stacked_are_the_same_increments(kind: IdKind) -> No
 
 def test_an_increment_of_the_wrong_size_is_corrupted() -> None:
     block = block_of(IdKind.INT64, 1)
-    raw = encode_increment(block.orders[0], block.rows[0])
+    raw = encode_increment(block.stamps[0], block.rows[0])
     for bad in (raw[:-1], raw + b"\0", raw[:10]):
         with pytest.raises(Corrupted, match="bad_increment"):
             decode_increment(layout(IdKind.INT64), bad)
@@ -175,17 +175,17 @@ def test_a_required_column_that_is_not_known_refuses_the_version() -> None:
     assert decode_layout(raw).row_bytes == layout(IdKind.INT64).row_bytes + 16
 
 
-ORDERS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1), st.integers(-1, 1), st.integers(0, 1))
+STAMPS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1), st.integers(-1, 1), st.integers(0, 1))
 
 
-def order_of(values: tuple[int, ...]) -> np.ndarray:
-    return np.array([(*values, 0, 0)], ORDER)[0]
+def stamp_of(values: tuple[int, ...]) -> np.ndarray:
+    return np.array([(*values, 0, 0)], STAMP)[0]
 
 
-@given(ORDERS, ORDERS)
+@given(STAMPS, STAMPS)
 def test_a_row_is_replaced_only_when_no_component_goes_back_and_one_advances(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     features, embedding = (b[:3] > a[:3]) - (b[:3] < a[:3]), (b[3:] > a[3:]) - (b[3:] < a[3:])
-    assert bool(is_newer(order_of(b), order_of(a))) == (features >= 0 and embedding >= 0 and features + embedding > 0)
+    assert bool(is_newer(stamp_of(b), stamp_of(a))) == (features >= 0 and embedding >= 0 and features + embedding > 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,16 +194,16 @@ def test_the_merged_view_is_a_dictionary_with_increments_over_the_full_part(kind
     every = keys_of(kind, 30)
     full_keys = data.draw(st.sets(st.sampled_from(every)))
     changed = data.draw(st.dictionaries(st.sampled_from(every), st.booleans()))
-    rows, orders = block_of(kind, 30, seed=1), block_of(kind, 30).orders
+    rows, stamps = block_of(kind, 30, seed=1), block_of(kind, 30).stamps
     at = {k: i for i, k in enumerate(every)}
     blocks, ordered = [], sorted(full_keys)
     for start in range(0, len(ordered), 4):
         part = [at[k] for k in ordered[start : start + 4]]
-        blocks.append(RowBlock([every[i] for i in part], orders[part], rows.rows[part]))
-    dead = orders.copy()
+        blocks.append(RowBlock([every[i] for i in part], stamps[part], rows.rows[part]))
+    dead = stamps.copy()
     dead["dead"] = 1
     increments = [
-        (k, encode_increment(orders[at[k]], rows.rows[-1 - at[k]]) if alive else encode_increment(dead[at[k]], None))
+        (k, encode_increment(stamps[at[k]], rows.rows[-1 - at[k]]) if alive else encode_increment(dead[at[k]], None))
         for k, alive in sorted(changed.items())
     ]
     expected = {k: rows.rows[at[k]].tobytes() for k in full_keys} | {
@@ -218,7 +218,7 @@ def test_the_merged_view_is_a_dictionary_with_increments_over_the_full_part(kind
 
 def test_each_of_many_increments_beyond_the_full_part_is_in_the_merged_view_once() -> None:
     every = block_of(IdKind.INT64, 10_000)
-    increments = [(k, encode_increment(o, r)) for k, o, r in zip(every.keys, every.orders, every.rows, strict=True)]
+    increments = [(k, encode_increment(o, r)) for k, o, r in zip(every.keys, every.stamps, every.rows, strict=True)]
     merged = list(merge_parts(layout(IdKind.INT64), [], increments))
     assert [k for block in merged for k in block.keys] == list(every.keys)
 
@@ -235,12 +235,12 @@ def test_the_digest_does_not_see_how_rows_are_cut_and_sees_one_changed_row(kind:
     golden["text"] = "cf396d7afd809645cb170adebf6a67bc f94f79bd643a0e873c5bf5d9a7b3a8cc"
     assert " ".join(digest(block_of(kind, 5))[1:]) == golden[kind], "digests stand in manifests: others mean a new format number"
     whole = block_of(kind, 10)
-    halves = [RowBlock(whole.keys[a:b], whole.orders[a:b], whole.rows[a:b]) for a, b in ((0, 3), (3, 10))]
+    halves = [RowBlock(whole.keys[a:b], whole.stamps[a:b], whole.rows[a:b]) for a, b in ((0, 3), (3, 10))]
     assert digest(whole) == digest(*halves)
     other = whole.rows.copy()
     other["category"][4] += 1
-    changed = digest(RowBlock(whole.keys, whole.orders, other))
+    changed = digest(RowBlock(whole.keys, whole.stamps, other))
     assert changed[1] != digest(whole)[1] and changed[2] == digest(whole)[2]
-    inputs = whole.orders.copy()
+    inputs = whole.stamps.copy()
     inputs["input_hash"][4] += 1
     assert digest(RowBlock(whole.keys, inputs, whole.rows))[2] != digest(whole)[2]

@@ -10,7 +10,7 @@ import torch
 
 from schemas.features import encode_realtime
 from schemas.ids import Id, IdKind, encode_index_key
-from schemas.index.layout import ORDER, RowLayout, encode_increment, row_layout, stack_increments
+from schemas.index.layout import STAMP, RowLayout, encode_increment, row_layout, stack_increments
 from schemas.model.inputs import UserInputs, UserStates, behaviour_row, build_user_inputs, candidate_rows
 from schemas.model.network import AifNetwork, rank_reference
 from schemas.model.parameters import Parameters, parameters_of
@@ -34,9 +34,9 @@ def changes_of_pairs(layout: RowLayout, pairs: Sequence[tuple[bytes, bytes]]) ->
     return changes_of(stack_increments(layout, pairs), layout.id_kind)
 
 
-def order(features_version: int = 1, features_offset: int = 0, embedding_offset: int = 0, dead: int = 0) -> np.ndarray:
-    """One ORDER element."""
-    return np.array((features_version, features_offset, 0, embedding_offset, 0, 0, dead), ORDER)
+def stamp(features_version: int = 1, features_offset: int = 0, embedding_offset: int = 0, dead: int = 0) -> np.ndarray:
+    """One STAMP element."""
+    return np.array((features_version, features_offset, 0, embedding_offset, 0, 0, dead), STAMP)
 
 
 def empty_tables(layout: RowLayout, capacity: int, id_bytes: int = 0) -> Tables:
@@ -131,7 +131,7 @@ def version_of(network: AifNetwork, raw: list[dict[str, object]]) -> Version:
     network, spec, items = network.eval(), network.spec, len(raw)
     ids, rows = [item_id(spec.schema.id_kind, i) for i in range(items)], encode_item_rows(network, raw)
     tables = empty_tables(row_layout(spec), items, sum(len(encode_index_key(i)) for i in ids))
-    pairs = [(encode_index_key(i), encode_increment(order(), row)) for i, row in zip(ids, rows, strict=True)]
+    pairs = [(encode_index_key(i), encode_increment(stamp(), row)) for i, row in zip(ids, rows, strict=True)]
     tables.apply(changes_of_pairs(row_layout(spec), pairs))
     return Version(network, raw, ids, rows, tables)
 

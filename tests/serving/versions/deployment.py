@@ -16,7 +16,7 @@ from serving.engine.loop.engine import Engine
 from serving.engine.work import RankResult, RankWork, UserWork
 from serving.versions.version_follower import VersionFollower
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, order, reference_answer
+from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, reference_answer, stamp
 from tests.serving.index_samples import DeltaWriter, publish_version, write_identity
 
 WAIT_S = 120.0
@@ -83,4 +83,4 @@ def with_bids(version: Version, places: list[int], bid: float) -> Version:
 
 
 def changes(version: Version, places: list[int], features_version: int, offset: int = 9) -> list[tuple[Id, np.ndarray, np.ndarray | None]]:
-    return [(version.ids[p], order(features_version, offset), version.rows[p]) for p in places]
+    return [(version.ids[p], stamp(features_version, offset), version.rows[p]) for p in places]

@@ -83,15 +83,15 @@ def test_a_record_with_a_right_checksum_and_wrong_rows_is_counted_and_passed_ove
     d.publish(1, d.version)
     d.follower.start()
     d.wait_live(1)
-    [(item, order, row)] = changes(with_bids(d.version, [3], 60.0), [3], 9)
-    key, value = encode_index_key(item), encode_increment(order, row)
+    [(item, stamp, row)] = changes(with_bids(d.version, [3], 60.0), [3], 9)
+    key, value = encode_index_key(item), encode_increment(stamp, row)
     layout, wider = row_layout(d.version.spec), RowLayout((Column("vector", "u1", 50),), d.version.spec.schema.id_kind)
     good = stack_increments(layout, [(key, value)])
-    flagged = good.orders.copy()
+    flagged = good.stamps.copy()
     flagged["dead"] = 7
     forged = [
         encode_block(wider, stack_increments(wider, [(key, value[:37] + bytes(50))])),
-        *(encode_block(layout, RowBlock([wrong], good.orders, good.rows)) for wrong in (b"", key + key)),
+        *(encode_block(layout, RowBlock([wrong], good.stamps, good.rows)) for wrong in (b"", key + key)),
         encode_block(layout, RowBlock([key], flagged, good.rows)),
     ]
     for sequence, block in enumerate(forged):

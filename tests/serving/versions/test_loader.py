@@ -26,7 +26,7 @@ from serving.engine.tables.tables import Room
 from serving.versions.index_reader import IndexReader, Pace
 from serving.versions.loader import Loader, Source
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import Version, item_id, make_version, order
+from tests.serving.engine.samples import Version, item_id, make_version, stamp
 from tests.serving.index_samples import publish_version, write_identity
 
 
@@ -76,10 +76,10 @@ def test_a_loaded_slot_holds_the_merged_view_and_no_slot_for_deleted_ids(name: s
     kind, new = version.spec.schema.id_kind, item_id(version.spec.schema.id_kind, 900)
     never = item_id(kind, 901)
     increments = [
-        (version.ids[4], order(2, 9, dead=1), None),
-        (version.ids[5], order(2, 9), version.rows[7]),
-        (new, order(1, 5), version.rows[8]),
-        (never, order(3, 9, dead=1), None),
+        (version.ids[4], stamp(2, 9, dead=1), None),
+        (version.ids[5], stamp(2, 9), version.rows[7]),
+        (new, stamp(1, 5), version.rows[8]),
+        (never, stamp(3, 9, dead=1), None),
     ]
     tables = loader.load(publish(store, version, increments=increments), 0)
     wanted = [version.rows[i].tobytes() for i in range(150)]
@@ -108,7 +108,7 @@ def test_a_version_without_rows_loads(store: IndexStore, loader: Loader) -> None
 def test_a_torn_or_flipped_file_and_a_seal_that_does_not_match_are_refused_by_name(
     what: str, version: Version, store: IndexStore, loader: Loader, tmp_path: Path
 ) -> None:
-    source = publish(store, version, increments=[(version.ids[4], order(2, 9, dead=1), None)])
+    source = publish(store, version, increments=[(version.ids[4], stamp(2, 9, dead=1), None)])
     good = loader.load(source, 0)
     sst = next(p for p in sorted((tmp_path / "store").rglob("*.sst")) if "/full/" in str(p))
     if what in ("sst", "missing"):

@@ -30,7 +30,7 @@ from serving.versions import catch_up, version_follower
 from serving.versions.version_follower import VersionFollower
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import item_id, make_version, order
+from tests.serving.engine.samples import item_id, make_version, stamp
 from tests.serving.index_samples import SHARDS, DeltaWriter, decide
 from tests.serving.versions.deployment import ITEMS, WAIT_S, Deployment, changes, with_bids
 
@@ -268,8 +268,8 @@ def test_a_catalogue_that_outgrows_its_slot_is_served_whole_from_a_larger_one(de
     assert d.engine.status().residents[0].capacity >= capacity
     new = [item_id(d.version.spec.schema.id_kind, 1_000 + at) for at in range(3 * capacity)]
     for at in range(0, len(new), 2_000):
-        d.deltas.write(d.version, 1, [(one, order(1, 10 + at), d.version.rows[0]) for one in new[at : at + 2_000]])
-    d.deltas.write(d.version, 1, [(one, order(2, 10 + len(new), dead=1), None) for one in new[-500:]])
+        d.deltas.write(d.version, 1, [(one, stamp(1, 10 + at), d.version.rows[0]) for one in new[at : at + 2_000]])
+    d.deltas.write(d.version, 1, [(one, stamp(2, 10 + len(new), dead=1), None) for one in new[-500:]])
     wait_until(lambda: d.rows == ITEMS + len(new) - 500, WAIT_S, f"all rows, not {d.rows}")
     wait_until(lambda: not d.follower.last_error, WAIT_S, "the error to be over")
     (report,) = d.engine.status().residents

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Corrupted
-from schemas.index.layout import ORDER, component_hash
+from schemas.index.layout import STAMP, component_hash
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item_state import (
     EmbeddingUpdate,
@@ -18,16 +18,16 @@ from streams.core.item_state import (
     StoredItem,
     decode_item,
     encode_item,
-    encode_order,
+    encode_stamp,
     fold_embedding,
     fold_features,
     input_hash_of,
     is_covered,
-    order_of,
     pack_features,
+    stamp_of,
     unpack_features,
 )
-from tests.schemas.index.order_rule import input_hash
+from tests.schemas.index.stamp_rule import input_hash
 
 EMPTY, ONE = pack_features({}), pack_features({"a": 1})
 
@@ -47,12 +47,12 @@ def put(version: int, offset: int, raw: bytes = EMPTY) -> FeaturesUpdate:
     return FeaturesUpdate(b"k", version, offset, 0, False, raw, unpack_features(raw))
 
 
-def held_features(order: tuple[int, int, int], dead: bool, raw: bytes, changed: tuple[int, int, int]) -> StoredFeatures:
-    return StoredFeatures(order, dead, raw, changed, 0 if dead else component_hash(raw))
+def held_features(stamp: tuple[int, int, int], dead: bool, raw: bytes, changed: tuple[int, int, int]) -> StoredFeatures:
+    return StoredFeatures(stamp, dead, raw, changed, 0 if dead else component_hash(raw))
 
 
-def held_embedding(order: tuple[int, int], values: bytes, changed: tuple[int, int]) -> StoredEmbedding:
-    return StoredEmbedding(order, changed, component_hash(values))
+def held_embedding(stamp: tuple[int, int], values: bytes, changed: tuple[int, int]) -> StoredEmbedding:
+    return StoredEmbedding(stamp, changed, component_hash(values))
 
 
 def fold_all(events: list[FeaturesUpdate]) -> StoredFeatures | None:
@@ -63,7 +63,7 @@ def fold_all(events: list[FeaturesUpdate]) -> StoredFeatures | None:
 
 
 @given(st.lists(updates, max_size=8, unique_by=lambda u: (u.version, u.offset, u.index)), st.randoms())
-def test_the_highest_order_wins_in_whatever_order_updates_arrive_and_however_often(
+def test_the_highest_stamp_wins_in_whatever_order_updates_arrive_and_however_often(
     events: list[FeaturesUpdate], random: st.DataObject
 ) -> None:
     shuffled = events + events[:3]
@@ -75,18 +75,18 @@ def test_the_highest_order_wins_in_whatever_order_updates_arrive_and_however_oft
     winner = max(events, key=lambda u: (u.version, u.offset, u.index))
     for stored in (once, again):
         assert stored is not None
-        assert (stored.order, stored.dead, stored.raw) == ((winner.version, winner.offset, winner.index), winner.dead, winner.raw)
+        assert (stored.stamp, stored.dead, stored.raw) == ((winner.version, winner.offset, winner.index), winner.dead, winner.raw)
 
 
-def test_an_identical_update_advances_the_order_and_not_the_order_of_the_last_change() -> None:
+def test_an_identical_update_advances_the_stamp_and_not_the_stamp_of_the_last_change() -> None:
     first = fold_features(None, put(1, 0))
     again = fold_features(first, put(2, 1))
-    assert again is not None and again.order == (2, 1, 0) and again.changed == (1, 0, 0)
+    assert again is not None and again.stamp == (2, 1, 0) and again.changed == (1, 0, 0)
     other = fold_features(again, put(3, 2, ONE))
-    assert other is not None and other.changed == other.order == (3, 2, 0)
+    assert other is not None and other.changed == other.stamp == (3, 2, 0)
     one = fold_embedding(None, EmbeddingUpdate(b"k", 4, 1, b"abcd"))
     two = fold_embedding(one, EmbeddingUpdate(b"k", 7, 0, b"abcd"))
-    assert two is not None and two.order == (7, 0) and two.changed == (4, 1)
+    assert two is not None and two.stamp == (7, 0) and two.changed == (4, 1)
 
 
 def counted(time_ms: int, offset: int, **values: float | None) -> FeaturesUpdate:
@@ -96,7 +96,7 @@ def counted(time_ms: int, offset: int, **values: float | None) -> FeaturesUpdate
 def test_statistics_hold_over_the_record_and_a_sent_again_one_changes_nothing() -> None:
     stored = fold_features(None, put(7, 0, pack_features({"a": 1, "taken": 5.0})))
     stored = fold_features(stored, counted(1_000, 1, taken=6.0, shown=2.0))
-    assert stored is not None and stored.order == stored.changed == (7, 1, 0)
+    assert stored is not None and stored.stamp == stored.changed == (7, 1, 0)
     assert unpack_features(stored.raw) == {"a": 1, "taken": 6.0, "shown": 2.0}
     assert fold_features(stored, counted(1_000, 2, taken=6.0)) is None, "the same one again"
     assert fold_features(stored, counted(999, 2, taken=9.0)) is None, "an older one"
@@ -119,9 +119,9 @@ def test_statistics_of_an_item_that_is_not_there_are_superseded_and_end_with_it(
 
 def test_a_removal_without_version_takes_the_stored_one_and_0_where_nothing_is_stored() -> None:
     removal = FeaturesUpdate(b"k", None, 9, 0, True, b"", {})
-    assert (stored := fold_features(None, removal)) is not None and stored.order == (0, 9, 0)
+    assert (stored := fold_features(None, removal)) is not None and stored.stamp == (0, 9, 0)
     stored = fold_features(held_features((7, 3, 1), False, EMPTY, (7, 3, 1)), removal)
-    assert stored is not None and stored.order == (7, 9, 0) and stored.dead
+    assert stored is not None and stored.stamp == (7, 9, 0) and stored.dead
 
 
 def test_an_embedding_is_superseded_by_a_higher_offset_or_index_only() -> None:
@@ -134,9 +134,9 @@ def test_an_embedding_is_superseded_by_a_higher_offset_or_index_only() -> None:
 def test_a_stored_item_has_these_bytes() -> None:
     features, embedding = held_features((1, 2, 3), False, EMPTY, (1, 2, 0)), held_embedding((2, 1), b"\x00\x00\x80?", (0, 1))
     hashed = [hashlib.blake2b(raw, digest_size=8).hexdigest() for raw in (EMPTY, b"\x00\x00\x80?")]
-    order, changed = "010000000000000002000000000000000300", "010000000000000002000000000000000000"
-    embedding_orders = "02000000000000000100" + "00000000000000000100"
-    assert encode_item(features, embedding).hex() == order + changed + "00" + hashed[0] + embedding_orders + hashed[1] + "80"
+    stamp, changed = "010000000000000002000000000000000300", "010000000000000002000000000000000000"
+    embedding_stamps = "02000000000000000100" + "00000000000000000100"
+    assert encode_item(features, embedding).hex() == stamp + changed + "00" + hashed[0] + embedding_stamps + hashed[1] + "80"
 
 
 @pytest.mark.parametrize(
@@ -166,26 +166,26 @@ def test_equal_features_have_equal_bytes_whatever_the_order_of_names_and_unlike_
     assert unpack_features(pack_features({"a": [1, "x"]})) == {"a": [1, "x"]}
 
 
-def test_a_rows_order_has_the_last_changes_the_input_hash_and_minus_one_without_embedding() -> None:
+def test_a_rows_stamp_has_the_last_changes_the_input_hash_and_minus_one_without_embedding() -> None:
     features = held_features((3, 9, 0), False, EMPTY, (2, 4, 1))
-    assert order_of(features, None) == (2, 4, 1, -1, 0, input_hash(EMPTY, b""), 0)
+    assert stamp_of(features, None) == (2, 4, 1, -1, 0, input_hash(EMPTY, b""), 0)
     assert input_hash_of(features, None) == input_hash(EMPTY, b"")
     embedding = held_embedding((8, 2), b"abcd", (6, 0))
-    order = np.array([order_of(features, embedding)], ORDER)[0]
-    assert order.dtype == ORDER and order["embedding_offset"] == 6 and order["input_hash"] == input_hash(EMPTY, b"abcd")
-    assert order_of(held_features((3, 9, 0), True, b"", (3, 9, 0)), embedding)[5:] == (0, 1)
+    stamp = np.array([stamp_of(features, embedding)], STAMP)[0]
+    assert stamp.dtype == STAMP and stamp["embedding_offset"] == 6 and stamp["input_hash"] == input_hash(EMPTY, b"abcd")
+    assert stamp_of(held_features((3, 9, 0), True, b"", (3, 9, 0)), embedding)[5:] == (0, 1)
 
 
-def test_an_orders_bytes_are_those_of_the_array_form() -> None:
+def test_a_stamps_bytes_are_those_of_the_array_form() -> None:
     features, embedding = held_features((9, 8, 7), False, ONE, (3, 1 << 40, 255)), held_embedding((5, 0), b"\x00" * 8, (4, 2))
     for some in (embedding, None):
-        assert encode_order(features, some) == np.array([order_of(features, some)], ORDER).tobytes()
+        assert encode_stamp(features, some) == np.array([stamp_of(features, some)], STAMP).tobytes()
 
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_a_full_part_covers_a_row_whose_components_lie_before_it_and_never_a_tombstone(dead: bool) -> None:
     features = StoredFeatures((9, 4, 0), dead, b"" if dead else EMPTY, (9, 4, 0), 0)
-    increment = encode_order(features, StoredEmbedding((6, 0), (6, 0), 0))
+    increment = encode_stamp(features, StoredEmbedding((6, 0), (6, 0), 0))
     for features_end, embeddings_end in [(5, 7), (4, 7), (5, 6)]:
         covered = is_covered(increment, {ITEM_FEATURES: features_end, NEW_ITEMS: embeddings_end})
         assert covered == (not dead and (features_end, embeddings_end) == (5, 7))

@@ -1,5 +1,5 @@
 """Laws of a shard: the same log gives the same shard, whatever the batches, the interleaving, the redeliveries and the crashes (I1, I4), and
-readers that follow the row-order rule end with the shard's rows, also when the shard was set back and lived through the log again.
+readers that follow the row-stamp rule end with the shard's rows, also when the shard was set back and lived through the log again.
 
 The oracle is a plain fold over each topic alone. A crash before or after the write of a batch closes the directory without another step.
 """
@@ -27,7 +27,7 @@ from streams.core.shard_state import TopicCounts
 from streams.shard.reader import ItemBlock, open_shard_reader
 from streams.shard.shard import Shard
 from tests.memory import MEMORY
-from tests.schemas.index.order_rule import is_newer
+from tests.schemas.index.stamp_rule import is_newer
 from tests.streams.shard_world import (
     ITEMS,
     HashEncoder,
@@ -198,11 +198,11 @@ def oracle(log: Log) -> tuple[dict[int, tuple[Any, ...]], dict[str, TopicCounts]
             if "item_id" not in update:
                 counts[ITEM_FEATURES]["dead"] += 1
                 continue
-            order = (update["version"], record.offset, index)
-            newer = update["item_id"] not in held or order > held[update["item_id"]][:3]
+            stamp = (update["version"], record.offset, index)
+            newer = update["item_id"] not in held or stamp > held[update["item_id"]][:3]
             counts[ITEM_FEATURES]["applied" if newer else "superseded"] += 1
             if newer:
-                held[update["item_id"]] = (*order, update["features"] if update["op"] == "upsert" else None)
+                held[update["item_id"]] = (*stamp, update["features"] if update["op"] == "upsert" else None)
     for record in log.new_items:
         counts[NEW_ITEMS].update("applied" if "item_id" in u else "dead" for u in json.loads(record.value or b"")["updates"])
     totals = {t: TopicCounts(sum(c.values()), c["applied"], c["superseded"], c["dead"]) for t, c in counts.items()}
@@ -216,13 +216,13 @@ def read_items(shard: Shard, folder: Path) -> list[ItemBlock]:
 
 
 def contents(rows: Mapping[bytes, bytes]) -> dict[bytes, tuple[int, int, bytes]]:
-    """(dead, input hash, row bytes) by key: what readers and digests see; orders of tombstones may differ in what they do not order."""
+    """(dead, input hash, row bytes) by key: what readers and digests see; stamps of tombstones may differ in what they do not compare."""
     decoded = {key: decode_increment(HashEncoder(VERSION).layout, value) for key, value in rows.items()}
     return {k: (int(o["dead"]), int(o["input_hash"]), b"" if r is None else r.tobytes()) for k, (o, r) in decoded.items()}
 
 
 def follow(deltas: Sequence[bytes]) -> dict[bytes, bytes]:
-    """A reader's table after the deltas, by the row-order rule."""
+    """A reader's table after the deltas, by the row-stamp rule."""
     layout = HashEncoder(VERSION).layout
     table: dict[bytes, bytes] = {}
     for raw in deltas:
@@ -267,20 +267,20 @@ def test_items_counts_and_dead_letters_are_those_of_a_plain_fold(log: Log, plan:
 
 @LAW
 @given(logs(), steps("crash before", "crash after"))
-def test_rows_are_those_of_one_encode_of_the_final_items_and_their_orders_those_of_the_items(log: Log, plan: list[Step]) -> None:
+def test_rows_are_those_of_one_encode_of_the_final_items_and_their_stamps_those_of_the_items(log: Log, plan: list[Step]) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as name:
         run = Run(Path(name), log)
         shard = run.finish(plan)
         rows: dict[bytes, bytes] = {}
-        orders: dict[bytes, bytes] = {}
+        stamps: dict[bytes, bytes] = {}
         for block in read_items(shard, Path(name)):
             encoded = HashEncoder(VERSION).encode(block.features, block.embeddings)
             rows |= {key: row.tobytes() for key, row in zip(block.keys, encoded, strict=True)}
-            orders |= {key: order.tobytes() for key, order in zip(block.keys, block.orders_R, strict=True)}
+            stamps |= {key: stamp.tobytes() for key, stamp in zip(block.keys, block.stamps_R, strict=True)}
         found = {k: decode_increment(HashEncoder(VERSION).layout, v) for k, v in rows_of(shard, VERSION).items()}
         live = {k: (o, r) for k, (o, r) in found.items() if r is not None}
         assert {k: r.tobytes() for k, (_, r) in live.items()} == rows
-        assert {k: o.tobytes() for k, (o, _) in live.items()} == orders
+        assert {k: o.tobytes() for k, (o, _) in live.items()} == stamps
         shard.close()
 
 

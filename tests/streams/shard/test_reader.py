@@ -36,8 +36,8 @@ class Families:
 
 
 def item_of(number: int, there: bool, dead: bool, embedded: bool) -> bytes:
-    order = (number, 0, 0)
-    features = StoredFeatures(order, dead, b"" if dead else pack_features({"price": number}), order, 0) if there else None
+    stamp = (number, 0, 0)
+    features = StoredFeatures(stamp, dead, b"" if dead else pack_features({"price": number}), stamp, 0) if there else None
     return encode_item(features, StoredEmbedding((number, 0), (number, 0), 1) if embedded else None)
 
 
@@ -53,7 +53,7 @@ def test_blocks_are_the_live_items_in_order(items: list[tuple[bool, bool, bool]]
     assert [key for block in blocks for key in block.keys] == live
     assert [features for block in blocks for features in block.features] == [{"price": key[1]} for key in live]
     assert [values for block in blocks for values in block.embeddings] == [embeddings.get(key) for key in live]
-    assert [int(order["features_version"]) for block in blocks for order in block.orders_R] == [key[1] for key in live]
+    assert [int(stamp["features_version"]) for block in blocks for stamp in block.stamps_R] == [key[1] for key in live]
     assert all(0 < len(block) <= rows for block in blocks)
 
 

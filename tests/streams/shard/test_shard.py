@@ -52,8 +52,8 @@ def test_components_counters_and_next_offsets_survive_a_restart(tmp_path: Path) 
 def test_a_key_without_value_deletes_at_the_stored_version_and_a_later_event_of_that_version_recreates(shard: Shard) -> None:
     shard.start_version(HashEncoder(0), {})
     shard.apply([features_record(0, upsert(A, 7, brand="x")), SourceRecord(ITEM_FEATURES, 0, 1, str(A).encode(), None)])
-    order, row = row_of(shard, 0, A)
-    assert row is None and order["dead"] == 1 and order["features_version"] == 7
+    stamp, row = row_of(shard, 0, A)
+    assert row is None and stamp["dead"] == 1 and stamp["features_version"] == 7
     shard.apply([features_record(2, upsert(A, 7, brand="y"))])
     assert row_of(shard, 0, A)[1] is not None
     assert shard.state.counters[ITEM_FEATURES] == TopicCounts(3, 3, 0, 0)
@@ -154,6 +154,6 @@ def test_a_checkpoint_is_one_moment_and_gives_live_items_in_key_order(shard: Sha
         assert reader.next_offsets == {ITEM_FEATURES: 1, NEW_ITEMS: 1} and set(reader.versions) == {2}
         increments = dict(reader.scan_increments(2))
         assert set(increments) == {encode_index_key(i) for i in (A, B, C)}
-        order, _ = decode_increment(HashEncoder(2).layout, increments[encode_index_key(A)])
-        assert order.tobytes() == block.orders_R[at_a].tobytes()
+        stamp, _ = decode_increment(HashEncoder(2).layout, increments[encode_index_key(A)])
+        assert stamp.tobytes() == block.stamps_R[at_a].tobytes()
         assert [key for b in reader.scan_blocks(encode_index_key(B)) for key in b.keys] == block.keys[at_b:]

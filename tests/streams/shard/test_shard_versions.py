@@ -1,4 +1,4 @@
-"""The versions of a shard: rows of each, what is made again, starting, stopping, behind, and orders that only ever advance."""
+"""The versions of a shard: rows of each, what is made again, starting, stopping, behind, and stamps that only ever advance."""
 
 import itertools
 from pathlib import Path
@@ -11,7 +11,7 @@ from schemas.index.layout import decode_delta
 from schemas.index.manifest import Part, PartFile
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS
 from streams.shard.shard import Shard, open_shard
-from tests.schemas.index.order_rule import is_newer
+from tests.schemas.index.stamp_rule import is_newer
 from tests.streams.shard_world import (
     INIT,
     ITEMS,
@@ -52,8 +52,8 @@ def test_only_what_is_stale_is_recomputed_and_skipped_work_is_counted(shard: Sha
     first = row_of(shard, 0, A)[1].copy()
     shard.apply([features_record(2, upsert(A, 3, brand="x", price=9.0, stock=5))])
     assert (encoder.encoded, encoder.rewritten) == (1, 1)
-    order, row = row_of(shard, 0, A)
-    assert row["bid"] == 9.0 and row["realtime"] == 5.0 and order["features_version"] == 3
+    stamp, row = row_of(shard, 0, A)
+    assert row["bid"] == 9.0 and row["realtime"] == 5.0 and stamp["features_version"] == 3
     assert row["vector"].tobytes() == first["vector"].tobytes() and row["signature"].tobytes() == first["signature"].tobytes()
     shard.apply([new_items_record(1, embed(A, 4, 3, 2, 1))])
     assert (encoder.encoded, encoder.rewritten) == (1, 2)
@@ -67,8 +67,8 @@ def test_a_change_that_is_undone_within_one_batch_is_sent_again(shard: Shard) ->
     shard.start_version(HashEncoder(0), {})
     shard.apply([features_record(0, upsert(A, 1, price=1.0))])
     shard.apply([features_record(1, upsert(A, 2, price=5.0)), features_record(2, upsert(A, 3, price=1.0))])
-    order, _ = row_of(shard, 0, A)
-    assert order["features_version"] == 3
+    stamp, _ = row_of(shard, 0, A)
+    assert stamp["features_version"] == 3
 
 
 def test_a_version_starts_with_increments_of_what_comes_after_it(shard: Shard) -> None:
@@ -111,7 +111,7 @@ def test_a_stopped_version_leaves_nothing_and_can_start_anew(shard: Shard) -> No
     assert rows_of(shard, 4) == {}
 
 
-def test_orders_of_rows_only_ever_advance(shard: Shard) -> None:
+def test_stamps_of_rows_only_ever_advance(shard: Shard) -> None:
     shard.start_version(HashEncoder(0), {})
     seen = []
     events = [upsert(A, 1, brand="a"), upsert(A, 2, brand="b"), delete(A, 3), upsert(A, 4, brand="c")]

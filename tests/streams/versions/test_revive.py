@@ -115,7 +115,7 @@ def test_a_base_taken_without_looking_at_inputs_is_seen(world: World, worker: Wo
 
     def careless(self: Any, keys: Any, hashes: Any, into: Any) -> Any:
         self._read_to(keys[-1])
-        return right(self, keys, [self._held[k][0].orders["input_hash"][self._held[k][1]] if k in self._held else 0 for k in keys], into)
+        return right(self, keys, [self._held[k][0].stamps["input_hash"][self._held[k][1]] if k in self._held else 0 for k in keys], into)
 
     monkeypatch.setattr(base_rows.BaseRows, "take", careless)
     freeze_1(world, worker)

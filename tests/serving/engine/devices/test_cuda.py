@@ -16,7 +16,7 @@ from serving.engine.devices.cuda import CudaScorer
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.devices.test_cpu import probability_tolerance
-from tests.serving.engine.samples import CONTEXT, PROFILE, changes_of_pairs, make_behaviours, make_version, order
+from tests.serving.engine.samples import CONTEXT, PROFILE, changes_of_pairs, make_behaviours, make_version, stamp
 
 WITHOUT_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, WITHOUT_DEVICE])]
@@ -33,7 +33,7 @@ def test_the_device_scorer_gives_the_cpu_scorers_numbers_also_after_changes(name
     other = make_version(SPECS[name])
     on_device = CudaScorer(other.parameters, 1, other.tables, device)
     found = [on_device.score(on_device.user_state(work), slots, CONTEXT)]
-    pairs = [(encode_index_key(i), encode_increment(order(2), version.rows[at - 1])) for at, i in enumerate(version.ids[:20])]
+    pairs = [(encode_index_key(i), encode_increment(stamp(2), version.rows[at - 1])) for at, i in enumerate(version.ids[:20])]
     changes = changes_of_pairs(row_layout(version.spec), pairs)
     on_cpu.on_applied(version.tables.apply(changes))
     on_device.on_applied(other.tables.apply(changes))

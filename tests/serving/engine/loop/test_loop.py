@@ -18,7 +18,7 @@ from serving.engine.loop.resident import Portion
 from serving.engine.tables.changes import Changes
 from serving.engine.work import RankWork, UserWork
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.samples import CONTEXT, PROFILE, Version, changes_of_pairs, make_behaviours, make_version, order, reference_answer
+from tests.serving.engine.samples import CONTEXT, PROFILE, Version, changes_of_pairs, make_behaviours, make_version, reference_answer, stamp
 
 WAIT_S = 30.0
 
@@ -40,7 +40,7 @@ def engine():
 
 
 def portion_of(version: Version, number: int, places, rows: np.ndarray, features_version: int, position: int = 1) -> Portion:
-    pairs = [(encode_index_key(version.ids[p]), encode_increment(order(features_version, 9), rows[i])) for i, p in enumerate(places)]
+    pairs = [(encode_index_key(version.ids[p]), encode_increment(stamp(features_version, 9), rows[i])) for i, p in enumerate(places)]
     changes = changes_of_pairs(row_layout(version.spec), pairs)
     return Portion(number, 0, changes, position, {"item-features": position, "new-items": 0}, 77)
 
@@ -111,7 +111,7 @@ def test_changes_are_applied_between_two_pieces_of_work_and_the_answer_says_how_
     result = engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S)
     assert result.ids == [version.ids[5]] and result.watermark[0]["item-features"] == 41
     assert engine.status().residents[0].source_ms == {0: 77}
-    gone = changes_of_pairs(row_layout(version.spec), [(encode_index_key(version.ids[5]), encode_increment(order(3, 9, dead=1), None))])
+    gone = changes_of_pairs(row_layout(version.spec), [(encode_index_key(version.ids[5]), encode_increment(stamp(3, 9, dead=1), None))])
     assert engine.offer_changes(Portion(1, 0, gone, 42))
     after = engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S)
     assert after.unknown == [version.ids[5]] and after.ids != result.ids and engine.status().residents[0].positions == {0: 42}

@@ -13,7 +13,7 @@ from schemas.token import VersionToken
 from serving.engine.devices.scorer import Scorer
 from serving.engine.loop.resident import Portion, Resident, apply_portion
 from serving.engine.tables.changes import encode_ids
-from tests.serving.engine.samples import changes_of_pairs, empty_tables, item_id, order
+from tests.serving.engine.samples import changes_of_pairs, empty_tables, item_id, stamp
 
 SCORER = cast(Scorer, SimpleNamespace(on_applied=lambda applied: None))
 
@@ -30,7 +30,7 @@ class Shards:
         """One record; changes = (id, features offset, is a delete)."""
         row = np.zeros((), self.layout.dtype)
         pairs = [
-            (encode_index_key(i), encode_increment(order(at, at, embedding, int(dead)), None if dead else row)) for i, at, dead in changes
+            (encode_index_key(i), encode_increment(stamp(at, at, embedding, int(dead)), None if dead else row)) for i, at, dead in changes
         ]
         self.position += 1
         offsets = {"item-features": next_offsets[0], "new-items": next_offsets[1], "index-deltas": self.position}

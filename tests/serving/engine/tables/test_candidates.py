@@ -10,14 +10,14 @@ from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import encode_increment
 from schemas.limits import CANDIDATES_MAX
 from serving.engine.tables.candidates import count_unsigned, find_candidates, rank_top
-from tests.serving.engine.samples import changes_of_pairs, empty_tables, order
+from tests.serving.engine.samples import changes_of_pairs, empty_tables, stamp
 from tests.serving.engine.tables.test_tables import IDS, LAYOUTS
 
 
 def tables_with(kind, items):
     layout, tables = LAYOUTS[kind], empty_tables(LAYOUTS[kind], 60, 4000)
     row = np.zeros((), layout.dtype)
-    tables.apply(changes_of_pairs(layout, [(encode_index_key(i), encode_increment(order(), row)) for i in items]))
+    tables.apply(changes_of_pairs(layout, [(encode_index_key(i), encode_increment(stamp(), row)) for i in items]))
     return tables
 
 

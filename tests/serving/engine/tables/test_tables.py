@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from schemas.errors import Incompatible
 from schemas.ids import IdKind, encode_index_key
-from schemas.index.layout import ORDER, Column, RowLayout, encode_increment
+from schemas.index.layout import STAMP, Column, RowLayout, encode_increment
 from serving.audit.version_rows import is_taken
-from serving.engine.tables.changes import Changes, covered_order, encode_ids, pack_orders, pack_text_ids
+from serving.engine.tables.changes import Changes, covered_stamp, encode_ids, pack_stamps, pack_text_ids
 from serving.engine.tables.slots import plan_slot, plan_slot_bytes
-from tests.schemas.index.order_rule import is_newer
+from tests.schemas.index.stamp_rule import is_newer
 from tests.serving.engine.samples import changes_of_pairs, empty_tables
 
 COLUMNS = (Column("vector", "<f2", 3), Column("category", "<i4", 1))
@@ -25,19 +25,19 @@ TEXT = st.one_of(st.sampled_from(["", "a", "aaaaaaaa", "aaaaaaaaa", "é"]), st.t
 IDS = {IdKind.INT64: INT64, IdKind.TEXT: TEXT}
 
 
-def change(layout, item, order, value):
+def change(layout, item, stamp, value):
     row = np.array((np.full(3, value), value), layout.dtype)
-    return encode_index_key(item), encode_increment(order, None if order["dead"] else row)
+    return encode_index_key(item), encode_increment(stamp, None if stamp["dead"] else row)
 
 
-def order_of(numbers, dead):
+def stamp_of(numbers, dead):
     version, offset, index, embedding_offset, embedding_index = numbers
-    return np.array((version, offset, index, embedding_offset, embedding_index, 0, dead), ORDER)
+    return np.array((version, offset, index, embedding_offset, embedding_index, 0, dead), STAMP)
 
 
 @st.composite
 def histories(draw, kind):
-    """Changes of few ids with orders from a small set (as logs give them: the features order is unique per change of an item)."""
+    """Changes of few ids with stamps from a small set (as logs give them: the features stamp is unique per change of an item)."""
     pool = draw(st.lists(IDS[kind], min_size=1, max_size=8, unique=True))
     numbers = st.tuples(st.integers(0, 2), st.integers(-1, 3), st.integers(0, 1), st.integers(-1, 2), st.integers(0, 1))
     return draw(st.lists(st.tuples(st.sampled_from(pool), numbers, st.booleans()), max_size=40))
@@ -50,10 +50,10 @@ def test_changes_in_any_portions_leave_what_a_plain_fold_by_the_row_order_rule_l
     tables, wanted = empty_tables(layout, 16, 400), {}
     pairs = []
     for number, (item, numbers, dead) in enumerate(history):
-        order = order_of(numbers, dead)
-        pairs.append(change(layout, item, order, number))
-        if item not in wanted or is_newer(order, wanted[item][0]):
-            wanted[item] = (order, number)
+        stamp = stamp_of(numbers, dead)
+        pairs.append(change(layout, item, stamp, number))
+        if item not in wanted or is_newer(stamp, wanted[item][0]):
+            wanted[item] = (stamp, number)
     size = data.draw(st.integers(1, 50))
     applied = [tables.apply(changes_of_pairs(layout, pairs[at : at + size])) for at in range(0, len(pairs), size)]
     assert sum(a.applied + a.superseded for a in applied) == len(history)
@@ -68,14 +68,14 @@ def test_readers_that_forget_covered_deletes_hold_what_the_audit_holds(kind: IdK
     layout, history = LAYOUTS[kind], data.draw(histories(kind))
     tables, held, covered = empty_tables(layout, 16, 400), {}, 0
     for number, (item, numbers, dead) in enumerate(history):
-        order = order_of(numbers, dead)
-        if is_taken(order.item(), held[item][0] if item in held else None, covered):
-            held[item] = (order.item(), None if dead else number)
-        tables.apply(changes_of_pairs(layout, [change(layout, item, order, number)]), covered_order(covered))
+        stamp = stamp_of(numbers, dead)
+        if is_taken(stamp.item(), held[item][0] if item in held else None, covered):
+            held[item] = (stamp.item(), None if dead else number)
+        tables.apply(changes_of_pairs(layout, [change(layout, item, stamp, number)]), covered_stamp(covered))
         if data.draw(st.booleans()):
             covered += data.draw(st.integers(0, 1))
-            tables.forget(encode_ids(list(held), kind), covered_order(covered))
-            assert tables.used == sum(value is not None or order[1] >= covered for order, value in held.values())
+            tables.forget(encode_ids(list(held), kind), covered_stamp(covered))
+            assert tables.used == sum(value is not None or stamp[1] >= covered for stamp, value in held.values())
         assert {one: value_at(tables, one) for one in held} == {one: value for one, (_, value) in held.items()}
 
 
@@ -83,12 +83,12 @@ def test_readers_that_forget_covered_deletes_hold_what_the_audit_holds(kind: IdK
 def test_slots_of_covered_deletes_are_used_again_and_every_other_id_is_still_found(kind: IdKind) -> None:
     layout = LAYOUTS[kind]
     tables, kept = empty_tables(layout, 3, 24), [item_of(kind, i) for i in range(500)]
-    tables.apply(changes_of_pairs(layout, [change(layout, item, order_of((1, 0, 0, 0, 0), 0), at) for at, item in enumerate(kept)]))
+    tables.apply(changes_of_pairs(layout, [change(layout, item, stamp_of((1, 0, 0, 0, 0), 0), at) for at, item in enumerate(kept)]))
     for turn in range(1, 40):
         items = [item_of(kind, 1_000 * turn + i) for i in range(1_000)]
-        tables.apply(changes_of_pairs(layout, [change(layout, item, order_of((1, turn, 0, 0, 0), 0), turn) for item in items]))
-        tables.apply(changes_of_pairs(layout, [change(layout, item, order_of((2, turn, 0, 0, 0), 1), 0) for item in items[:-1]]))
-        tables.forget(encode_ids(items, kind), covered_order(turn + 1))
+        tables.apply(changes_of_pairs(layout, [change(layout, item, stamp_of((1, turn, 0, 0, 0), 0), turn) for item in items]))
+        tables.apply(changes_of_pairs(layout, [change(layout, item, stamp_of((2, turn, 0, 0, 0), 1), 0) for item in items[:-1]]))
+        tables.forget(encode_ids(items, kind), covered_stamp(turn + 1))
         assert value_at(tables, items[0]) is None and value_at(tables, items[-1]) == turn
     assert (tables.not_servable, tables.used, tables.rows) == (0, 539, 539)
     assert [value_at(tables, item) for item in kept] == list(range(500))
@@ -108,22 +108,22 @@ def value_at(tables, item):
 
 
 @given(
-    order_a=st.tuples(st.integers(0, 2), st.integers(-1, 3), st.integers(0, 65535), st.integers(-1, 3), st.integers(0, 65535)),
-    order_b=st.tuples(st.integers(0, 2), st.integers(-1, 3), st.integers(0, 65535), st.integers(-1, 3), st.integers(0, 65535)),
+    stamp_a=st.tuples(st.integers(0, 2), st.integers(-1, 3), st.integers(0, 65535), st.integers(-1, 3), st.integers(0, 65535)),
+    stamp_b=st.tuples(st.integers(0, 2), st.integers(-1, 3), st.integers(0, 65535), st.integers(-1, 3), st.integers(0, 65535)),
 )
-def test_packed_orders_compare_as_the_row_order_rule(order_a: tuple[int, ...], order_b: tuple[int, ...]) -> None:
+def test_packed_stamps_compare_as_the_row_stamp_rule(stamp_a: tuple[int, ...], stamp_b: tuple[int, ...]) -> None:
     layout, tables = LAYOUTS[IdKind.INT64], empty_tables(LAYOUTS[IdKind.INT64], 4)
-    first, second = order_of(order_a, 0), order_of(order_b, 0)
+    first, second = stamp_of(stamp_a, 0), stamp_of(stamp_b, 0)
     tables.apply(changes_of_pairs(layout, [change(layout, 1, first, 1)]))
     assert tables.apply(changes_of_pairs(layout, [change(layout, 1, second, 2)])).applied == bool(is_newer(second, first))
 
 
 @given(seed=st.integers(0, 10_000))
 def test_every_order_of_arrival_and_any_repeats_give_the_same_rows(seed: int) -> None:
-    """Orders of one item form a chain, as one source per component makes them: then the newest wins whatever comes first."""
+    """Stamps of one item form a chain, as one source per component makes them: then the newest wins whatever comes first."""
     rng, layout = np.random.default_rng(seed), LAYOUTS[IdKind.INT64]
     history = [
-        (item, order_of((1, step, 0, step // 2, 0), int(rng.random() < 0.3)), 10 * item + step) for item in range(3) for step in range(4)
+        (item, stamp_of((1, step, 0, step // 2, 0), int(rng.random() < 0.3)), 10 * item + step) for item in range(3) for step in range(4)
     ]
     found = []
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_every_order_of_arrival_and_any_repeats_give_the_same_rows(seed: int) ->
         tables.apply(changes_of_pairs(layout, [change(layout, *entry) for entry in shuffled]))
         found.append([value_at(tables, item) for item in range(3)])
     newest = [history[4 * item + 3] for item in range(3)]
-    assert found[0] == found[1] == [None if order["dead"] else value for _, order, value in newest]
+    assert found[0] == found[1] == [None if stamp["dead"] else value for _, stamp, value in newest]
 
 
 @pytest.mark.parametrize("kind", list(IdKind))
@@ -140,7 +140,7 @@ def test_the_look_up_is_a_dict_and_an_unknown_id_is_never_an_index(kind: IdKind,
     known = data.draw(st.lists(IDS[kind], max_size=60, unique=True))
     asked = data.draw(st.lists(st.one_of(IDS[kind], st.sampled_from(known)) if known else IDS[kind], max_size=60))
     layout, tables = LAYOUTS[kind], empty_tables(LAYOUTS[kind], 60, 60 * 80)
-    tables.apply(changes_of_pairs(layout, [change(layout, item, order_of((1, 0, 0, 0, 0), 0), 0) for item in known]))
+    tables.apply(changes_of_pairs(layout, [change(layout, item, stamp_of((1, 0, 0, 0, 0), 0), 0) for item in known]))
     slots = {item: slot for slot, item in enumerate(known)}
     assert tables.find(encode_ids(asked, kind)).tolist() == [slots.get(item, -1) for item in asked]
 
@@ -150,15 +150,15 @@ def test_a_full_slot_counts_new_ids_as_not_servable_and_still_updates_known_ones
     layout = LAYOUTS[kind]
     items = [i if kind is IdKind.INT64 else f"id-{i}" for i in range(9000)]
     tables = empty_tables(layout, 3, 24)
-    fresh = order_of((1, 0, 0, 0, 0), 0)
+    fresh = stamp_of((1, 0, 0, 0, 0), 0)
     applied = tables.apply(changes_of_pairs(layout, [change(layout, item, fresh, 1) for item in items]))
     assert applied.refused == len(items) - tables.used == tables.not_servable > 0
     unplaced = tables.not_servable
-    again = [change(layout, items[-1], order_of((2, 1, 0, 0, 0), 0), 2), change(layout, items[-2], order_of((2, 1, 0, 0, 0), 1), 0)]
+    again = [change(layout, items[-1], stamp_of((2, 1, 0, 0, 0), 0), 2), change(layout, items[-2], stamp_of((2, 1, 0, 0, 0), 1), 0)]
     assert (tables.apply(changes_of_pairs(layout, again)).refused, tables.not_servable) == (2, unplaced - 1), (
         "items are counted, not changes"
     )
-    assert tables.apply(changes_of_pairs(layout, [change(layout, items[0], order_of((2, 0, 0, 0, 0), 0), 5)])).applied == 1
+    assert tables.apply(changes_of_pairs(layout, [change(layout, items[0], stamp_of((2, 0, 0, 0, 0), 0), 5)])).applied == 1
     assert value_at(tables, items[0]) == 5 and value_at(tables, items[-1]) is None
 
 
@@ -197,9 +197,9 @@ def test_two_text_ids_of_one_hash_are_told_apart_by_their_bytes() -> None:
     assert second != first and _hash_text(second) == _hash_text(first)
     tables, slots = empty_tables(layout, 4, 60), []
     for key in (first, second):
-        orders = pack_orders(np.array([order_of((1, 0, 0, 0, 0), 0)]))
+        stamps = pack_stamps(np.array([stamp_of((1, 0, 0, 0, 0), 0)]))
         made = Changes(
-            pack_text_ids([key]), orders, np.zeros(1, np.uint8), np.zeros(1, layout.dtype)
+            pack_text_ids([key]), stamps, np.zeros(1, np.uint8), np.zeros(1, layout.dtype)
         )  # not decoded: the second is no UTF-8
         slots.append(tables.apply(made).slots.tolist())
     assert slots == [[0], [1]] and tables.find_any(pack_text_ids([second, first, first + b"x"])).tolist() == [1, 0, -1]

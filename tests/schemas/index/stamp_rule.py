@@ -1,4 +1,4 @@
-"""The row-order rule and the input hash (FORMAT.md section 3) in plain form, to compare other forms with."""
+"""The row-stamp rule and the input hash (FORMAT.md section 3) in plain form, to compare other forms with."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from schemas.index.layout import combine_hashes, component_hash
 
 
 def is_newer(incoming: np.ndarray, current: np.ndarray) -> np.ndarray:
-    """Whether each incoming row replaces the current one: neither of its components goes back, and one of them advances. Both are ORDER arrays, or elements, of
+    """Whether each incoming row replaces the current one: neither of its components goes back, and one of them advances. Both are STAMP arrays, or elements, of
     one shape; so is the bool result."""
 
     def compare(*fields: str) -> np.ndarray:
@@ -21,5 +21,5 @@ def is_newer(incoming: np.ndarray, current: np.ndarray) -> np.ndarray:
 
 
 def input_hash(features: bytes, embedding: bytes) -> int:
-    """The `input_hash` of an order from the stored bytes of both components; `embedding` is empty if absent."""
+    """The `input_hash` of a stamp from the stored bytes of both components; `embedding` is empty if absent."""
     return combine_hashes(component_hash(features), component_hash(embedding) if embedding else 0)

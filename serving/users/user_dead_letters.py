@@ -11,27 +11,19 @@ Invariants:
   the view stops and says why. Memory: one portion and the client's queue.
 """
 
-import contextlib
 import random
 import threading
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Producer
 
 from infra.guarded_thread import GuardedThread
-from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
-from infra.kafka.producer import open_producer
-from infra.kafka.reader import SourceRecord
+from infra.kafka.dead_letter_sender import DeadLetterSender, Letter
 from infra.kafka.security import Bootstrap
 from infra.kafka.sent_letters import SentLetters
 from infra.metrics import Metrics
-from schemas.decoding import Rejection
 from schemas.errors import AifError, Unavailable
 from schemas.limits import MIB
-from serving.core.user_view import VIEW_TOPICS
 from serving.users.refused_records import decode_refused
 from serving.users.user_store import UserStore
 
@@ -39,7 +31,6 @@ _ROUND_S = 0.5
 _TURN_S_MAX = 1.0  # other servers see a letter about 20 ms after it was sent
 _SETTLE_S_MAX = 10.0
 _RETRY_S = 5.0
-_POLL_S = 0.1
 CLOSE_S_MAX = 2.0
 _PORTION_BYTES = 8 * MIB
 Row = tuple[bytes, bytes]
@@ -57,8 +48,8 @@ class UserDeadLetters:
         producer: Producer | None = None,
         sent: Mapping[str, SentLetters] | None = None,
     ) -> None:
-        self._bootstrap, self._prefix, self._store, self._metrics, self._given = bootstrap, prefix, store, metrics, producer
-        self._sent = sent or {topic: SentLetters(bootstrap, prefix, topic) for topic in VIEW_TOPICS}
+        self._store, self._metrics = store, metrics
+        self._sender = DeadLetterSender(bootstrap, prefix, _SETTLE_S_MAX, self._count, producer=producer, sent=sent)
         self._turn_s = random.uniform(0, _TURN_S_MAX)
         self._stopping = threading.Event()
         self._thread = GuardedThread(self._run, "user-dead-letters", self._stopping)
@@ -71,10 +62,6 @@ class UserDeadLetters:
     def close(self) -> None:
         """Stops the thread. Records whose letters were not sent stay in the view."""
         self._thread.stop(CLOSE_S_MAX)
-
-    @cached_property
-    def _producer(self) -> Producer:
-        return self._given or open_producer(self._bootstrap, _SETTLE_S_MAX)  # created on first use: most servers never need it
 
     def _run(self) -> None:
         while not self._stopping.wait(_ROUND_S):
@@ -103,42 +90,11 @@ class UserDeadLetters:
 
     def _send(self, portion: Sequence[Row]) -> list[Row]:
         """Sends the letters of these rows that are not in their topic yet. Returns the rows whose letters all are there now."""
-        records = {key: decode_refused(raw) for key, raw in portion}
-        for topic in {refused.record.topic for refused in records.values()}:
-            with contextlib.suppress(AifError):  # if it cannot be read, letters count as not sent: a second letter is harmless
-                self._sent[topic].look()
-        missing, end_s = Counter[bytes](), time.monotonic() + _SETTLE_S_MAX
-        for key, refused in records.items():
-            for rejection in refused.rejections:
-                if not self._sent[refused.record.topic].has(refused.record, rejection.index):
-                    missing[key] += 1
-                    self._produce(key, refused.record, rejection, missing, end_s)
-        while self._producer.flush(_POLL_S) and self._may_wait(end_s):
-            pass
-        self._producer.purge()
-        self._producer.flush(_POLL_S)
-        return [row for row in portion if not missing[row[0]]]
+        refused = [decode_refused(raw) for _, raw in portion]
+        letters = [(row, Letter(one.record, rejection)) for row, one in enumerate(refused) for rejection in one.rejections]
+        are_there = self._sender.send([letter for _, letter in letters], self._stopping.is_set)
+        missing = {row for (row, _), is_there in zip(letters, are_there, strict=True) if not is_there}
+        return [row for number, row in enumerate(portion) if number not in missing]
 
-    def _may_wait(self, end_s: float) -> bool:
-        return time.monotonic() < end_s and not self._stopping.is_set()
-
-    def _produce(self, key: bytes, record: SourceRecord, rejection: Rejection, missing: Counter[bytes], end_s: float) -> None:
-        """Gives one letter to the client, waiting for room in its queue. The letter counts as missing until it is acknowledged."""
-
-        def note(error: KafkaError | None, _: object) -> None:
-            if error is None:
-                missing[key] -= 1
-                self._metrics.counter("dead_letters").labels(record.topic, rejection.disposition).inc()
-
-        letter_key, value, headers = encode_dead_letter(record, rejection)
-        topic = self._prefix + dead_letter_topic(record.topic)
-        while True:
-            try:
-                self._producer.produce(topic, value, letter_key, headers=list(headers), on_delivery=note)
-                return
-            except BufferError:
-                if not self._may_wait(end_s):
-                    return
-                self._producer.poll(_POLL_S)
-            except KafkaException:  # the letter stays missing
-                return
+    def _count(self, letter: Letter) -> None:
+        self._metrics.counter("dead_letters").labels(letter.record.topic, letter.rejection.disposition).inc()

@@ -9,7 +9,7 @@ import logging
 from confluent_kafka import KafkaException
 
 from infra.closeable import Closeable
-from infra.kafka.dead_letters import dead_letter_topic, encode_dead_letter
+from infra.kafka.dead_letter_sender import DeadLetterSender, Letter
 from infra.kafka.producer import open_producer
 from infra.kafka.reader import SourceRecord
 from infra.kafka.security import Bootstrap
@@ -24,26 +24,19 @@ _log = logging.getLogger("aif.streams.versions")
 
 
 class VersionMessages(Closeable):
-    """A producer for dead letters and index-events. Thread-safe."""
+    """Sends both. One thread sends dead letters; any thread may announce."""
 
     def __init__(self, bootstrap: Bootstrap, prefix: str) -> None:
         self._prefix = prefix
         self._producer = open_producer(bootstrap, _ACKNOWLEDGED_S_MAX)
+        self._letters = DeadLetterSender(bootstrap, prefix, _ACKNOWLEDGED_S_MAX, stage="VALIDATE")
 
     def send_dead_letter(self, record: SourceRecord, rejection: Rejection) -> None:
         """Sends and waits for the acknowledgement. Raises Unavailable (`dead_letter_not_sent`)."""
-        key, value, headers = encode_dead_letter(record, rejection, stage="VALIDATE")
-        outcome: list[object] = []
-        topic = self._prefix + dead_letter_topic(record.topic)
-        try:
-            self._producer.produce(topic, value, key, headers=list(headers), on_delivery=lambda error, _: outcome.append(error))
-            self._producer.flush(_ACKNOWLEDGED_S_MAX)
-        except (KafkaException, BufferError) as error:
-            outcome.append(error)
-        if outcome != [None]:
-            why = outcome or "no acknowledgement"
+        if self._letters.send([Letter(record, rejection)]) != [True]:
             raise Unavailable(
-                "dead_letter_not_sent", f"dead letter of {record.topic} offset {record.offset} is not known to be sent: {why}"
+                "dead_letter_not_sent",
+                f"the broker has not acknowledged the dead letter of {record.topic} offset {record.offset} within {_ACKNOWLEDGED_S_MAX:g} s; is it up?",
             )
 
     def announce(self, event: IndexEvent) -> None:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli import build_app
+from infra.kafka import sent_letters
 from infra.kafka.admin import apply_topics
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.kafka.redrive import read_dead_letters
@@ -88,8 +89,8 @@ def test_a_refused_impression_is_shown_sent_again_once_and_then_learnt_or_refuse
 
 def test_a_broker_that_does_not_answer_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused_impressions, "_SETTLE_S_MAX", 0.1)
+    monkeypatch.setattr(sent_letters, "_ANSWER_S_MAX", 0.1)
     monkeypatch.setattr(refused_impressions, "_WAITING_BYTES_MAX", 10)
-    monkeypatch.setattr(refused_impressions.RefusedImpressions, "_known", set())
     refused = RefusedImpressions("127.0.0.1:1", "nobody.")
     for offset in range(3):
         refused.refuse(SourceRecord("impressions", 0, offset, None, b"12345678"), RejectedInput("bad", "it is bad"))

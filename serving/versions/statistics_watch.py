@@ -1,25 +1,25 @@
 """Follows the reports of `aif statistics`, so that a server knows how old the statistics of items are that its version reads.
 
-Here: the thread and the ages. Not here: what answers say about it (serving/status_view.py).
+Here: the ages. Not here: the thread (infra/kafka/follower_thread.py), what answers say about it (serving/status_view.py).
 A report says that the statistics it names had every event of a moment before, so their age is the time since the last report that named them.
 """
 
-import threading
 import time
 from collections.abc import Iterable
+from functools import partial
 
 import structlog
 
-from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import end_offsets
-from infra.kafka.reader import TopicFollower
+from infra.kafka.follower_thread import FollowerThread
+from infra.kafka.reader import SourceRecord
 from infra.kafka.security import KafkaTopics
 from schemas.decoding import decode_record
-from schemas.errors import AifError, RejectedInput
+from schemas.errors import RejectedInput
 from schemas.events import StatisticsReport
 from schemas.topics import STATISTICS_REPORTS
 
-_RETRY_S, _POLL_S = 2.0, 0.5
+_RETRY_S = 2.0
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.statistics")
 
@@ -28,10 +28,10 @@ class StatisticsWatch:
     """The thread. The other methods may be called from any thread, before `start` too."""
 
     def __init__(self, kafka: KafkaTopics) -> None:
-        self._kafka, self._began_s = kafka, time.monotonic()
+        self._began_s = time.monotonic()
         self._named_at_s: dict[str, float] = {}
-        self._stopped = threading.Event()
-        self._thread = GuardedThread(self._run, "statistics-reports", self._stopped)
+        begin = partial(end_offsets, kafka.bootstrap)
+        self._thread = FollowerThread(kafka, STATISTICS_REPORTS, begin, self._take_record, _RETRY_S, "the ages of statistics grow")
 
     def start(self) -> None:
         """Begins to follow the reports."""
@@ -39,7 +39,7 @@ class StatisticsWatch:
 
     def close(self) -> None:
         """Stops and joins."""
-        self._thread.stop()
+        self._thread.close()
 
     def ages_s(self, names: Iterable[str]) -> dict[str, float | None]:
         """Seconds since each statistic was last reported current; None: not since this server began."""
@@ -65,21 +65,5 @@ class StatisticsWatch:
             return
         self._named_at_s = {**self._named_at_s, **dict.fromkeys(names, time.monotonic())}
 
-    def _run(self) -> None:
-        said = ""
-        while not self._stopped.is_set():
-            try:
-                self._follow()
-            except AifError as error:
-                if str(error) != said:
-                    logger.warning("reports_not_read", error=str(error), retry_s=_RETRY_S)
-                said = str(error)
-                self._stopped.wait(_RETRY_S)
-
-    def _follow(self) -> None:
-        bootstrap, prefix = self._kafka.bootstrap, self._kafka.topic_prefix
-        ends = end_offsets(bootstrap, prefix + STATISTICS_REPORTS)
-        with TopicFollower(bootstrap, STATISTICS_REPORTS, ends, prefix=prefix) as follower:
-            while not self._stopped.is_set():
-                for record in follower.poll(timeout_s=_POLL_S):
-                    self.take(record.value)
+    def _take_record(self, record: SourceRecord) -> None:
+        self.take(record.value)

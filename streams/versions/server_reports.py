@@ -1,27 +1,26 @@
-"""What servers report about themselves: a thread that follows the topic server-reports and keeps the last hour in memory.
+"""What servers report about themselves: the last hour of the topic server-reports, in memory.
 
 Invariants:
-- Nothing waits for this thread. If the topic is missing or unreachable, nothing is known, and so nothing is rolled back. A record that cannot be decoded is
-  skipped, counted and logged: it holds no data.
+- While the topic is missing or does not answer (infra/kafka/follower_thread.py), nothing is known, and so nothing is rolled back. A record that cannot be
+  decoded is skipped, counted and logged: it holds no data.
 - Ages of reports are by the broker's clock alone, whose times reports have. The clocks of this machine, of servers and of the store may be hours off.
 """
 
 import logging
-import threading
 
 from infra.clock import Clock
-from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import end_offsets, newest_time_ms, offsets_at
-from infra.kafka.reader import SourceRecord, TopicFollower
-from infra.kafka.security import Bootstrap
+from infra.kafka.follower_thread import FollowerThread
+from infra.kafka.reader import SourceRecord
+from infra.kafka.security import Bootstrap, KafkaTopics
 from schemas.decoding import decode_record
-from schemas.errors import AifError, RejectedInput
+from schemas.errors import RejectedInput
 from schemas.events import ServerReport
 from schemas.topics import SERVER_REPORTS
 from streams.core.misbehaviour import Report, ReportHistory, fold_report
 
 KEPT_MS = 3_600_000
-_POLL_S, _RETRY_S = 0.5, 15.0
+_RETRY_S = 15.0
 _log = logging.getLogger("aif.streams.reports")
 
 
@@ -40,13 +39,13 @@ class ServerReports:
     """One per worker. `start` starts the thread and `close` ends it; any thread may ask for `history` at any time."""
 
     def __init__(self, bootstrap: Bootstrap, prefix: str, clock: Clock) -> None:
-        self._bootstrap, self._prefix, self._clock = bootstrap, prefix, clock
+        self._bootstrap, self._clock = bootstrap, clock
         self._history: ReportHistory = {}
         self._live_from: dict[int, int] = {}  # by partition: records from this offset on were written while this process listened
         self._heard: tuple[int, float] | None = None  # the broker's time of the newest of those, and the monotonic time when it came
         self.passed_over = 0
-        self._stopped = threading.Event()
-        self._thread = GuardedThread(self._run, "server-reports", self._stopped)
+        kafka = KafkaTopics(bootstrap, prefix)
+        self._thread = FollowerThread(kafka, SERVER_REPORTS, self._begin, self.take, _RETRY_S, "no version is rolled back automatically")
 
     def start(self) -> None:
         """Starts to follow the topic, from one hour before its newest report."""
@@ -66,9 +65,7 @@ class ServerReports:
 
     def close(self) -> None:
         """Ends the thread."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.close()
 
     def take(self, record: SourceRecord) -> None:
         """Adds one record to the history."""
@@ -81,23 +78,8 @@ class ServerReports:
             self.passed_over += 1
             _log.warning("skipping server report at offset %d: %s", record.offset, error)
 
-    def _run(self) -> None:
-        said = ""
-        while not self._stopped.is_set():
-            try:
-                self._follow()
-            except AifError as error:
-                if str(error) != said:
-                    _log.warning("cannot follow server reports, no automatic rollback until then: %s", error)
-                said = str(error)
-                self._stopped.wait(_RETRY_S)
-
-    def _follow(self) -> None:
-        topic = self._prefix + SERVER_REPORTS
+    def _begin(self, topic: str) -> dict[int, int]:
+        """One hour before the newest report; where there is none, the end of the topic."""
         ends, newest_ms = end_offsets(self._bootstrap, topic), newest_time_ms(self._bootstrap, topic)
-        begin = ends if newest_ms is None else offsets_at(self._bootstrap, topic, newest_ms - KEPT_MS)
         self._live_from = ends
-        with TopicFollower(self._bootstrap, SERVER_REPORTS, begin, prefix=self._prefix) as follower:
-            while not self._stopped.is_set():
-                for record in follower.poll(timeout_s=_POLL_S):
-                    self.take(record)
+        return ends if newest_ms is None else offsets_at(self._bootstrap, topic, newest_ms - KEPT_MS)

@@ -36,57 +36,42 @@ class ShardFacts:
     versions: Mapping[int, ShardVersion]
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Write `building v`: from then on the shard writes increments and deltas for it; none if it is `behind`."""
+@dataclass(frozen=True)
+class ShardAction:
+    """One action for a version in a shard."""
 
     shard: int
     version: int
+
+
+@dataclass(frozen=True)
+class Start(ShardAction):
+    """Write `building v`: from then on the shard writes increments and deltas for it; none if it is `behind`."""
+
     behind: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+class Build(ShardAction):
     """Write the full part from a checkpoint of the shard."""
 
-    shard: int
-    version: int
 
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
+class Rewrite(ShardAction):
     """Write the full part again from itself and its increments, which are then forgotten."""
 
-    shard: int
-    version: int
 
-
-@dataclass(frozen=True, slots=True)
-class SealShard:
+@dataclass(frozen=True)
+class SealShard(ShardAction):
     """Export the incremental part of a revision and write the seal."""
 
-    shard: int
-    version: int
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(ShardAction):
     """Write no more increments and forget those there are."""
 
-    shard: int
-    version: int
 
-
-@dataclass(frozen=True, slots=True)
-class MarkBehind:
+class MarkBehind(ShardAction):
     """From now on rows of this version are missing here."""
-
-    shard: int
-    version: int
-
-
-ShardAction = Start | Build | Rewrite | SealShard | Stop | MarkBehind
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ class IndexStore(Protocol):
     """Immutable files by relative path. Every method raises Corrupted (`bad_store_path`) for a path that is not plain. It raises Unavailable if the store or
     the disk does not answer; then the call may be repeated.
 
-    url         opens the same store in another process
-    local_root  the folder of this machine that has its files, or copies of them
-    scratch     private folders in `local_root`, so that `put_file` and `fetch` can link
+        url         opens the same store in another process
+        local_root  the folder of this machine that has its files, or copies of them
+        scratch     private folders in `local_root`, so that `put_file` and `fetch` can link
     """
 
     url: str

@@ -232,8 +232,8 @@ def _refuse_partitions(others: Mapping[str, int], prefix: str, shards: int) -> N
 def end_offsets(bootstrap: Bootstrap, topic: str, *, deadline_s: float = _DEADLINE_S, open_too: bool = False) -> dict[int, int]:
     """By partition the offset up to which readers can read: after the newest record, but before an open transaction.
 
-    topic     the whole name, prefix included
-    open_too  count records of open transactions too
+        topic     the whole name, prefix included
+        open_too  count records of open transactions too
 
     Raises Unavailable (`unknown_topic`, `kafka_unreachable`).
     """

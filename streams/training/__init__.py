@@ -12,6 +12,6 @@ comparison.py             what a model gains over the best score without a netwo
 ranker/                   the fit of the ranker, after that of the network
 following/                online learning
 
-    one training            program.run_training -> trainer.fit -> trainer.Learner.take_step
-    one round that follows  following/follower.Follower._learn -> learner.OnlineLearner.learn -> trainer.Learner.take_step
+one training            program.run_training -> trainer.fit -> trainer.Learner.take_step
+one round that follows  following/follower.Follower._learn -> learner.OnlineLearner.learn -> trainer.Learner.take_step
 """

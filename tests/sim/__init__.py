@@ -18,8 +18,8 @@ Read it in this order:
     plants.py    bugs to be found, one switch each
     __main__.py  `python -m tests.sim --histories N | --seed S [--plant NAME]`
 
-What is real: of streams/shard all but the task and the sender, streams/versions, of streams/builders the parts, the seals and the running jobs,
-infra/index/control_log.py, streams/core, schemas/index. What is modelled: threads, Faust, the producer, RocksDB, part files, the
-checkpoint's own checks, the engine's tables; in three histories of four also the arena of rows in memory and the reading of what the shell has written
-itself. test_fakes.py holds the models to the real things.
+Real code: streams/shard without the task and the sender, streams/versions, infra/index/control_log.py, streams/core, schemas/index. Of streams/builders, the
+parts, the seals and the running jobs are real. Models: threads, Faust, the producer, RocksDB, part files, the checkpoint's own checks, the engine's tables.
+In three histories of four, rows in memory are a model too, and documents that the shell wrote itself are not read again. test_fakes.py holds the models to
+the real things.
 """

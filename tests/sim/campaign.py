@@ -35,7 +35,7 @@ def _seldom_collected() -> Iterator[Callable[[], object]]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield lambda: gc.collect(1)  # what is older belongs to modules and to what is remembered
+        yield lambda: gc.collect(1)  # older objects belong to modules and to caches
     finally:
         if was_enabled:
             gc.enable()

@@ -63,7 +63,7 @@ def _fingerprint(world: World, version: int) -> str:
 
 
 def check_answer(world: World, server: Server) -> None:
-    """What a server would answer now. What was right and has not changed since is right: the records that it was compared with stay what they are."""
+    """What a server would answer now. A row that was right and has not changed since is right, because the records that it was compared with never change."""
     resident = server.served
     if resident is None or resident.error:
         return
@@ -79,8 +79,8 @@ def check_answer(world: World, server: Server) -> None:
 
 
 def _is_followed(world: World, resident: Resident) -> bool:
-    """Whether what it claims is judged. Not once the version is on its way back from a freeze that the server has not heard of: its own records come
-    again then, and the rows in between are missing. A server looks at the log five times a second, a revival takes longer."""
+    """Whether its claims are judged. They are not while the version comes back from a freeze that the server has not heard of. Its own records come again
+    then, and the rows in between are missing. A server looks at the log five times a second, a revival takes longer."""
     if not resident.was_revived:
         status = world.log.refresh().versions.get(resident.version)
         frozen = status is not None and status.frozen_revision >= resident.revision
@@ -176,7 +176,7 @@ def check_version_rows(world: World, task: Task, version: int) -> None:
 
 
 def check_view(oracle: ShardOracle, encoder: SimEncoder, offsets: Mapping[str, int], rows: Rows, invariant: str, who: str) -> None:
-    """Live rows, with their stamps, are exactly the fold at these offsets; what is deleted is deleted there too."""
+    """Live rows, with their stamps, are exactly the fold at these offsets; deleted items are deleted there too."""
     view = oracle.view(offsets)
     expected = {k: ((*e.stamp, input_hash_of(e), 0), _row_bytes(encoder, e)) for k, e in view.items() if e.features is not None}
     found = {k: held for k, held in rows.items() if held[1] is not None}
@@ -280,7 +280,7 @@ def _check_entries(entries: list[Entry]) -> None:
 
 
 def check_progress(world: World, state: ControlState, behind: frozenset[int]) -> None:
-    """Nothing is left to be done. A version that is behind in a shard may wait permanently; it is told who has to act (B5)."""
+    """Nothing is left to be done. A version that is behind in a shard may wait permanently; its error names who has to act (B5)."""
     open_ones = [f"{s.version}.{s.wanted_revision}" for v, s in state.versions.items() if s.wanted_revision is not None and v not in behind]
     require(not open_ones, "progress", "still wanted at rest: %s", open_ones)
     require(plan_promotion(state) is None, "progress", "version %s waits for its promotion", plan_promotion(state))

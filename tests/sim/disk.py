@@ -1,9 +1,9 @@
 """A host's disk: directories that stand for RocksDB, with what a power cut and a disk that fails do to them.
 
 Here: `Directory` (the bytes, durable or not) and `MemoryDatabase` (an open handle, the interface of infra/rocks.py `Database`). Not here: who owns one.
-Invariants, as of RocksDB with its write-ahead log: a batch is written whole or not at all; a killed process loses nothing that `write` returned from;
-a power cut loses an end of what was written since the last synced write, never something in between. After a write that failed, all of it is there or
-nothing, and every further one fails until the directory is opened again. A directory has one owner at a time.
+Invariants, as of RocksDB with its write-ahead log: a batch is written whole or not at all. A killed process loses nothing that `write` returned from. A power
+cut loses the last writes since the last synced one, never one in between. After a write that failed, all of it is there or nothing, and every further one
+fails until the directory is opened again. A directory has one owner at a time.
 """
 
 import itertools
@@ -19,7 +19,7 @@ Delete = tuple[str, bytes, None]
 DeleteRange = tuple[str, bytes, None, bytes]
 Change = Put | Delete | DeleteRange
 BeforeWrite = Callable[[str], None]
-Fault = tuple[str, bool]  # the code of the error, and whether what was written is there all the same
+Fault = tuple[str, bool]  # the code of the error, and whether the write took effect all the same
 FindFault = Callable[[], Fault | None]
 
 
@@ -62,7 +62,7 @@ class MemoryScan(Iterator[tuple[bytes, bytes]]):
 
 
 class Directory:
-    """The bytes of one database: what it began with, and every write since, of which the first so many are synced. `owner` has it open for writing."""
+    """The bytes of one database: its first content, and every write since. `_synced` counts the writes that are synced; `owner` has it open for writing."""
 
     def __init__(self, begun: Families) -> None:
         self.owner: MemoryDatabase | None = None
@@ -122,7 +122,7 @@ class Disk:
             directory.lose_tail(choose(directory.unsynced))
 
     def free(self) -> None:
-        """Its processes are dead: nobody holds a directory."""
+        """Its processes are dead, so no process holds a directory."""
         for directory in self.directories.values():
             if directory.owner is not None:
                 directory.owner.close()

@@ -99,7 +99,8 @@ def encoder_of(version: int, checkpoint_sha256: str, fingerprint: str = FINGERPR
 
 
 class SimEncoders:
-    """streams/encoder_protocol.py `Encoders` for one process. What it has read once it keeps; `lost`: sha256 of the checkpoints that are damaged now."""
+    """streams/encoder_protocol.py `Encoders` for one process. It keeps every checkpoint that it has read; `lost`: sha256 of the checkpoints that are damaged
+    now."""
 
     def __init__(self, fingerprint: str, lost: AbstractSet[str] = frozenset()) -> None:
         self.fingerprint, self._lost = fingerprint, lost

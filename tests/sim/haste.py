@@ -66,7 +66,7 @@ def _values_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def fast_asdict(value: Any) -> Any:
-    """`dataclasses.asdict` of values that nobody changes: leaves are not copied."""
+    """`dataclasses.asdict` of values that never change: leaves are not copied."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -87,7 +87,7 @@ def fast_replace(value: Any, /, **changes: Any) -> Any:
     if held is None:
         return kind(**(dict(zip(names, _values_of(kind)(value), strict=True)) | changes))
     made = object.__new__(kind)
-    fields = held | changes if len(held) == len(names) else {name: held[name] for name in names} | changes  # what was computed of it is not
+    fields = held | changes if len(held) == len(names) else {name: held[name] for name in names} | changes  # cached properties are not
     object.__setattr__(made, "__dict__", fields)
     return made
 
@@ -158,8 +158,8 @@ _layouts: list[tuple[Mapping[str, Any], RowLayout]] = []
 
 
 def remembered(encode: Callable[..., bytes], decode: Callable[..., Any]) -> tuple[Callable[..., bytes], Callable[..., Any]]:
-    """A codec for one history, in which what was written is given to its readers as it is: they get what decoding it would give (test_fakes.py), and
-    nobody changes it. What is compared with a digest is decoded."""
+    """A codec for one history that gives readers the written value itself. Decoding would give an equal one (test_fakes.py), and no reader changes it. Bytes
+    that are compared with a digest are decoded."""
     written: dict[bytes, Any] = {}
     decode = functools.cache(decode)
 
@@ -214,7 +214,7 @@ def shortcuts(is_literal: bool) -> list[tuple[Any, str, object]]:
     ]
 
 
-_CODECS: list[tuple[Callable[..., bytes], Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = [  # with who writes and who reads
+_CODECS: list[tuple[Callable[..., bytes], Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = [  # with the writer and the reader
     (encode_shard_state, decode_shard_state, (streams.shard.shard,), (streams.shard.shard, streams.shard.reader)),
     (encode_shard_version, decode_shard_version, (streams.shard.shard,), (streams.shard.shard, streams.shard.reader)),
     (

@@ -1,8 +1,8 @@
 """One seed, one history: a few dozen steps of everybody, chosen by chance, then calm, then every invariant.
 
-Length and mix are chosen by what they find a second of processor time: of the seven bugs in plants.py that are found most rarely, in 600 histories of
-each with everything below drawn at random. Shorter histories are cheaper and find less a second, because most of these bugs need a version that servers
-follow before something happens to its owner.
+Length and mix are chosen by finds a second of processor time: of the seven bugs in plants.py that are found most rarely, in 600 histories of each. Everything
+below was drawn at random. Shorter histories are cheaper and find less a second, because most of these bugs need a version that servers follow before
+something happens to its owner.
 
     rounds of chaos        1-2: 0.4 finds a second     3-4: 0.7    5-6: 1.3
     calm rounds before it  0-1: 0.3                    2-3: 1.2    4-5: 0.9
@@ -16,12 +16,12 @@ Cheaper shapes were held against this one: 3,179 seeds each over 17 bugs, a seco
     half as many steps a round, calm rounds without news, others go on briefly   76              3.2
     and 2-3 rounds, no old worlds, two shards in every eighth history           112              2.4
 
-The last finds nothing of four bugs that this one found 18 times (a zero that is not committed it finds more often), and 110 of its histories had no
-revision, roll-back or freeze and, a second, a third of the restored snapshots. Where everything was drawn at random (4,820 histories), worlds that had
-grown old found most a second, 1.6 +- 0.2 times the mean, and other beginnings 0.6 to 1.0, although old worlds cost most.
+The last shape never finds four bugs that this one found 18 times, and finds a zero that is not committed more often. 110 of its histories had no revision,
+roll-back or freeze; a second, they restored a third of the snapshots. Where everything was drawn at random (4,820 histories), worlds that had grown old found
+most: 1.6 +- 0.2 times the mean a second, although they cost most. Other beginnings found 0.6 to 1.0 times the mean.
 
-Nor do histories share a beginning, which is a fifth of one's time. A copy of the process (os.fork) costs as much. Three histories sequentially in one
-world find no more a second than three worlds (2.7 +- 0.2 finds each, 4,100 histories over 15 bugs), and fewer seals and failed writes.
+Nor do histories share a beginning, which is a fifth of one's time. A copy of the process (os.fork) costs as much. Three histories sequentially in one world
+find as much a second as three worlds: 2.7 +- 0.2 finds each (4,100 histories over 15 bugs). They have fewer seals and failed writes.
 """
 
 import contextlib
@@ -107,7 +107,7 @@ def run_history(seed: int, plant: str | None = None, traced: bool = False) -> Ou
 
 
 class History:
-    """The processes of one history and what they may do."""
+    """The processes of one history and their possible steps."""
 
     def __init__(self, world: World, boundary: Boundary) -> None:
         self.world, self.boundary = world, boundary
@@ -160,8 +160,8 @@ class History:
         world.calm = False
 
     def _return_to_an_older_directory(self) -> None:
-        """A worker gets its shard back after another one applied updates and deletes, and built a version without the deleted items. What it catches up on
-        has rows of these items again."""
+        """A worker gets its shard back after another one applied updates and deletes, and built a version without the deleted items. The records that it
+        catches up on have rows of these items again."""
         world, former = self.world, self.group.owner[0]
         others = [worker for worker in self.workers if worker is not former]
         if not others:
@@ -218,7 +218,7 @@ class History:
         return self.world.random.choice(self.workers)
 
     def _on_a_task(self, step: Callable[[Task], None]) -> None:
-        """A step of a shard that somebody has."""
+        """A step of a shard that some worker owns."""
         tasks = [task for worker in self.workers if worker.alive for task in worker.tasks.values()]
         if tasks:
             task = self.world.random.choice(tasks)
@@ -290,7 +290,7 @@ class History:
                     self.group.give(number, worker, knows=True)
 
     def lose_checkpoint(self) -> None:
-        """The index store's copy of a version's checkpoint is damaged, and a worker that has read it may die; or what was damaged is repaired."""
+        """The index store's copy of a version's checkpoint is damaged, and a worker that has read it may die; or a damaged copy is repaired."""
         lost, world = self.world.lost, self.world
         if lost and world.random.random() < 0.3:
             lost.clear()
@@ -315,8 +315,9 @@ class History:
             self.world.say("operator: %s %d %s", entry.kind, entry.version, entry.cause)
 
     def retain(self) -> None:
-        """The broker removes old records: of the source topics up to the offsets of the newest snapshot that the log still completes, because it keeps them
-        for longer than a snapshot is the newest (one of a former owner may be behind the log); of index-deltas up to the published positions."""
+        """The broker removes old records. Of index-deltas it removes those below the published positions. Of the source topics it removes those below the
+        newest snapshot that the log still completes, because it keeps records for longer than a snapshot is the newest. The snapshot of a former owner may be
+        behind the log."""
         from streams.shard.snapshot_files import list_snapshots
 
         world = self.world
@@ -357,7 +358,8 @@ class History:
         check_at_rest(world, self.workers, self.servers)
 
     def _end_upgrade(self) -> None:
-        """Every worker has the same encoder again, the new one or the old. What was wanted with the other is given up, and the model published again (B5)."""
+        """Every worker has the same encoder again, the new one or the old. Versions that were wanted with the other are given up, and the model is published
+        again (B5)."""
         world = self.world
         fingerprint = world.random.choice((FINGERPRINT, UPGRADED))
         for worker in self.workers:
@@ -370,8 +372,8 @@ class History:
         world.publish_checkpoint()
 
     def _round(self) -> bool:
-        """Everybody does what there is to do. Whether a reconciler did something or failed, which it tries again, or a builder worked, of which the next round
-        sees what comes."""
+        """Everybody does what there is to do. Whether a reconciler did something, or failed and will try again, or a builder worked, whose result the next
+        round sees."""
         self.world.clock.seconds += 0.2
         is_busy = False
         for worker in self.workers:

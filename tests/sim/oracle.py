@@ -19,7 +19,7 @@ NO_EMBEDDING = (-1, 0)
 
 @dataclass(frozen=True, slots=True)
 class ItemFeatures:
-    """Features of an item: the stamp of its last event, where the value became what it is, and the value (None = deleted)."""
+    """Features of an item: the stamp of its last event, the stamp of its last change, and the value (None = deleted)."""
 
     stamp: tuple[int, int, int]
     changed: tuple[int, int, int]

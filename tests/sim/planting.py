@@ -13,7 +13,7 @@ Replacement = tuple[Any, str, object]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plant:
-    """A bug: what it is, the invariants of which one breaks, how it gets in."""
+    """A bug: a description, the invariants of which one breaks, and the way to plant it."""
 
     why: str
     breaks: frozenset[str]

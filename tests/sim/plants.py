@@ -129,7 +129,7 @@ def _delta_position_after_export(world: World, _: Boundary) -> Sequence[Replacem
     return [(streams.versions.shard_versions, "prepare_seal", prepare_seal)]
 
 
-@plant("a shard seals before it has applied what was published before the version was wanted", "catalogue")
+@plant("a shard seals before it has applied the records from before the version was wanted", "catalogue")
 def _seal_before_the_catalogue(_: World, __: Boundary) -> Sequence[Replacement]:
     anywhere = (SealPoint, "is_reached", lambda point, next_offsets: True)
     return [(streams.core.version_plans, "has_caught_up", lambda shard, facts: True), anywhere]
@@ -314,7 +314,7 @@ def _accept_unchecked(shard: Shard, job: BuildJob, result: Any) -> bool:
     return True
 
 
-@plant("a replay is adopted as it is, without recomputing what is newer", "served rows", "rows of a version", "manifest", "watermark")
+@plant("a replay is adopted without recomputing newer rows", "served rows", "rows of a version", "manifest", "watermark")
 def _adopted_without_recompute(_: World, __: Boundary) -> Sequence[Replacement]:
     def take(base: BaseRows, keys: Sequence[bytes], _: np.ndarray, into_R: np.ndarray) -> np.ndarray:
         base._read_to(keys[-1])

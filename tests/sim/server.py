@@ -58,9 +58,9 @@ class Resident:
 
 
 def advance_watermark(watermark: dict[str, int], seen: dict[str, int], reached: dict[str, int]) -> dict[str, int]:
-    """What the rows hold at least, after a record of a shard that is at `reached`; `seen` = the highest offset of each topic in any record, this one
-    included. Only as a whole: a shard that was set back may be further in one topic and not yet as far in the other, and a row of it that
-    would go back in one component is refused with both."""
+    """The offsets that the rows cover, after a record of a shard that is at `reached`. `seen` has the highest offset of each topic in any record, this one
+    included. The watermark advances only in both topics at once. A shard that was set back may be further in one topic and not yet as far in the other, and a
+    row that would go back in one component is refused with both."""
     return reached if reached == seen else watermark
 
 
@@ -70,13 +70,13 @@ def concerns(told: int, resident: int) -> bool:
 
 
 def may_replace(incoming: Stamp, current: Stamp | None, covered: int) -> bool:
-    """Whether a change replaces what is held; `covered`: the next offset of item-features in the watermark."""
+    """Whether a change replaces the held row; `covered`: the next offset of item-features in the watermark."""
     return is_taken(incoming, current, covered)
 
 
 @dataclass
 class Server:
-    """One server. `served` = what it answers from."""
+    """One server. `served` = the version that it answers from."""
 
     world: World
     name: str
@@ -96,7 +96,7 @@ class Server:
     # --- versions --------------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One look at the log and what follows from it."""
+        """One look at the log, and the steps that follow."""
         try:
             state = self.log.refresh()
         except AifError as error:
@@ -170,7 +170,7 @@ class Server:
     # --- deltas ---------------------------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Every version in memory takes some of what is new, in whole records."""
+        """Every version in memory takes some new records, each as a whole."""
         for resident in list(self.residents.values()):
             for shard in range(self.world.shards):
                 log = self.world.topics[INDEX_DELTAS, shard]

@@ -1,6 +1,6 @@
 """The index store in memory: what infra/index/store.py promises, and the points at which its user may die or be overtaken.
 
-Here: files and their times; parts as objects beside them (boundary.py says why). Not here: what is in the files.
+Here: files and their times; parts are kept as objects (boundary.py says why). Not here: the contents of files.
 """
 
 from collections.abc import Callable, Sequence

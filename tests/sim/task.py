@@ -1,7 +1,7 @@
 """A shard in the hands of a simulated worker: what streams/shard/task.py is without threads. Not here: the worker (worker.py).
 
-Steps come sequentially; batches of one topic may hold what came before; the sender puts outbox entries into their topics in order, any prefix may
-be there when the process dies, and only what was acknowledged is removed.
+Steps come sequentially, and batches of one topic may hold earlier records again. The sender puts outbox entries into their topics in order. Any prefix may be
+there when the process dies, and only acknowledged entries are removed.
 """
 
 import contextlib
@@ -135,7 +135,7 @@ class Task:
     # --- messages out ---------------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """What is new in the outbox, in order."""
+        """The new entries of the outbox, in order."""
         if self.shard.state.next_outbox == self.sent + 1:
             return
         world = self.worker.world
@@ -149,7 +149,7 @@ class Task:
             self.sent = entry.sequence
 
     def tick(self) -> None:
-        """A due watermark; what is acknowledged is removed."""
+        """Writes a due watermark and removes acknowledged entries."""
         if not self.closed:
             with contextlib.suppress(Unavailable):  # the next tick does it
                 self._run(lambda _: self._tick())

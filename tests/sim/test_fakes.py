@@ -230,7 +230,7 @@ def test_quick_json_is_json(separators: tuple[str, str]) -> None:
 
 
 def test_what_was_written_is_what_would_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every codec that gives readers what was written in the place of what its bytes say."""
+    """Of every codec that gives readers the written value instead of its decoded bytes."""
     compared: Counter[str] = Counter()
 
     def comparing(remember: Callable[..., Any], decode: Callable[..., Any]) -> tuple[Any, Any]:

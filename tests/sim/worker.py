@@ -3,9 +3,8 @@
 Here: `Worker`, its builders, and `Group`. Not here: a shard in its hands (task.py); what a batch or a plan does; the
 points at which a worker dies are in world.py.
 
-Simulated as the shell does it: an assignment opens the shard, commits its offsets, zeros too, and seeks there before the first batch; a batch may
-come again; the sender puts outbox entries into their topics in order, any prefix may be there when the process dies, and only what was acknowledged is
-removed. A worker that the group has given up (a pause longer than its session) goes on with its shards, seals and log entries until it notices.
+As in the shell, an assignment opens the shard, commits its offsets, zeros too, and seeks there before the first batch; a batch may come again. A worker that
+the group has given up (a pause longer than its session) goes on with its shards, seals and log entries until it notices.
 """
 
 import contextlib
@@ -283,7 +282,7 @@ class Group:
                 former.close(number)
             elif number in former.tasks:
                 self.world.say("%s does not know that it lost shard %d", former.name, number)
-        worker.close(number)  # what it had from an earlier assignment
+        worker.close(number)  # its shards of an earlier assignment
         self.owner[number] = worker
         if worker.alive:  # it may have died with the shard before
             self.world.run(worker, "assignment", lambda: worker.open(number))

@@ -57,7 +57,7 @@ class Process(Protocol):
     name: str
 
     def die(self) -> None:
-        """What is in memory is gone."""
+        """Its memory is gone."""
         ...
 
 
@@ -75,7 +75,7 @@ class Chances:
 
 @dataclass
 class Clock:
-    """Time that moves only when it is told to."""
+    """Time that moves only when it is set."""
 
     seconds: float = 1_000.0
 
@@ -152,7 +152,7 @@ class World:
     # --- steps and points ------------------------------------------------------------------------------------------------
 
     def say(self, line: str, *values: object) -> None:
-        """One line of the history, made only when somebody reads it."""
+        """One line of the history, made only when it is read."""
         if self.lines is not None:
             self.lines.append("  " * (len(self._stack) - 1) + (line % values if values else line))
 
@@ -225,7 +225,7 @@ class World:
                 self.random.choice(steps)()
 
     def find_disk_fault(self) -> tuple[str, bool] | None:
-        """Whether a disk fails at this write: the code of the error, and whether what was written is there all the same."""
+        """Whether a disk fails at this write: the code of the error, and whether the write took effect all the same."""
         if self.calm or not self._stack or self.random.random() >= self.chances.disk_fault:
             return None
         fault = self.random.choice(("disk_full", "database_failed")), self.random.random() < 0.5
@@ -313,7 +313,7 @@ class World:
             self.started.add(event.version)
 
     def note_want(self, version: int) -> None:
-        """Somebody is about to want a version: what is in the topics now must be in it (B7)."""
+        """A version is about to be wanted: everything in the topics now must be in it (B7)."""
         self.want_ends.setdefault(version, [self.ends(shard) for shard in range(self.shards)])
 
     def send_delta(self, shard: int, value: bytes) -> None:

@@ -1,5 +1,5 @@
-"""A worker that starts where the store's copy of the live version's checkpoint is damaged, on a real broker with a backlog: it says what is wrong, takes
-nothing that it could not write rows for, and a new checkpoint is the way out."""
+"""A worker that starts where the store's copy of the live version's checkpoint is damaged, on a real broker with a backlog. It names the fault and takes no
+record that it could not write rows for; a new checkpoint is the way out."""
 
 import json
 

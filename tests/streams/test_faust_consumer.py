@@ -1,4 +1,4 @@
-"""Runs of records instead of records: nothing is lost or moved, and what the group is told. How they get to agents: test_faust_shell.py."""
+"""Runs of records instead of records: nothing is lost or moved, and the group gets the right offsets. How they get to agents: test_faust_shell.py."""
 
 import asyncio
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The shards that a worker owns: what is told to whom while they come and go."""
+"""The shards that a worker owns: offsets, batches and seeks while they come and go."""
 
 import asyncio
 from collections.abc import Iterable

@@ -299,7 +299,7 @@ def test_a_worker_that_is_to_end_does_not_wait_for_a_broker_that_is_away() -> No
 
 
 def test_a_topic_that_is_made_again_under_a_running_worker_ends_it_with_what_to_do(stage: WorkerStage) -> None:
-    """Its offsets begin at 0, where everything was applied: the worker would drop what comes, and never say so."""
+    """Its offsets begin at 0, where everything was applied: the worker would drop all new records in silence."""
     worker = stage.start_ready()
     publish(stage, 1)
     stage.wait_applied(worker)

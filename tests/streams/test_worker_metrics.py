@@ -67,7 +67,7 @@ def test_lag_is_against_the_end_of_the_partition_and_disappears_with_the_shard()
 def test_a_shard_whose_disk_is_full_is_named_and_its_lag_and_that_of_the_others_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its offsets stand still while it waits: the numbers of before for all shards said that nothing was behind."""
+    """Its offsets stand still while it waits: the previous numbers for all shards said that nothing was behind."""
     metrics, clock = Metrics(), ManualClock()
     tasks = [ShardTask(open_shard(tmp_path / str(n), n, INIT, clock), clock, lambda _: None) for n in (0, 1)]
     facts = tasks[0].submit(lambda shard: shard.database.facts()).result()

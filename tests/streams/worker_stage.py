@@ -1,6 +1,6 @@
 """`aif worker` as processes on the real broker, without a server and without a model: start, kill, watch, count.
 
-What a shard holds is read only after its worker has ended; while it runs, its progress is what it tells readers on index-deltas.
+A shard is read only after its worker has ended; while it runs, its progress is its messages on index-deltas.
 """
 
 import atexit

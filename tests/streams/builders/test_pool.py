@@ -88,7 +88,7 @@ def test_an_error_comes_back_as_one_of_ours(world: World, pool: BuilderPool) -> 
     assert getattr(error, "code", "") == "other_encoder"
     assert getattr(pool.submit(job(world, checkpoint_sha256="0" * 64)).future.exception(60), "code", "") == "checkpoint_damaged"
     foreign = pool.submit(job(world, slice_rows=None)).future.exception(60)
-    assert getattr(foreign, "code", "") == "builder_failed" and "full_part.py" in str(foreign), "a fault of ours is told with its place"
+    assert getattr(foreign, "code", "") == "builder_failed" and "full_part.py" in str(foreign), "a fault of ours is reported with its place"
 
 
 def test_a_builder_that_is_killed_fails_its_job_and_another_one_takes_its_place(world: World, start: StartBuilder, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Duplicates, holes and cuts of micro-batches. A hole is fetched again once, then refused; records of before a seek do not count as the second time."""
+"""Duplicates, holes and cuts of micro-batches. A hole is fetched again once, then refused; records from before a seek do not count as the second time."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What one micro-batch does to an item, step by step."""
+"""The effect of one micro-batch on an item, step by step."""
 
 from schemas.features import Feature, FeatureSchema, Kind, Scope
 from schemas.index.layout import component_hash

@@ -1,4 +1,4 @@
-"""The rollback rule: who is believed, what counts, and what it never does; and that it cannot flap."""
+"""The rollback rule: the reports that count, the rollbacks that it never makes, and that it cannot flap."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ REPORTS: dict[str, tuple[tuple[Report, ...], bool]] = {
     "one of them is": ((said(parity_checked=1, parity_mismatched=1),), False),
     "much slower": ((BEFORE, said(latency_p99_ms=250.0)), True),
     "much slower and still fast": ((dataclasses.replace(BEFORE, latency_p99_ms=2.0), said(latency_p99_ms=60.0)), False),
-    "slow, and nobody knows what it was": ((said(latency_p99_ms=900.0),), False),
+    "slow, and its earlier latency is unknown": ((said(latency_p99_ms=900.0),), False),
     "one server of two": ((said("a", failed=300), said("b")), False),
     "two of three": ((said("a", failed=300), said("b", failed=300), said("c")), True),
     "two of three, the third is idle": ((said("a", failed=300), said("b"), said("c", answers=0)), False),

@@ -1,4 +1,4 @@
-"""The points of a replay and what they mean for a shard: read, planned, refused by name."""
+"""The points of a replay and their meaning for a shard: read, planned, refused by name."""
 
 import pytest
 from hypothesis import given
@@ -35,7 +35,7 @@ def test_from_earliest_means_offset_0_and_a_gap_is_named() -> None:
     assert plan_shard_replay(WHOLE, EARLIEST, at(20, 10)) == ShardReplay(0, at(0, 0), at(20, 10))
     with pytest.raises(Incompatible, match=r"log_start_gone.*item-features: offsets 0 to 3 are gone"):
         plan_shard_replay(CUT, EARLIEST, at(20, 10))
-    assert plan_shard_replay(CUT, EARLIEST, at(0, 10)) == ShardReplay(0, at(0, 0), at(0, 10))  # nothing of what is gone is wanted
+    assert plan_shard_replay(CUT, EARLIEST, at(0, 10)) == ShardReplay(0, at(0, 0), at(0, 10))  # none of the removed records is wanted
 
 
 def test_from_a_snapshot_takes_the_one_with_the_least_to_replay_that_is_not_beyond_the_end() -> None:
@@ -80,5 +80,5 @@ def test_a_forecast_scales_the_sample_and_a_throttle_sets_the_least_time() -> No
     forecast = plan_forecast(1_000, sample, None, None)
     assert (forecast.updates, forecast.rows, forecast.apply_s, forecast.encode_s) == (4_000, 500, 20.0, 25.0)
     assert plan_forecast(1_000, sample, 70, 10.0).apply_s == 100.0 and plan_forecast(1_000, sample, 70, None).rows == 70
-    assert plan_forecast(1_000, sample, 0, None).rows == 50  # what was sealed before the catalogue came
+    assert plan_forecast(1_000, sample, 0, None).rows == 50  # a seal from before the catalogue came
     assert plan_forecast(0, Sample(0, 0, 0, 0.0, 0, 0.0), None, None).total_s == 0

@@ -43,7 +43,7 @@ SHARDS, ITEMS = 2, 500
 
 @dataclass
 class Nearline:
-    """A worker's parts wired by hand, and what it has made."""
+    """A worker's parts wired by hand, and its results."""
 
     bootstrap: str
     prefix: str

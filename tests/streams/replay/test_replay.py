@@ -88,7 +88,7 @@ def test_every_seal_names_a_delta_position_inside_the_log(nearline: Nearline) ->
 
 @pytest.fixture
 def command(nearline: Nearline, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Runs `aif replay`; what it printed as JSON. Raises its error."""
+    """Runs `aif replay`and returns its JSON. Raises its error."""
     app = typer.Typer()
     app.callback()(lambda: None)  # otherwise a single command has no name
     register(app)
@@ -152,7 +152,7 @@ def test_a_replay_that_was_killed_goes_on_from_its_own_offsets(
     monkeypatch.setattr("infra.progress.LINE_EVERY_S", 0.0)
     monkeypatch.setattr("infra.progress.say", told.append)
     printed = command("--directory", folder, "--batch-size", "2", "--rate", "1e6")
-    assert any(line.startswith("shard 1: apply: ") for line in told)  # where nobody watches a bar
+    assert any(line.startswith("shard 1: apply: ") for line in told)  # where no terminal shows a bar
     assert printed["figures"]["digest_equal"]["value"] == 1
     assert before + sum(applied) == printed["figures"]["records"]["value"] and before > 0
     with pytest.raises(Misconfigured, match=r"other_replay: .* holds a replay with to live, not end:"):

@@ -1,4 +1,4 @@
-"""Records that are damaged or hold what cannot be stored: every update is judged, and none stops its neighbours."""
+"""Records that are damaged or hold values that cannot be stored: every update is judged, and none stops its neighbours."""
 
 import json
 

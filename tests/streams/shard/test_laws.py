@@ -1,5 +1,5 @@
-"""Laws of a shard: the same log gives the same shard, whatever the batches, the interleaving, the redeliveries and the crashes (I1, I4), and
-readers that follow the row-stamp rule end with the shard's rows, also when the shard was set back and lived through the log again.
+"""Laws of a shard: the same log gives the same shard, whatever the batches, the interleaving, the redeliveries and the crashes (I1, I4). Readers that follow
+the row-stamp rule end with the shard's rows, also when the shard was set back and read the log again.
 
 The oracle is a plain fold over each topic alone. A crash before or after the write of a batch closes the directory without another step.
 """
@@ -216,7 +216,7 @@ def read_items(shard: Shard, folder: Path) -> list[ItemBlock]:
 
 
 def contents(rows: Mapping[bytes, bytes]) -> dict[bytes, tuple[int, int, bytes]]:
-    """(dead, input hash, row bytes) by key: what readers and digests see; stamps of tombstones may differ in what they do not compare."""
+    """(dead, input hash, row bytes) by key: all that readers and digests see; stamps of tombstones may differ elsewhere."""
     decoded = {key: decode_increment(HashEncoder(VERSION).layout, value) for key, value in rows.items()}
     return {k: (int(o["dead"]), int(o["input_hash"]), b"" if r is None else r.tobytes()) for k, (o, r) in decoded.items()}
 

@@ -37,7 +37,7 @@ def test_after_a_lost_connection_nothing_is_confirmed_before_the_topics_were_com
     send(1)
     assert confirmed == [0] and asked.acquire(timeout=30)
     answers.append(None)
-    wait_until(lambda: confirmed == [0, 1], 30, "the confirmation of what was acknowledged meanwhile")
+    wait_until(lambda: confirmed == [0, 1], 30, "the confirmation of entries that were acknowledged meanwhile")
     answers.append(Incompatible("other_index", "another cluster"))
     sender._note_error(KafkaError(KafkaError._TRANSPORT))
     send(2)

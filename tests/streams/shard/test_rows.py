@@ -1,5 +1,5 @@
-"""What a shard relies on in an encoder: the real one and the tests' stand-in keep the same contract, and a shard over the real one rewrites
-without the network exactly what it would have encoded."""
+"""The contract of an encoder with a shard, which the real one and the tests' stand-in keep. A shard over the real one rewrites without the network exactly
+the rows that it would have encoded."""
 
 from pathlib import Path
 from typing import Any

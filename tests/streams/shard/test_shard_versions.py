@@ -1,4 +1,4 @@
-"""The versions of a shard: rows of each, what is made again, starting, stopping, behind, and stamps that only ever advance."""
+"""The versions of a shard: rows of each, rows that are made again, starting, stopping, behind, and stamps that only ever advance."""
 
 import itertools
 from pathlib import Path

@@ -39,7 +39,7 @@ A, B = ITEMS[:2]
 
 
 class TakingSender:
-    """Keeps what it is given; acknowledges when told."""
+    """Keeps the given entries; acknowledges on demand."""
 
     def __init__(self, task: ShardTask) -> None:
         self.task, self.sent = task, list[OutboxEntry]()
@@ -140,7 +140,7 @@ def test_a_shard_without_batches_also_comes_back_from_a_full_disk(tmp_path: Path
 
 
 def test_a_tick_that_comes_while_the_disk_is_full_does_not_end_the_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ticks the offsets of a shard that changes no row are told to nobody, and what the broker has stays in the outbox until a restart."""
+    """Without ticks no reader gets the offsets of a shard that changes no row, and acknowledged entries stay in the outbox until a restart."""
     task, sender = open_task(tmp_path / "s")
     asyncio.run(task.apply([features_record(0, upsert(A, 1))]))
 
@@ -159,7 +159,7 @@ def test_a_tick_that_comes_while_the_disk_is_full_does_not_end_the_ticks(tmp_pat
     left = task.submit(lambda s: s.pending_outbox(100)).result()
     task.close()
     assert [decode_delta({}, e.value or b"").header.next_offsets for e in left] == [(1, 0)], (
-        "what was confirmed is gone, the offsets are told again"
+        "confirmed entries are gone, the offsets are sent again"
     )
     assert left == sender.sent[1:]
 

@@ -70,7 +70,7 @@ def test_clicked_items_are_looked_for_among_those_shown_and_drawn(
 
 
 def test_a_model_that_tells_nothing_apart_finds_the_clicked_by_chance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shown items come before those drawn, and ties are broken by the order: it must not tell what was clicked."""
+    """Shown items come before those drawn, and ties are broken by the order: it must not reveal the clicks."""
     spec, events = shop()
     items = [ItemFeaturesUpdate(item_id=n, version=0, features={"category": 1, "price": 1.0, "stock": 1}) for n in range(1_500)]
     impressions = [

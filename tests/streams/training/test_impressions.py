@@ -75,7 +75,7 @@ def test_no_future_in_any_join(seed: int) -> None:
     data = join_events(spec, None, Events(updates, [], [], behaviours, impressions))
 
     def price_at(number: int, time_ms: int) -> float | None:
-        """None of an item that nobody had told of by then."""
+        """None of an item that no record had named by then."""
         return max([1.0 + at for n, at in versions if n == number and at <= time_ms], default=None)
 
     def prices(rows: torch.Tensor) -> list[float | None]:

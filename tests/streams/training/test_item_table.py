@@ -20,7 +20,7 @@ def upsert(item_id: Id, version: int, price: float) -> ItemFeaturesUpdate:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=25), st.integers(0, 3), st.integers(-1, 10))
 def test_the_row_as_of_a_time_is_the_last_version_not_after_it(log: list[tuple[int, int]], number: int, time_ms: int) -> None:
-    """None where all are later: what is told only afterwards may know the outcome. Of equal versions the one last in the log."""
+    """None where all are later: a later row may know the outcome. Of equal versions the one last in the log."""
     table = build_item_table(small_spec(), None, [upsert(n, at, float(1 + place)) for place, (n, at) in enumerate(log)], [], None)
     (row,) = table.rows_as_of(table.items_of([number]), np.array([time_ms]))
     mine = [(at, float(1 + place)) for place, (n, at) in enumerate(log) if n == number]

@@ -1,4 +1,4 @@
-"""The file that says what to train: what it may change, and errors that name the file and the place."""
+"""The file that says what to train: its choices, and errors that name the file and the place."""
 
 import dataclasses
 import json

@@ -1,7 +1,7 @@
 """What only the future knows is useless: the same planted tell-tale teaches everything before the impression and nothing from it on.
 
-Clicks are drawn by chance, so nothing can be learnt but what is planted: behaviours on exactly the clicked items, or a stock that says
-which items of the impression were clicked. Both are true of held-out users as well.
+Clicks are drawn by chance, so only a planted leak can be learnt: behaviours on exactly the clicked items, or a stock that says which items were clicked. Both
+are true of held-out users as well.
 """
 
 import dataclasses

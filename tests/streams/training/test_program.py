@@ -88,7 +88,7 @@ def test_a_process_trains_publishes_and_goes_on_from_a_checkpoint(
     figures = run_training(settings, warm)
     (again,) = (tmp_path / "b").iterdir()
     network, card = read_checkpoint(again).network, read_checkpoint(again).info.card
-    assert read_checkpoint(files[0]).info.card["held_out"] is None  # of two users, 2% are nobody
+    assert read_checkpoint(files[0]).info.card["held_out"] is None  # of two users, 2% are none
     assert card["requests"] == 1 and card["held_out"]["requests"] == 2 and 0 <= card["held_out"]["gauc"][0] <= 1
     assert again.name == "next-0000.safetensors" and figures.value("steps") == 3
     assert (network.w_hash_KM == read_checkpoint(files[0]).network.w_hash_KM).all()  # signatures that exist stay right

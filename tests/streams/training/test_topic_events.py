@@ -82,7 +82,7 @@ def test_a_user_who_asked_to_be_forgotten_has_no_profile(bootstrap_servers: str,
     with Publisher(bootstrap_servers, topic_prefix, "test", 1, 2, kind) as publisher:
         publisher.publish_user(user, {"country": "UK"})
         publisher.publish_user(user, None)
-    produce(bootstrap_servers, topic_prefix + "user-features", None, key="", partition=partition_of(user, 2))  # forgets nobody
+    produce(bootstrap_servers, topic_prefix + "user-features", None, key="", partition=partition_of(user, 2))  # forgets no user
     topics = TopicEvents(bootstrap_servers, topic_prefix, 1, 2, kind)
     users = topics.read(topics.ends()).users
     assert fold_users(users, []) == {user: UserHistory(profile_offset=len(users) - 1)} and topics.decoder.skipped["user-features"] == 1

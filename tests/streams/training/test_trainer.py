@@ -1,4 +1,4 @@
-"""The fit: the same seed and steps give the same weights, the loss falls, and what it learns ranks better than popularity."""
+"""The fit: the same seed and steps give the same weights, the loss falls, and the model ranks better than popularity."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A killed trainer goes on exactly: the same weights as one that nobody killed, bit for bit."""
+"""A killed trainer continues exactly: the same weights as one that was not killed, bit for bit."""
 
 import dataclasses
 import errno
@@ -46,7 +46,7 @@ def data() -> TrainingSet:
 
 @pytest.fixture(scope="module")
 def undisturbed(data: TrainingSet) -> Undisturbed:
-    """What a fit that nobody kills tells, and its weights."""
+    """The report of a fit that is not killed, and its weights."""
     return fit_undisturbed(data, OPTIONS)
 
 
@@ -74,7 +74,7 @@ def test_a_killed_fit_that_goes_on_ends_with_the_same_weights_bit_for_bit(
     states = StateFile(tmp_path / "state", every_steps=VECTORS_EVERY)
     killed_after(data, steps, states)
     assert states.path.exists() == (steps > VECTORS_EVERY)
-    again = network_of(data, seed=9 if steps < VECTORS_EVERY else 1)  # what it starts from does not matter once there is a state
+    again = network_of(data, seed=9 if steps < VECTORS_EVERY else 1)  # its first weights do not matter once there is a state
     found = fit(again, data, OPTIONS, states=states)
     assert (found.steps, found.copr, found.click) == (expected.steps, expected.copr, expected.click)
     assert same_weights(again, weights)

@@ -38,7 +38,7 @@ def fill(world: World, items: int = 300) -> None:
 
 
 class Builders(InlineBuilders):
-    """Canaries wait until they are told to sing; everything else is done at once."""
+    """Canaries wait until a test lets them answer; everything else is done at once."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.store)

@@ -1,4 +1,4 @@
-"""Messages about damage to what is served name a remedy, and the remedy works: each is applied as the message says."""
+"""Messages about damage to a served version name a remedy, and the remedy works: each is applied as the message says."""
 
 import re
 from collections.abc import Callable

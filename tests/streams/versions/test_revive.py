@@ -1,4 +1,4 @@
-"""A frozen version comes back with what is newer, computed again and nothing else; a full part is written again; a killed build goes on."""
+"""A frozen version comes back, and only newer rows are computed; a full part is written again; a killed build continues."""
 
 import dataclasses
 import shutil
@@ -110,7 +110,7 @@ def test_without_the_old_parts_everything_is_computed_and_the_rows_are_the_same(
 
 
 def test_a_base_taken_without_looking_at_inputs_is_seen(world: World, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: rows of the frozen version are adopted without computing what is newer."""
+    """Planted: rows of the frozen version are adopted without computing newer ones."""
     right = base_rows.BaseRows.take
 
     def careless(self: Any, keys: Any, hashes: Any, into: Any) -> Any:

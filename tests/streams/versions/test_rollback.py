@@ -75,7 +75,7 @@ def test_a_backup_that_fell_behind_is_gone_back_to_and_what_it_lacks_is_said_in_
         world.want(version, seed)
         worker.settle()
     worker.tasks[0].shard.update_version(1, behind=True)
-    assert not worker.step().alarms, "nobody is served the version that is behind"
+    assert not worker.step().alarms, "no server serves the version that is behind"
     heard = {("s1", 2): [report(world, 2, failed=400)]}
     worker.settle()
     state = world.state

@@ -1,4 +1,4 @@
-"""Retention on a real store: versions are dropped, their files go later, and what is served or needed to start a shard still reads."""
+"""Retention on a real store: versions are dropped, their files go later, and files that are served or needed to start a shard still read."""
 
 import dataclasses
 from collections.abc import Callable

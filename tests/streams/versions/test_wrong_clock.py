@@ -1,4 +1,4 @@
-"""Workers whose clocks are hours or days off: what they decide together goes by the clock that PROTOCOL names for it."""
+"""Workers whose clocks are hours or days off: their common decisions go by the clock that PROTOCOL names."""
 
 import threading
 

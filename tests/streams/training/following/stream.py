@@ -66,7 +66,7 @@ class TasteStream:
 
 
 def write_base(path: Path, stream: TasteStream) -> Path:
-    """A checkpoint that nobody trained, to start from."""
+    """An untrained checkpoint to start from."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_checkpoint(path, stream.network(), path.stem, {})
     return path

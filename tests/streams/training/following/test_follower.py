@@ -1,4 +1,4 @@
-"""A follower on a real broker: it learns what comes, goes on exactly where it was killed, publishes through the gate, and stops while data is bad."""
+"""A follower on a real broker: it learns new impressions, continues exactly where it was killed, publishes through the gate, and stops while data is bad."""
 
 import contextlib
 import dataclasses
@@ -123,7 +123,7 @@ def stage(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch
 
 
 def begin_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The base knows nothing of the log: what is in it already is new to this follower."""
+    """The base knows nothing of the log: all of its records are new to this follower."""
     monkeypatch.setattr(program, "_first_place", lambda bootstrap, prefix, base: _oldest(bootstrap, prefix))
 
 
@@ -263,9 +263,9 @@ def test_a_follower_goes_on_from_where_the_training_of_its_base_ended(stage: Sta
     with stage.follower(dataclasses.replace(plan, given={**plan.given, "copr": 0.0})) as follower:
         stage.publish(12)
         follower.run(lambda: bool(published(stage)))
-        assert follower.place.requests == 12  # what was there before it came is not its business
+        assert follower.place.requests == 12  # earlier records are not its business
     with stage.follower(plan) as follower:
-        assert follower.learner.chosen.copr == 0  # nothing says otherwise: as before it ended
+        assert follower.learner.chosen.copr == 0  # nothing says otherwise: as when it ended
     stage.publish(4)
     file = stage.newest_checkpoint()
     next_plan = FollowPlan(stage.folder / "two", warm_start=file, given=stage.plan("two").given)
@@ -325,7 +325,7 @@ def test_a_full_disk_stops_learning_and_publishing_and_costs_nothing_once_there_
     monkeypatch.setattr(follower_module, "_DISK_POLL_S", 0.05)
     with stage.follower(stage.plan("full", every_s=0.01)) as follower:
         monkeypatch.setattr(os, "fsync", is_full)
-        with pytest.raises(Unavailable, match="state_not_kept"):  # what it would keep when it is stopped
+        with pytest.raises(Unavailable, match="state_not_kept"):  # the state that it would keep when it is stopped
             follower.run(lambda: any(line.get("faults") for line in stage.said))
         assert follower.place.requests == 0 and stage.said[-1]["faults"][0].startswith("not kept: ") and not published(stage)
         full = False

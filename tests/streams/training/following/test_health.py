@@ -36,11 +36,11 @@ def test_a_little_of_it_is_borne_and_more_is_not() -> None:
 
 
 def test_one_bad_one_of_few_is_no_share_yet_and_two_are() -> None:
-    """The first record that a follower meets may be the one that does not read: nothing is told by it about the others."""
+    """The first record that a follower meets may be the one that does not read: it says nothing about the others."""
     one, two = RoundCounts(records=1, unreadable=1), RoundCounts(records=3, unreadable=2)
     assert find_faults([one], None, TrainSection()) == ()
     assert len(find_faults([two], None, TrainSection())) == 1
-    assert len(find_faults([one], None, TrainSection(unreadable_share_max=0.0))) == 1  # who bears none is told of the first
+    assert len(find_faults([one], None, TrainSection(unreadable_share_max=0.0))) == 1  # with a limit of none, the first is reported
     assert find_faults([RoundCounts(0, 0, 0, 0, 0, 0)], None, TrainSection(unreadable_share_max=0.0)) == ()
 
 

@@ -1,4 +1,4 @@
-"""`aif train --follow` as a process: it starts from the live version of the control log, tells what it does, and SIGTERM ends it in order."""
+"""`aif train --follow` as a process: it starts from the live version of the control log, reports its work, and SIGTERM ends it in order."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.streams.training.shop import publish
 
 
 def make_live(store_folder: Path, checkpoint: Path) -> None:
-    """A control log whose live version has this checkpoint; nobody looks at its rows here."""
+    """A control log whose live version has this checkpoint; no test reads its rows."""
     store = open_index_store(str(store_folder))
     sha256, log = sha256_of_file(checkpoint), ControlLog(open_index_store(str(store_folder)))
     ensure_init(log, Init(2, 2, IdKind.INT64, {}), 1, "test")

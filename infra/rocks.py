@@ -115,7 +115,7 @@ class Database(Closeable):
     """One open RocksDB directory and every handle of it. One owner; see `open_database` and `open_read_only`."""
 
     def __init__(self, path: Path, families: Sequence[str], read_only: bool, marked: bool = True) -> None:
-        """`marked`: with marks against lost table files; not in a directory that is made once, and holds exactly what it was given."""
+        """`marked`: with marks against lost table files; not in a directory that is made once and never grows."""
         self.path = path
         self.read_only = read_only
         self._marked = marked

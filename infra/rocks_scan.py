@@ -79,8 +79,8 @@ class Scan(Iterator[tuple[bytes, bytes]]):
 
 
 class FrozenScan(Scan):
-    """The same over a directory that no process writes, at two thirds of the cost: one call a row. rocksdict's `items()` ends early in silence at a corrupt
-    block. So a plain iterator must end at the same place."""
+    """The same over a directory that no process writes, at two thirds of the cost: one call a row. But `items()` of rocksdict ends early in silence at a
+    corrupt block. So a plain iterator must end at the same place."""
 
     def __init__(self, path: Path, family: str, column_family: Rdict, start: bytes, end: bytes) -> None:
         self._column_family, self._next_key = column_family, start

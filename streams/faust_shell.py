@@ -7,8 +7,8 @@ come in between. An *agent* is a loop over the records of a topic, which come to
 may continue behind it. To *seek* is to read from another offset.
 
 Invariants:
-- The offsets stored in the shards, also a 0, are committed to the group and sought BEFORE Faust's own handler runs, because Faust then seeks to the
-  committed offset, but not if it is 0.
+- The offsets stored in the shards, also a 0, are committed to the group and sought BEFORE Faust's own handler runs. Faust then seeks to the committed offset,
+  but not if it is 0.
 - An exception in an agent never reaches Faust, which would ack the batch. What may pass was tried again before; anything else ends the process.
 - Acks decide nothing here: a batch that is turned away is acked too, and the next owner starts at the shard's offset.
 Source: Faust issues 606, 177, 323, 440, 517, 136, and faults measured against a real broker.

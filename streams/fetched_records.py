@@ -1,12 +1,12 @@
 """What aiokafka's consumer gives for one fetch: committed records, and a `SkippedOffset` for every other offset in it.
 
 Transactions: a marker ends each transaction and takes an offset, and the records of an aborted transaction keep theirs. aiokafka passes over both. A shard
-could not distinguish them from lost records, and would never reach an end offset behind them. So they are given too, as offsets without a record.
-Header names: any producer may write one that is not UTF-8, and the broker takes it. aiokafka raises at such a record, at every start again. Here its bytes
-that are not UTF-8 become U+FFFD; key, value and the headers' values are untouched.
+could not distinguish them from lost records, and would never reach an end offset behind them. So they are given too, as offsets without a record. Header
+names: any producer may write one that is not UTF-8, and the broker takes it. aiokafka raises at such a record, at every start again. Here its bytes that are
+not UTF-8 become U+FFFD; key, value and the headers' values are untouched.
 This is the one place that puts parts of our own into aiokafka.
-Invariants: every offset of a batch is given once, in order. An offset that no batch covers is never given. aiokafka's compiled parser reads the batches; only
-where that stops is a fetch read again, by its parser in Python. A batch that this one refuses too, as for a wrong checksum, stays refused.
+Invariants: every offset of a batch is given once, in order. An offset that no batch covers is never given. The compiled parser of aiokafka reads the batches.
+Only where that stops is a fetch read again, by its parser in Python. A batch that this one refuses too, as for a wrong checksum, stays refused.
 """
 
 from collections import deque

@@ -1,10 +1,10 @@
 """The shards that this worker owns now: opened when they are assigned, closed when an assignment comes without them.
 
-Kafka takes all partitions back whenever a worker joins or leaves, and most come back at once. Such a shard is only suspended meanwhile. It stays open if
-the group's generation of the assignment follows directly on the one in which it was owned: then no other worker has had it in between, and its directory is
-its newest copy. Otherwise it is closed, and opened with all the checks of a start.
-Invariant: both partitions of a shard have the same owner (Faust's assignor gives topics of equal partition counts together); anything else
-is refused, because a shard has one serial task.
+Kafka takes all partitions back whenever a worker joins or leaves, and most come back at once. Such a shard is only suspended meanwhile. It stays open if the
+group's generation of the assignment follows directly on the one in which it was owned. Then no other worker has had it in between, and its directory is its
+newest copy. Otherwise it is closed, and opened with all the checks of a start.
+Invariant: both partitions of a shard have the same owner, because Faust's assignor gives topics of equal partition counts together. Anything else is refused,
+because a shard has one serial task.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ _log = logging.getLogger("aif.streams.owned")
 
 
 class OwnedShards:
-    """Belongs to the worker's event loop; any thread may read `tasks`. `index`: the state of the control log at the start, with the identity of the index.
-    `store`: has the snapshots that a shard may start from."""
+    """Belongs to the worker's event loop; any thread may read `tasks`. `index` is the state of the control log at the start, with the identity of the index.
+    `store` has the snapshots that a shard may start from."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ def _shard_numbers(partitions: frozenset[Partition]) -> set[int]:
     if any(numbers != by_topic[0] for numbers in by_topic):
         raise Incompatible(
             "split_shard",
-            f"assigned {dict(zip(SHARD_TOPICS, map(sorted, by_topic), strict=True))}: both topics of a shard must have one owner; all workers of the "
-            "group must run this code, and both topics need the same number of partitions: see `aif topics plan`; a topic of which nothing is assigned may "
+            f"assigned {dict(zip(SHARD_TOPICS, map(sorted, by_topic), strict=True))}: both topics of a shard must have one owner. All workers of the "
+            "group must run this code, and both topics need the same number of partitions: see `aif topics plan`. A topic of which nothing is assigned may "
             "have been deleted: see `aif doctor`",
         )
     return by_topic[0]

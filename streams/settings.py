@@ -59,7 +59,7 @@ class BuildSection(Section):
 class CanarySection(Section):
     """What a published version must show on a fixed sample before it is promoted by itself; `aif index approve` overrules it.
 
-    The defaults stop broken versions and let through merely different ones: see CanaryRules (streams/core/canary.py) for what was measured.
+    The defaults stop broken versions and let through merely different ones. CanaryRules (streams/core/canary.py) has the measurements.
     """
 
     enabled: bool = Field(True, description="Run a canary before a version is promoted")

@@ -154,7 +154,7 @@ class ControlLog:
             return True
         raise Unavailable(
             "index_store_gone",
-            f"{control_path(last)} of {self.store.url} is gone or not the entry that was read before: mount or restore the index store that was there, or stop "
+            f"{control_path(last)} of {self.store.url} is gone or not the entry that was read before. Mount or restore the index store that was there, or stop "
             "every process of this index to begin a new one",
         )
 

@@ -67,8 +67,8 @@ class IndexStore(Protocol):
         """sha256 of the bytes that the store has now. Raises Unavailable (`missing_file`)."""
 
     def fetch(self, directory: str, file: PartFile, into: Path, *, verify: bool = True, link: bool = True) -> None:
-        """Make `into`, which does not exist, a local file with the bytes of `file` of `directory`. It may be a link and must only be read. `link=False`: a
-        copy that may be written. `verify=False`: the sha256 is not checked, because the caller has just done so.
+        """Make `into`, which does not exist, a local file with the bytes of `file` of `directory`. It may be a link and must only be read; with `link=False`
+        it is a copy that may be written. With `verify=False` the sha256 is not checked, because the caller has just done so.
 
         Raises Corrupted (`bad_part_file`) if size or sha256 differ from those of `file`, Unavailable (`missing_file`, `disk_full`).
         """
@@ -82,6 +82,7 @@ def open_index_store(url: str, rest: Callable[[], None] = lambda: None, *, look:
 
     rest  is called after each piece of a file that is hashed, for a process that gives way to others
     look  whether an object store is asked for its bucket now; otherwise the first read raises the error
+
     Raises Misconfigured (`index_store_url`) for any other URL, Unavailable where an object store does not answer.
     """
     parts = urlsplit(url)

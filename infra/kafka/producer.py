@@ -1,8 +1,8 @@
 """The producer behind everything that this project sends: idempotent, acknowledged by all replicas, to topics that exist.
 
 Invariants: sending never makes a topic, which would have the broker's settings and not those of schemas/topics.py. The key decides the partition as in every
-other client of the topics (murmur2). Memory is bounded: `produce` raises BufferError while the queue is full.
-`close` of the client waits without a limit while the broker is away: a sender calls `flush` with a limit, then `purge` for the rest.
+other client of the topics (murmur2). Memory is bounded: `produce` raises BufferError while the queue is full. The client's `close` waits without a limit
+while the broker is away, so a sender calls `flush` with a limit, then `purge` for the rest.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ _POLL_S = 0.05
 def open_producer(
     bootstrap: Bootstrap, delivery_s_max: float, on_error: Callable[[KafkaError], None] | None = None, transactional_id: str = ""
 ) -> Producer:
-    """A producer that tries for `delivery_s_max` seconds to deliver a record (0: without a limit). `on_error` is called within `poll`, also at the end of each
-    connection. `transactional_id`: it sends in transactions, which the caller begins and ends."""
+    """A producer that tries for `delivery_s_max` seconds to deliver a record (0: without a limit). It calls `on_error` within `poll`, also at the end of each
+    connection. With a `transactional_id` it sends in transactions, which the caller begins and ends."""
     return Producer(
         {
             **client_config(bootstrap, on_error),

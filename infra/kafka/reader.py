@@ -7,7 +7,7 @@ Invariants:
 - A bounded read ends exactly at its end offsets, also if the last records are transaction markers or were compacted away. The end is a position, not a
   record.
 - A record whose header names are not UTF-8 is read without its headers.
-- A follower that was given the topic's id gives no record of another topic of that name: one that was made again, or that of another cluster at this
+- A follower that was given the topic's id gives no record of another topic of that name, whether it was made again or belongs to another cluster at this
   address. It asks for the id before the first record and again after each lost connection, without which neither can come.
 
 Everywhere `topic` is the name without the deployment's prefix, which `prefix` gives, and the records carry that name.
@@ -195,9 +195,9 @@ def read_topic(
 ) -> Iterator[SourceRecord]:
     """Yields every record from `start` (None: the oldest retained) to before `end` (None: the end of the log now), in order within a partition.
 
-    If `end` is given, its partitions are read, otherwise those of `start`, otherwise all. Raises before the first record Incompatible (`offset_gone`) if the
-    range is not in the log, Unavailable (`unknown_topic`, `kafka_unreachable`); later Unavailable (`read_stalled`) after `stall_s_max` without progress, and
-    what `TopicFollower.poll` raises.
+    If `end` is given, its partitions are read, otherwise those of `start`, otherwise all. Before the first record it raises Incompatible (`offset_gone`) if
+    the range is not in the log, and Unavailable (`unknown_topic`, `kafka_unreachable`). Later it raises Unavailable (`read_stalled`) after `stall_s_max`
+    without progress, and the errors of `TopicFollower.poll`.
     """
     begins, ends = _plan_range(bootstrap, prefix + topic, start, end)
     open_partitions = {p for p in ends if begins[p] < ends[p]}

@@ -15,8 +15,8 @@ _TRIES = 3
 
 
 def judge_checkpoint(judge: Builders, scratch: Path, data: bytes) -> None:
-    """Raises RejectedInput whose code names the failed check (`checkpoint_dry_run` also if the process ended each time), and Unavailable if nothing
-    was decided because the disk is full or the worker stops."""
+    """Raises RejectedInput whose code names the failed check; `checkpoint_dry_run` also if the process ended each time. Raises Unavailable if nothing was
+    decided, because the disk is full or the worker stops."""
     scratch.mkdir(parents=True, exist_ok=True)
     with ScratchFolders(scratch).open("dry-run") as folder:
         path = folder / "checkpoint.safetensors"

@@ -6,11 +6,11 @@ Order, in `read_seal_point`, `prepare_seal` and `write_seal`:
 3. then a checkpoint of the shard is taken;
 4. increments with tombstones, counts, source offsets, digests and the sample of items come from that checkpoint only, never from the live shard.
 
-Every delta before the position is then in the checkpoint. If this owner sent it, it was written to the shard before it was sent. If another owner sent
-it, it was made from records before the ends of step 2. Without step 2, a former owner that does not yet know it has lost the shard would seal without
-rows that the new owner has already sent, and no reader of that seal would meet them again (found by simulation). With steps 1 and 3 exchanged, a delta
-sent between them would be neither in the seal nor after it. Deltas that are still in the shard's outbox at the checkpoint come to a reader twice, in the
-exported increments and after the position; that is harmless, because a reader never lets the stamp of a component go back.
+Every delta before the position is then in the checkpoint. If this owner sent it, it was written to the shard before it was sent. If another owner sent it, it
+was made from records before the ends of step 2. Without step 2, a former owner that does not know yet that it has lost the shard would seal without rows that
+the new owner has already sent. No reader of that seal would meet them again (found by simulation). With steps 1 and 3 exchanged, a delta sent between them
+would be neither in the seal nor after it. Deltas that are still in the shard's outbox at the checkpoint come to a reader twice: in the exported increments,
+and after the position. That is harmless, because a reader never lets the stamp of a component go back.
 
 A shard may have several seals of one revision (a restart makes another one). Each is correct, and every file has a unique name.
 """

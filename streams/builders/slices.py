@@ -4,8 +4,8 @@
     00001.sst, ...           the items after that key
 
 Invariants: a slice counts only if it has its JSON file, which is written when the slice is on disk. Both must belong to this build: same version, checkpoint
-and encoder. Slices may come from several checkpoints of the shard, if the shard wrote increments of the version when each was taken (B6): the increments have
-what a slice lacks. So the part is as old as its oldest slice.
+and encoder. Slices may come from several checkpoints of the shard, if the shard wrote increments of the version when each was taken (B6). The increments have
+the rows that a slice lacks. So the part is as old as its oldest slice.
 The folder belongs to one process and may vanish at any time: that costs only time.
 """
 

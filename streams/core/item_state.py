@@ -1,11 +1,11 @@
 """The state of one item in a shard: two components, each with one source topic, and the fold of updates into them (protocol A3, A4).
 
 Invariants: features stamp = (event version, offset, index), embedding stamp = (offset, index). The higher wins, so a duplicate changes nothing. Each
-component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that keeps its stamp; it never
-touches the embedding. Statistics hold over the record: `raw` has both, and the statistics are also kept alone, for the next record (A11).
-A row carries the stamps at which its components last *changed*, not those of the last event. An identical event that is sent again makes no row, and
-must not raise the stamp of later rows. Otherwise a shard that was set back to an older copy, and reads the topics in another interleaving, could first send
-rows that readers refuse, and then not send the row that they would take.
+component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that keeps its stamp; it never touches the embedding.
+Statistics hold over the record: `raw` has both, and the statistics are also kept alone, for the next record (A11). A row carries the stamps at which its
+components last *changed*, not those of the last event. An identical event that is sent again makes no row, and must not raise the stamp of later rows.
+Otherwise a shard that was set back to an older copy, and reads the topics in another interleaving, could send rows that readers refuse. It would then not
+send the row that they would take.
 
 One stored value holds everything about an item except the numbers of its embedding. These have a value of their own, so a change of features never reads or
 writes them. Features are stored as deterministic msgpack, so equal features have equal bytes. Values are msgspec structs, because a dataclass takes three

@@ -1,9 +1,9 @@
 """Replay: a directory of its own and fresh consumers read the topics to a fixed offset vector; the digest is that of live processing (I4, B15).
 
-Of the running system a replay uses only topics, control log, a manifest, a checkpoint, and a snapshot if one was asked for as base: no shard
-directory, no part, no delta, no consumer group. It has other batches than the worker, reads topics sequentially, and encodes every row again. So
-an equal digest says that the index is a function of the log. Equal data digests with different row digests mean other arithmetic (compare the encoder
-fingerprints), not other data.
+Of the running system a replay uses only topics, the control log, a manifest, a checkpoint, and a snapshot if one was asked for as base. It uses no shard
+directory, no part, no delta, and no consumer group. It has other batches than the worker, reads topics sequentially, and encodes every row again. So an equal
+digest says that the index is a function of the log. Equal data digests with different row digests mean other arithmetic (compare the encoder fingerprints),
+not other data.
 
 Invariants: the offsets of the replay are in the same WriteBatch as the applied records, so after a kill it continues there. The plan is in the
 directory, so a replay "to the end" has the same end when it continues later.

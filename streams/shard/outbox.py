@@ -1,9 +1,9 @@
 """The outbox of a shard: messages that a micro-batch has to send to Kafka. They are stored in its WriteBatch until the broker has acknowledged them.
 
-Entries are sent in the order of their sequence; after a restart everything left is sent again, which is harmless: rows carry stamps, dead letters carry
-their source position.
-Invariants (I8): a page is bounded in bytes, whatever the sizes of the entries. The dead letters of one record share its bytes: only the last of them holds the
-value, because entries are removed in order. Otherwise 256 rejected updates of a record of 4 MiB would be a write of 1 GiB.
+Entries are sent in the order of their sequence. After a restart everything left is sent again. That is harmless: rows carry stamps, dead letters carry their
+source position.
+Invariants (I8): a page is bounded in bytes, whatever the sizes of the entries. The dead letters of one record share its bytes: only the last of them holds
+the value, because entries are removed in order. Otherwise 256 rejected updates of a record of 4 MiB would be a write of 1 GiB.
 """
 
 import dataclasses

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Stepped(Protocol):
-    """What a serial task runs: a shard, or the counters of streams/statistics. About 20 times a second `write_due` puts into the outbox what is due."""
+    """The state of a serial task: a shard, or the counters of streams/statistics. About 20 times a second `write_due` puts due messages into the outbox."""
 
     @property
     def number(self) -> int: ...
@@ -162,7 +162,7 @@ class SerialTask(Generic[S]):
             self._send_all(shard)  # some of its WriteBatches may be written
             raise
         if not result.outbox:
-            self._send_all(shard)  # what an earlier owner has left
+            self._send_all(shard)  # entries of an earlier owner
         self._on_result(self.number, result, self._clock.monotonic() - began)
         return result
 
@@ -196,7 +196,7 @@ class SerialTask(Generic[S]):
             self._sent = entries[min(len(entries), at + _OUTBOX_PAGE) - 1].sequence
 
     def _send_all(self, shard: S) -> None:
-        """Hands the sender everything in the outbox that it has not got, also what an earlier owner has left."""
+        """Hands the sender everything in the outbox that it has not got, also entries of an earlier owner."""
         while self._sender is not None and not self._closing.is_set():
             entries = shard.pending_outbox(_OUTBOX_PAGE, after=self._sent)
             if not entries:

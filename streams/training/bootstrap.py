@@ -1,7 +1,7 @@
 """Intervals over users: what a measure, a difference of two models, or any figure made of means would be with other users.
 
-Here: the bootstrap as pure numpy, seeded. Not here: the measures (metrics.py). All figures of one table are drawn with the same resamples
-of the same users, so a difference is paired: what two models share of a user's noise cancels.
+Here: the bootstrap as pure numpy, seeded. Not here: the measures (metrics.py). All figures of one table are drawn with the same resamples of the same users.
+So a difference is paired: the noise of a user that two models share cancels.
 
 Arrays: U users, R resamples.  Source: AIF, section 5.1 (1,000 resamples, 95%).
 """
@@ -28,7 +28,7 @@ class Bootstrap:
         self.counts_RU = drawn_R.astype(np.float64)
 
     def means(self, values: UserValues) -> np.ndarray:
-        """The weighted mean in each resample, [R]; NaN where nobody in it counts."""
+        """The weighted mean in each resample, [R]; NaN where no user in it counts."""
         weight_R = self.counts_RU @ values.weight_U
         with np.errstate(invalid="ignore", divide="ignore"):
             return (self.counts_RU @ (values.weight_U * values.value_U)) / weight_R

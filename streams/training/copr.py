@@ -6,10 +6,10 @@ Here: the loss of a batch of requests as a pure function of tensors, and its wei
 "i above j" is the order of the gains: the teacher's eCPM, or click times bid where there is no teacher. A pair of equal gains
 has no weight. DeltaNDCG(i, j) = |gain_i - gain_j| * |1/log2(1 + r_i) - 1/log2(1 + r_j)| / IDCG with ranks r in that order.
 
-Differs: EPSILON is added to the denominator. Without it the gradient is NaN from logits of -50 on, although the loss is finite; with it the
-gradient is finite everywhere (the loss is bounded by log(1 + e) per pair). Its size was measured (trainer.py): at 1e-2 the ratio is raised most easily
-by making y_j small, so training changes the bottom of the list; at 0.3 only a high y_i raises it, and training changes the top. Bids are
-divided by their mean over the request, so that EPSILON does not depend on the currency.
+Differs: EPSILON is added to the denominator. Without it the gradient is NaN from logits of -50 on, although the loss is finite. With it the gradient is
+finite everywhere, and the loss of a pair is at most log(1 + e). Its size was measured (trainer.py). At 1e-2 a small y_j raises the ratio most easily, so
+training changes the bottom of the list. At 0.3 only a high y_i raises it, and training changes the top. Bids are divided by their mean over the request, so
+that EPSILON does not depend on the currency.
 
 Differs too: the mean over requests instead of a sum, so that the learning rate does not depend on the size of a batch. Order and ranks are those of
 the teacher and not of the current scores, so they are constant during a training.
@@ -31,7 +31,7 @@ def label_gains(teacher_BC: Tensor, clicked_BC: Tensor, bid_BC: Tensor) -> Tenso
 
 def delta_ndcg(gains_BC: Tensor, mask_BC: Tensor) -> Tensor:
     """Weight of each pair (i above j), [B, C, C]; zero where i is not above j, where either is masked, and where no gain is positive."""
-    last_BC = gains_BC.masked_fill(~mask_BC, -1.0)  # what is masked takes no rank, not even among gains of 0
+    last_BC = gains_BC.masked_fill(~mask_BC, -1.0)  # a masked place takes no rank, not even among gains of 0
     order_BC = last_BC.argsort(dim=1, descending=True, stable=True)
     gains_BC = gains_BC * mask_BC
     rank_BC = torch.empty_like(order_BC).scatter_(1, order_BC, torch.arange(order_BC.shape[1], device=order_BC.device).expand_as(order_BC))

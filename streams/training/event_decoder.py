@@ -1,8 +1,8 @@
 """Decodes and checks the records of the five topics that training reads: one decoder for a training, a follower and snapshots.
 
-Here: records to events, counts of refused ones. Not here: where records come from (topic_events.py, snapshot.py, following/). Bad records are skipped
-and counted. The other readers of a topic write its dead letters; impressions are read by training only, so a reader of the log passes `refuse`, which
-is called for each bad one (refused_impressions.py).
+Here: records to events, counts of refused ones. Not here: where records come from (topic_events.py, snapshot.py, following/). Bad records are skipped and
+counted. Other readers of a topic write its dead letters, but only training reads impressions. So a reader of the log passes `refuse`, which is called for
+each bad impression (refused_impressions.py).
 """
 
 from collections import Counter

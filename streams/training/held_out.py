@@ -1,8 +1,8 @@
-"""How a model of `aif train` ranks for users whose impressions it did not learn: what a checkpoint's card says of its quality.
+"""The quality of a model of `aif train` for users whose impressions it did not learn, as a checkpoint's card has it.
 
-Here: which users are kept out, and what is asked of the model about their requests. Not here: the measures themselves (metrics.py).
-A user is kept out by a hash of the id alone, so a later training on more data keeps out the same ones. What a warm start began with may have learnt them
-all the same: a follower keeps nobody out.
+Here: the users who are kept out, and the questions to the model about their requests. Not here: the measures themselves (metrics.py). A user is kept out by a
+hash of the id alone, so a later training on more data keeps out the same ones. The checkpoint that a warm start began with may have learnt them all the same:
+a follower keeps no user out.
 
     gauc           AUC of the clicks among the items that a request showed, by the predicted click, weighted by these items
     recall_at_100  clicked items in the hundred best of those shown and `DRAWN` more, any items of the log, over min(100, clicked)
@@ -38,7 +38,7 @@ _PARTS = 10_000
 
 
 def keep_out(data: TrainingSet, share: float) -> tuple[TrainingSet, TrainingSet]:
-    """(what is learnt, the latest requests of the users who are kept out). Nobody is, where that would be less than one of them on average."""
+    """(requests to learn, the latest requests of the users who are kept out). No user is kept out where that would be less than one on average."""
     if share * len(data.histories.index) < 1:
         return data, data.take(np.empty(0, np.int64))
     part_U = np.array([xxhash.xxh64_intdigest(str(user).encode()) % _PARTS for user in data.histories.index], np.int64)
@@ -48,14 +48,14 @@ def keep_out(data: TrainingSet, share: float) -> tuple[TrainingSet, TrainingSet]
 
 
 class HeldOut:
-    """The requests that were kept out, and the plain scores of what they are asked about: the same for every model that is trained on `learnt`."""
+    """The requests that were kept out, and the plain scores of their items: the same for every model that is trained on `learnt`."""
 
     def __init__(self, learnt: TrainingSet, held: TrainingSet) -> None:
         self._learnt, self._held = learnt, held
 
     def measure(self, network: AifNetwork) -> dict[str, Any] | None:
-        """[value, low, high] of each measure, the bounds of a 95% interval over requests, beside the best plain score and the gain over it; `verdict`: what a
-        user should read first. None where no request has a click and an item without one."""
+        """[value, low, high] of each measure, with a 95% interval over requests; the best plain score, and the gain over it; `verdict`: sentences to read
+        first. None where no request has a click and an item without one."""
         shown_QC, held = shown_places(self._held), self._held
         clicked_QC = shown_QC & (held.clicked_QC > 0)
         if not (clicked_QC.any(axis=1) & (shown_QC & ~clicked_QC).any(axis=1)).any():
@@ -101,8 +101,8 @@ def _of_catalogue(logits_QDT: np.ndarray, shown_task: int | None) -> np.ndarray:
 
 
 def _plain_scores(learnt: TrainingSet, asked: TrainingSet) -> dict[str, np.ndarray]:
-    """The plain scores of the asked items, [Q, D] by name. They read what the model reads: what is learnt, all of it, and the user's behaviours before a
-    request. Of the users who are asked about nothing else is read, because it has the answers."""
+    """The plain scores of the asked items, [Q, D] by name. They read the same data as the model: all learnt requests, and the user's behaviours before a
+    request. Other data of the users in question is not read, because it has the answers."""
     items, histories = learnt.items, learnt.histories
     ids, users = list(items.index), list(histories.index)
     place_QD = np.where(asked.row_QC == NOT_AN_ITEM, len(ids), np.searchsorted(items.begin_I, asked.row_QC, "right") - 1)
@@ -130,7 +130,7 @@ def _in_order(
 
 @dataclass(frozen=True)
 class _Places:
-    """Rows of the shown items and of those drawn beside them, [Q, D]; which places hold a clicked and which a shown item, bool [Q, C]."""
+    """Rows of the shown items, then of the drawn ones, [Q, D]; which places hold a clicked and which a shown item, bool [Q, C]."""
 
     rows_QD: np.ndarray
     clicked_QC: np.ndarray

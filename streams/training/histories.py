@@ -24,9 +24,8 @@ from streams.training.item_table import ItemTable
 
 @dataclass(frozen=True)
 class Histories:
-    """`index` maps a user to their number; `begin_U`, `end_U` bound their behaviours. item_H are item numbers, -1 = not in the catalogue; bucket_H and
-    token_H rows of AIF's and of the ranker's item table, token_H empty without a ranker. The last of `profiles` is that of a user of whom nothing is
-    known."""
+    """`index` maps a user to their number; `begin_U`, `end_U` bound their behaviours. item_H are item numbers, -1 = not in the catalogue. bucket_H are rows
+    of AIF's item table, token_H of the ranker's, empty without a ranker. The last of `profiles` is that of a user of whom nothing is known."""
 
     index: Mapping[Id, int]
     profiles: FeatureTensors
@@ -41,7 +40,7 @@ class Histories:
     features: FeatureTensors
 
     def ends_as_of(self, users: np.ndarray, time_ms: np.ndarray) -> np.ndarray:
-        """For each (user, time), the end of the user's behaviours strictly before that time: what was known when the request came."""
+        """For each (user, time), the end of the user's behaviours strictly before that time, which were known when the request came."""
         spans = zip(self.begin_U[users].tolist(), self.end_U[users].tolist(), time_ms.tolist(), strict=True)
         return np.array([begin + np.searchsorted(self.time_H[begin:end], at) for begin, end, at in spans], np.int64)
 

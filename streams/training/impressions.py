@@ -1,14 +1,13 @@
 """Impressions joined with histories and items as of their time, in batches of requests: the user half runs once per request.
 
-Here: `TrainingSet` (all columns, made once) and `Batch` (what one step needs, by indexing alone). Not here: the network, the loss, topics.
-No leak: a history ends strictly before the impression, by the times of the records (a click that a slow clock dates before it counts as known), and an
-item's row is the latest version that is not after it. The same holds for the items of the history: serving joins them with the rows at the time of the
-request, and not with those at the time of the behaviour. A profile counts from its `time_ms` on, and always if it has none. Embeddings have no time: the
-newest are joined, whenever they came, so they may not tell what follows from an impression.
+Here: `TrainingSet` (all columns, made once) and `Batch` (the inputs of one step, by indexing alone). Not here: the network, the loss, topics. No leak: a
+history ends strictly before the impression, and an item's row is the latest version that is not after it. Times are those of the records, so a click that a
+slow clock dates before the impression counts as known. The same holds for the items of the history, because serving joins them with the rows at the time of
+the request. A profile counts from its `time_ms` on, and always if it has none. Embeddings have no time: the newest are joined, whenever they came, so they
+must not contain outcomes of impressions.
 A request that occurs twice counts once (`told_once`), within the whole log in a training, within a round in a follower.
 
-Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table, T tasks
-beside the click.
+Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table, T tasks besides the click.
 """
 
 import dataclasses
@@ -91,7 +90,7 @@ class TrainingSet:
 
     def with_negatives(self, batch: Batch, requests: np.ndarray, chance: np.random.Generator, negatives: int) -> Batch:
         """The batch of these requests with `negatives` places more for each place: items of the catalogue, drawn uniformly, as of the request's time. Places
-        beside padding, and of items that did not exist then, stay empty."""
+        that belong to padding, and places of items that did not exist then, stay empty."""
         places_BC = batch.mask_BC.numpy()
         free_BN = np.repeat(places_BC, negatives, axis=1)
         item_BN = np.where(free_BN, chance.integers(0, len(self.items.begin_I), free_BN.shape), NOT_AN_ITEM)
@@ -230,8 +229,8 @@ def join_table(spec: ModelSpec, items: ItemTable, users: Mapping[Id, UserHistory
 def told_once(impressions: Iterable[ImpressionRecord]) -> list[ImpressionRecord]:
     """The first impression of each request. Two are of the same request if id, user, time and items are equal.
 
-    Both records of a request can be valid if a dead letter was sent again and an upgrade made the first one readable too, or if a publisher was not sure and
-    sent it twice. The id alone does not decide: ids may be used again.
+    Both records of a request can be valid. A dead letter may be sent again after an upgrade that made the first record readable too, or an unsure publisher
+    sends it twice. The id alone does not decide: ids may be used again.
     """
     found: dict[tuple[Id | int, ...], ImpressionRecord] = {}
     for i in impressions:

@@ -49,7 +49,7 @@ class ItemTable:
 
     @cached_property
     def distinct_inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows whose inputs of the item half differ from those of the row before, the place of each row among these): a version that changes statistics
+        """(rows whose inputs of the item half differ from those of the previous row, the place of each row among these). A version that changes statistics
         alone has the same vector."""
         differs_R = torch.zeros(len(self.version_R), dtype=torch.bool)
         differs_R[:1] = True

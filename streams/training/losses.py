@@ -12,7 +12,7 @@ batches, optimisers.
 
 COPR orders the click's logit. The bid enters it, and the teacher's order (`teacher_scores`), with the exponent that it has in the model's `rank_by`.
 
-Arrays: B requests, C shown items (padded, masked), T tasks beside the click.
+Arrays: B requests, C shown items (padded, masked), T tasks besides the click.
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ _SCORE_MAX = 1e30  # an eCPM over a tiny bid is cut here, so that the sum over a
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The labels of B requests: bid, teacher's eCPM (NaN where there is none) and click, float32 [B, C] each; which places hold an item, bool; other
-    outcomes float32 [B, C, T], None if there are none; which places hold an item that was shown, bool, None if all do."""
+    """The labels of B requests. Bid, teacher's eCPM (NaN: unknown) and click are float32 [B, C]; other outcomes are float32 [B, C, T], or None. `mask_BC`
+    says which places hold an item, `shown_BC` which hold an item that was shown (None: all of them)."""
 
     bid_BC: Tensor
     teacher_BC: Tensor
@@ -50,7 +50,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class LossValues:
-    """`total` is what is minimised; the others are parts of it before weighting, 0 where a part is left out."""
+    """`total` is minimised; the others are parts of it before weighting, 0 where a part is left out."""
 
     total: Tensor
     copr: Tensor
@@ -66,8 +66,8 @@ def batch_losses(
     outcome_logits_BCT: Tensor | None = None,
     shown_task: int | None = None,
 ) -> LossValues:
-    """The losses of click logits and of those of the other tasks. The bid enters COPR as it enters `rank_by`: a model that ranks by click is taught
-    the order of the teacher's click probabilities, in which bids have no part. `shown_task` is the place of the task `shown` among the other tasks."""
+    """The losses of click logits and of those of the other tasks. The bid enters COPR as it enters `rank_by`: a model that ranks by click learns the order of
+    the teacher's click probabilities, without bids. `shown_task` is the place of the task `shown` among the other tasks."""
     nothing = logits_BC.new_zeros(())
     copr = click = softmax = outcomes = nothing
     shown_BC = labels.shown_mask
@@ -98,8 +98,8 @@ def batch_losses(
 def keep_level(logits_BC: Tensor, mask_BC: Tensor) -> Tensor:
     """The same logits; of a loss of these, the gradient by each request's logits sums to 0: it moves no shift that they have in common.
 
-    EPSILON makes Eq. 10 depend on the level of y: all y rise until the clicks' loss holds them, at 1.4 to 1.8 times the expected clicks. So the level is
-    left to the clicks. The gradient g becomes g - w sum(g) / sum(w), with w = y (1 - y): equal shares would push what is low already to minus infinity.
+    EPSILON makes Eq. 10 depend on the level of y: all y rise until the clicks' loss holds them, at 1.4 to 1.8 times the expected clicks. So the level is left
+    to the clicks. The gradient g becomes g - w sum(g) / sum(w), with w = y (1 - y): equal shares would push low logits to minus infinity.
     """
     weight_BC = (torch.sigmoid(logits_BC) * torch.sigmoid(-logits_BC) * mask_BC).detach()
     level_B = (weight_BC * logits_BC.masked_fill(~mask_BC, 0)).sum(dim=1) / weight_BC.sum(dim=1).clamp(min=_WEIGHT_MIN)

@@ -1,8 +1,8 @@
 """How good a ranking is: HR@K, recall@K, GAUC, expected GAUC and calibration, vectorised over users.
 
-Here: pure NumPy functions of scores and labels. A measure has a value per user (`UserValues`), from which intervals are drawn (bootstrap.py).
-Not here: what is scored (questions.py). In HR and recall, ties are broken by the order of the columns (pass candidates in ascending id order, as answers
-have them); in GAUC a tie counts one half.
+Here: pure NumPy functions of scores and labels. A measure has a value per user (`UserValues`), from which intervals are drawn (bootstrap.py). Not here:
+scores (questions.py). In HR and recall, the order of the columns breaks ties, so pass candidates in ascending id order, as answers have them. In GAUC a tie
+counts one half.
 
 Arrays: U users, C candidates, X impressions of all users, G users that occur in X. Source: AIF, section 5.1
 (HR@K with the ranking model's ten best as relevant, GAUC); oracles in the tests: sklearn per user.
@@ -27,7 +27,7 @@ class UserValues:
         return cls(np.concatenate([p.value_U for p in parts]), np.concatenate([p.weight_U for p in parts]))
 
     def mean(self) -> float:
-        """The weighted mean; NaN if nobody counts."""
+        """The weighted mean; NaN if no user counts."""
         return float(np.average(self.value_U, weights=self.weight_U)) if self.weight_U.sum() > 0 else float("nan")
 
 

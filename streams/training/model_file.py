@@ -147,7 +147,7 @@ def _section_of(path: Path, sections: Any, name: str) -> Mapping[str, Any] | Non
 
 @contextlib.contextmanager
 def _named(where: str) -> Iterator[None]:
-    """Says where in which file what was refused stands."""
+    """Names the file and the section of a refused value."""
     try:
         yield
     except Misconfigured as error:

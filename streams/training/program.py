@@ -155,7 +155,7 @@ def _open_network(plan: TrainPlan) -> AifNetwork:
 
 
 def _open_source(settings: ProcessSettings, plan: TrainPlan, refused: RefusedImpressions | None) -> TopicEvents | SnapshotEvents:
-    """The topics, or what was exported of them."""
+    """The topics, or an export of them."""
     if plan.snapshot is not None:
         return SnapshotEvents(plan.snapshot)
     return TopicEvents.of(settings, refused.refuse if refused is not None else None)

@@ -65,8 +65,8 @@ def score_tasks(network: AifNetwork, questions: TrainingSet, progress: Callable[
 
 
 def teacher_ecpm(teacher: AifNetwork, data: TrainingSet) -> np.ndarray:
-    """A network's click probability times the bid of each impression of `data`, float32 [Q, C]; 0 where a place is padding: what stands for the ranking
-    stage behind pre-ranking where a log has no eCPM of it."""
+    """A network's click probability times the bid of each impression of `data`, float32 [Q, C]; 0 where a place is padding. It stands for the ranking stage
+    behind pre-ranking where a log has no eCPM of it."""
     logits_QC = score_tasks(teacher, data)[..., 0].astype(np.float64)
     ecpm_QC = data.bid_QC / (1 + np.exp(-logits_QC))
     return np.where(data.row_QC == NOT_AN_ITEM, 0.0, ecpm_QC).astype(np.float32)

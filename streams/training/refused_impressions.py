@@ -1,8 +1,8 @@
 """Sends records of impressions that cannot be decoded to their dead-letter topic. Only training reads impressions, so only training can do this.
 
-Here: the letters that wait in memory. Not here: sending (infra/kafka/dead_letter_sender.py), what is wrong with a record (event_decoder.py).
-Invariants: training waits a few seconds for dead letters at most, and never fails because of one. Letters that the broker did not take are tried
-again; beyond `_WAITING_BYTES_MAX` they are left to the next reading of the log, which is retained for longer than a training runs.
+Here: the letters that wait in memory. Not here: sending (infra/kafka/dead_letter_sender.py), the faults of a record (event_decoder.py). Invariants: training
+waits a few seconds for dead letters at most, and never fails because of one. Letters that the broker did not take are tried again. Beyond
+`_WAITING_BYTES_MAX` they are left to the next reading of the log, whose retention is longer than a training.
 """
 
 import logging

@@ -1,9 +1,9 @@
-"""Initial weights for a fit: an item's vector is its embedding, a behaviour is its item's vector, a user the mean of the behaviours, and the head reads
-the similarity of candidate and user.
+"""Initial weights for a fit, with which the head reads the similarity of candidate and user. An item's vector is its embedding, a behaviour is its item's
+vector, and a user is the mean of the behaviours.
 
 Here: a new network, with these weights where they are chosen. Not here: fitting; every weight can still be learnt.
-Why: with random projections between history and candidate, training has to find their inner product (the simplest collaborative filtering) by chance,
-which a few hundred steps on a shop's purchases do not. The other weights start as usual.
+Why: with random projections between history and candidate, training finds their inner product (the simplest collaborative filtering) only by chance. A few
+hundred steps on a shop's purchases do not find it. The other weights start as usual.
 
     MLP of Eq. 4            pairs of hidden units x and -x, whose ReLUs differ by x: I_j starts as the item's embeddings, as many columns as
                             fit; not the multimodal one, whose similarity DIN and SimTier read

@@ -1,8 +1,8 @@
 """Several fits from the same weights, and the mean of the weights that they end with.
 
-Here: that mean, and what a killed trainer needs of it. Not here: the fits (trainer.py), which differ in the requests that they draw.
-Why: what a fit ends with is in part chance, of which requests it happened to draw. Fits from the same weights end in one basin of the loss, so the mean
-of their weights is a model too, in which much of that chance cancels. It takes as long to train as all of them, and to serve as one of them.
+Here: that mean, and what a killed trainer needs of it. Not here: the fits (trainer.py), which differ in the requests that they draw. Why: the final weights
+of a fit depend in part on the requests that it happened to draw. Fits from the same weights end in one basin of the loss. So the mean of their weights is a
+model too, in which much of that chance cancels. It takes as long to train as all of them, and to serve as one of them.
 
 Source: Wortsman et al. 2022, "Model soups" (uniform soup).
 """
@@ -35,7 +35,7 @@ class Soup:
         return {_COUNTS: torch.tensor([self.fits, self.steps]), **named}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from a state; from an empty one as new."""
+        """Continues from a state; an empty one changes nothing."""
         if state:
             self.fits, self.steps = state[_COUNTS].tolist()
             self.start, self.mean = _part(state, "start/"), _part(state, "mean/")

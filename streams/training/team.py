@@ -2,11 +2,11 @@
 
 Here: `fit_in_processes`, whose processes are started here on one machine, and `open_group`, the processes of any machines that `torchrun` started. Not here:
 the loop and the step (trainer.py), which every process runs as it would alone.
-All processes draw the same batch, and each computes the logits of its share of the requests. The logits of the others are gathered, so every process has
-the loss of the whole batch, with gradient through its own share only. (The parts of the loss are means over requests with pairs, over shown items, over
-positives, so a mean of the shares' losses would be another loss.) DDP sums the gradients, and all processes take the same step.
-Each process holds the data. The first one leads: it alone keeps the state, and tells it to the others. When a process dies, the others end with
-`team_failed`, and `torchrun` starts all of them again, perhaps fewer: they go on from that state.
+All processes draw the same batch, and each computes the logits of its share of the requests. The logits of the others are gathered, so every process has the
+loss of the whole batch, with gradient through its own share only. (The parts of the loss are means over requests with pairs, over shown items, or over
+positives. So a mean of the shares' losses would be another loss.) DDP sums the gradients, and all processes take the same step. Each process holds the data.
+The first one leads: it alone keeps the state, and shares it with the others. When a process dies, the others end with `team_failed`. `torchrun` starts all of
+them again, perhaps fewer, and they continue from that state.
 
 Arrays: B requests, C shown items, T tasks.
 """
@@ -75,7 +75,7 @@ class Group:
 
     @property
     def leads(self) -> bool:
-        """Whether this process keeps, writes and publishes what comes of the training."""
+        """Whether this process keeps, writes and publishes the results of the training."""
         return self.rank == 0
 
     def share(self, value: T) -> T:

@@ -1,7 +1,7 @@
 """Reads the log for training: every event of the input topics up to now.
 
-Here: topics to `Events`, and what a checkpoint's card says of them. Not here: decoding (event_decoder.py), joining (impressions.py), following the log for
-ever (following/). Reading stops at the end offsets that were read at the start, so it also ends on a busy log.
+Here: topics to `Events`, and what a checkpoint's card says of them. Not here: decoding (event_decoder.py), joining (impressions.py), following the log
+(following/). Reading stops at the end offsets that were read at the start, so it also ends on a busy log.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ def find_span(times_ms: Sequence[int]) -> tuple[int | None, int | None]:
 
 
 class TopicEvents:
-    """Reads the topics of one index, whose identity says how. `decoder` counts what was refused, and calls `refuse` for impressions."""
+    """Reads the topics of one index, whose identity says how. `decoder` counts refused records, and calls `refuse` for impressions."""
 
     def __init__(
         self, bootstrap: Bootstrap, prefix: str, shards: int, user_partitions: int, kind: IdKind, refuse: Refuse | None = None
@@ -84,7 +84,7 @@ class TopicEvents:
     def wait_for_impressions(self, records: int) -> None:
         """Returns once the impressions topic holds at least `records`. Raises Unavailable (`timed_out`) after a quarter of an hour.
 
-        Whoever publishes impressions last can start training early: what they refer to is in the log when the last of them is.
+        A publisher that sends impressions last can start training early: their items and users are in the log when the last impression is.
         """
         topic = self.prefix + IMPRESSIONS
 
@@ -105,12 +105,12 @@ class TopicEvents:
             found = {topic: pool.submit(self._read, topic, until, given_up) for topic in TRAINING_TOPICS}
             try:
                 return Events(*(events.result() for events in found.values()))
-            except BaseException:  # Ctrl-C, too: the pool waits for its threads, and what they would read is of no use now
+            except BaseException:  # Ctrl-C, too: the pool waits for its threads, and their records are of no use now
                 given_up.set()
                 raise
 
     def _read(self, topic: str, until: Offsets, given_up: Event) -> list[Any]:
-        """One partition after the other, each in log order: how the broker interleaves them must not change what is learnt."""
+        """One partition after the other, each in log order: how the broker interleaves them must not change the result."""
         records = read_topic(self.bootstrap, topic, end=partitions_of(until, topic), prefix=self.prefix)
         ordered = in_log_order(takewhile(lambda _: not given_up.is_set(), records))
         return self.decoder.decode(topic, takewhile(lambda _: not given_up.is_set(), ordered))

@@ -3,25 +3,25 @@
 Here: schedule, the requests of a step, the vectors of behaviours. Not here: the optimiser (adam.py), the mean of several fits (soup.py), where data
 comes from (topic_events.py), files of a model (schemas/model/checkpoint.py).
 
-The async vectors of *candidates* are computed with gradient in every step, those of *behaviours* (protocol D1) come from a table of all item
-rows that is renewed every `VECTORS_EVERY` steps without gradient: they are inputs there, as they are in serving.
-Deterministic: the same data, seed and steps give the same weights on one machine; a limit in seconds gives up that (it sets the schedule).
-Measured on the synthetic world (20,000 items, 12,000 impressions of 24; HR@100 of 200 users kept out, 10,000 candidates; 300 steps of
-32 requests at 4e-3 = 7 s of one core; another seed or learning rate, 2e-3 to 8e-3, moves HR by .01; popularity has .16):
+The async vectors of *candidates* are computed with gradient in every step. Those of *behaviours* (protocol D1) are inputs, as in serving: they come from a
+table of all item rows, which is renewed every `VECTORS_EVERY` steps without gradient.
+Deterministic: the same data, seed and steps give the same weights on one machine; a limit in seconds gives up that (it sets the schedule). Measured on the
+synthetic world (20,000 items, 12,000 impressions of 24; HR@100 of 200 users kept out, 10,000 candidates; 300 steps of 32 requests at 4e-3 = 7 s of one core;
+another seed or learning rate, 2e-3 to 8e-3, moves HR by .01; popularity has .16):
 
     COPR weight, EPSILON   click alone   1, .01   .1, .01   .3, .1   1, .1   .1, .3   .3, .3   1, .3   .3, 1   1, 1
     HR@100                 .550          .494     .537      .597     .608    .610     .660     .691    .655    .697
     click cross-entropy    .355          .389     .358      .421     .503    .421     .522     .710    .524    .785
 
-1,000 steps: click alone .562, (.3, .3) .687, (1, .3) .710. Batches of 16 or 64 requests for the same time: no difference. EPSILON as a
-multiple of the request's mean eCPM was worse (.52 at 1, .46 at 2). A heavier COPR ranks better here and inflates y; on purchases of a real
-shop (online_retail, 200 steps, recall@100) 1, .3 was worse than click alone (.160 against .187) and .3, .3 was not (.185), so that is taken.
-`calibrated` leaves the level of y to the clicks (losses.py). In the demo's world (10,000 candidates, 600 steps, seed 0) .3 then has .503 and .03 has .536,
-against .656 as printed: probabilities that are right cost more of the best items than they are worth to a pre-ranker, so it is off by default.
+1,000 steps: click alone .562, (.3, .3) .687, (1, .3) .710. Batches of 16 or 64 requests for the same time: no difference. EPSILON as a multiple of the
+request's mean eCPM was worse (.52 at 1, .46 at 2). A heavier COPR ranks better here and inflates y. On purchases of a real shop (online_retail, 200 steps,
+recall@100), (1, .3) is worse than click alone: .160 against .187. (.3, .3) has .185, so it is the default. `calibrated` leaves the level of y to the clicks
+(losses.py). It is off by default, because correct probabilities cost too many of the best items: in the demo's world (10,000 candidates, 600 steps, seed 0)
+.3 then has .503 and .03 has .536, against .656 without it.
 
 Arrays: B requests, C shown items, Q requests, G requests of a group, L behaviours, R item rows, D width, T tasks.
-Source: AIF, section 5.1 (Adam, one loss, one epoch of billions of rows at 1e-4, weight decay 1e-5). Differs: cross-entropy beside COPR; some thousand
-steps instead of an epoch, with a higher rate that falls, and 1e-6.
+Source: AIF, section 5.1 (Adam, one loss, one epoch of billions of rows at 1e-4, weight decay 1e-5). Differs: cross-entropy besides COPR; some thousand steps
+instead of an epoch, with a higher rate that falls, and 1e-6.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ GRADIENT_NORM_MAX = 10.0
 WARM_RATE = 0.25  # of a fit's learning rate: of what continues from weights that are good already
 _WARM_UP = 0.03  # share of the run in which the learning rate rises
 _HALVINGS_MAX = 40.0  # so that the oldest request can still be drawn where the newest are fewer than a batch
-LOSSES = ("loss", "copr", "click")  # what is kept of each step
+LOSSES = ("loss", "copr", "click")  # kept of each step
 SHORT = 32  # histories up to this length are one group
 
 
@@ -73,8 +73,8 @@ class TrainReport:
 
 @dataclass(frozen=True)
 class Learnt:
-    """A step and its batch: the click logits float32 [B, C] from before it, the clicks, which places hold an item; the losses; and whether it was taken:
-    a gradient that is not finite changes nothing."""
+    """A step and its batch: the click logits float32 [B, C] from before the step, the clicks, and which places hold an item; its losses; and whether it was
+    taken. A gradient that is not finite changes nothing."""
 
     logits_BC: np.ndarray
     clicked_BC: np.ndarray
@@ -104,7 +104,7 @@ def task_logits(network: AifNetwork, data: TrainingSet, batch: Batch, vectors_RD
 
 
 def task_offsets(spec: ModelSpec) -> Tensor:
-    """What the loss adds to the logits of the tasks beside the click, [T - 1]."""
+    """Offsets of the loss for the logits of the tasks besides the click, [T - 1]."""
     return torch.tensor([SHOWN_OFFSET if place == spec.shown_task else 0.0 for place in range(len(spec.tasks) - 1)])
 
 
@@ -164,7 +164,7 @@ class Learner:
         return TrainerState(step, self.network.state_dict(), self._optimiser.moments, self._chance.bit_generator.state, about)
 
     def restore(self, state: TrainerState) -> None:
-        """Goes on from the state of a learner with the same network and choices."""
+        """Continues from the state of a learner with the same network and choices."""
         self.network.load_state_dict(dict(state.weights))
         self._optimiser.restore(state.moments)
         self._chance.bit_generator.state = dict(state.generator)
@@ -276,11 +276,11 @@ def schedule(share: float) -> float:
 def draw_requests(chance: np.random.Generator, time_Q: np.ndarray, chosen: TrainChoices, share: float, step: int) -> np.ndarray:
     """Different requests for one step, at that share of the run; all of them if there are no more than a batch takes.
 
-    Each pass over the requests has an order of its own, and a step takes its part of it: drawn anew in every step, a twentieth of them is in none of three
-    passes. With `half_life_days` a request of age a (before the newest) is drawn with chance 2^(-share a / half life) instead: all alike at first, ever more
-    of the newest then. A fit that learns all alike learns the mean of its whole period, and is asked about what comes after it: of a shop whose first
-    customers are all new to it, repeats weigh too little in the end. Drawing only the newest would leave few requests to learn the rest from. Nothing served
-    reads a request's time.
+    Each pass over the requests has an order of its own, and a step takes its part of it. With an independent draw in every step, a twentieth of them would be
+    in none of three passes. With `half_life_days` a request of age a (before the newest) is drawn with chance 2^(-share a / half life) instead: all alike at
+    first, then ever more of the newest. A fit that learns all alike learns the mean of its whole period, but serves the time after it. For example, the first
+    customers of a shop are all new to it, so repeats would weigh too little. Drawing only the newest would leave few requests to learn the rest from. The
+    served model reads no request's time.
     """
     count = min(chosen.batch_requests, len(time_Q))
     if not chosen.half_life_days:

@@ -1,10 +1,10 @@
 """What keeps the index store in shape: snapshots of this worker's shards when they are due, and retention.
 
-Snapshots: the store is asked once after a shard was opened. From then on only this worker writes snapshots of it. Between two snapshots of
-a shard that gets updates lie at most `every_s` and about `every_updates` updates. `every_s` is at most half of the shortest retention of its topics (A6, A8),
-so the log always completes the last two snapshots. With `every_updates` a new owner is ready in seconds.
-Retention: first comes the `drop` entry, and the files go a grace period later. Only the owner of a shard removes its files, because the owner knows
-which parts the shard still uses. Files of no shard may be removed by any worker, also by several at once.
+Snapshots: the store is asked once after a shard was opened. From then on only this worker writes snapshots of it. Between two snapshots of a shard that gets
+updates lie at most `every_s` and about `every_updates` updates. The setting `every_s` is at most half of the shortest retention of its topics (A6, A8). So
+the log always completes the last two snapshots. With `every_updates` a new owner is ready in seconds.
+Retention: first comes the `drop` entry, and the files go a grace period later. Only the owner of a shard removes its files, because the owner knows which
+parts the shard still uses. Files of no shard may be removed by any worker, also by several at once.
 """
 
 from collections.abc import Sequence

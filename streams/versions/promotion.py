@@ -5,13 +5,13 @@
     approved   an operator has approved the newest published version: `promote` without a canary
     rollback   servers report that the live version misbehaves (core/misbehaviour.py)
 
-Invariants: the only state is the running job, so a crash costs only its time. Several workers may do this at once; one entry is written. The canary's
-verdict counts only if the version that it was compared with is still live, and never against an operator's later decision. The caller's
-thread never waits for a canary.
-A rollback is decided on the newest log, so only one of several workers writes it, and never after a hold, a pin or another promotion. The entry
-`rollback` also holds: nothing is promoted by itself until an operator has released the hold. A rollback also goes to a version that fell behind in a shard
-(B5), which an operator may only with --force: requests fail now, and an answer about older items is better than an error. The entry names the missing
-records, and every worker with such a shard raises an alarm (shard_versions.py).
+Invariants: the only state is the running job, so a crash costs only its time. Several workers may do this at once; one entry is written. The canary's verdict
+counts only if the version that it was compared with is still live, and never against an operator's later decision. The caller's thread never waits for a
+canary.
+A rollback is decided on the newest log, so only one of several workers writes it, and never after a hold, a pin or another promotion. The entry `rollback`
+also holds: nothing is promoted by itself until an operator has released the hold. A rollback also goes to a version that fell behind in a shard (B5),
+although an operator needs --force for that. Requests fail now, and an answer about older items is better than an error. The entry names the missing records,
+and every worker with such a shard raises an alarm (shard_versions.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping

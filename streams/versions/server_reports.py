@@ -79,7 +79,7 @@ class ServerReports:
             _log.warning("skipping server report at offset %d: %s", record.offset, error)
 
     def _begin(self, topic: str) -> dict[int, int]:
-        """One hour before the newest report; where there is none, the end of the topic."""
+        """One hour before the newest report; the end of a topic without reports."""
         ends, newest_ms = end_offsets(self._bootstrap, topic), newest_time_ms(self._bootstrap, topic)
         self._live_from = ends
         return ends if newest_ms is None else offsets_at(self._bootstrap, topic, newest_ms - KEPT_MS)

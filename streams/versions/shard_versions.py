@@ -2,8 +2,8 @@
 
     attach encoders -> start -> build -> seal; stop what is frozen, removed or aborted; take a snapshot when one is due
 
-Invariants: as in reconcile.py; and a shard is admitted (its first batch is let in) only when every version that receives rows is recorded in it
-with its encoder, or as behind (A7).
+Invariants: as in reconcile.py. A shard is admitted (its first batch is let in) only when it has every version that receives rows, with its encoder or marked
+as behind (A7).
 """
 
 import contextlib

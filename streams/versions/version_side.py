@@ -1,8 +1,8 @@
 """Everything in a worker that has to do with versions, wired together: builders, reconciler, decisions on checkpoints, messages to Kafka.
 
 With `build.warm`, the builder processes start in the constructor and kernels are loaded at once; without it, both wait until a version needs them. Neither
-this process nor a builder loads torch: the dry run of a new checkpoint and its canary, which run a whole network, have a process of their own. It starts
-with a checkpoint and ends when no other checkpoint comes for a while.
+this process nor a builder loads torch. The dry run of a new checkpoint and its canary, which run a whole network, have a process of their own. It starts with
+a checkpoint and ends when no other checkpoint comes for a while.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """The few functions of the shell that touch directories and files, replaced by simulated disks and the store in memory.
 
 Here: `simulated(world)`, a context in which streams/ opens directories on the disk of the process that asks, and parts and snapshots are objects in the
-store. Everything else of the shell stays. test_fakes.py runs the same cases on these and on the real ones. A directory's path begins with the name of the
-host whose disk it is on.
+store. Everything else of the shell stays. test_fakes.py runs the same cases on these and on the real ones.
+A directory's path begins with the name of the host whose disk it is on.
 """
 
 import contextlib

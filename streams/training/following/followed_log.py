@@ -1,10 +1,10 @@
 """Follows the five topics of training: plans a round from the topics' ends, and reads exactly up to where it ends.
 
-Here: reading, and how far a round goes (`plan_impressions`, pure). Not here: decoding (training/event_decoder.py), learning (learner.py).
-A round has the records from the end of the round before it up to, but not including, the offsets of its end.
-Invariants: no offsets are committed to Kafka; the positions are stored with the weights, and a round's end before anything of it is learnt. What a round
-contains depends on its offsets alone, not on how fast records arrive: what was learnt is a function of the log and of a list of offset vectors. The broker
-may be away for a while; reading goes on when it is back.
+Here: reading, and how far a round goes (`plan_impressions`, pure). Not here: decoding (training/event_decoder.py), learning (learner.py). A round has the
+records from the end of the round before it up to, but not including, the offsets of its end.
+Invariants: no offsets are committed to Kafka; the positions are stored with the weights, and a round's end before anything of it is learnt. The content of a
+round depends on its offsets alone, not on how fast records arrive. So the weights are a function of the log and of a list of offset vectors. The broker may
+be away for a while; reading continues when it is back.
 """
 
 import time

@@ -1,9 +1,9 @@
 """The loop of `aif train --follow`: plan a round, write the state that it starts from, learn it, publish when an interval is over, report.
 
-Here: the order of the work, and what is remembered between two rounds. Not here: its parts (see the table in __init__.py).
-Invariant: before a round is learnt, one file holds the weights, the optimiser's moments, the generator, the offsets at which the round begins, and
-those at which it ends. A trainer that is killed at any moment therefore learns the same rounds from the same weights again, and ends with the same
-weights as one that was not killed, bit for bit on one machine. (The one exception: a profile that Kafka's compaction removed between the two readings.)
+Here: the order of the work, and the state between two rounds. Not here: its parts (see the table in __init__.py).
+Invariant: before a round is learnt, one file holds the weights, the optimiser's moments, the generator, and the offsets of the round's begin and end. So a
+trainer that is killed at any moment learns the same rounds from the same weights again. It ends with the same weights as one that was not killed, bit for bit
+on one machine. (The one exception: a profile that Kafka's compaction removed between the two readings.)
 """
 
 import dataclasses
@@ -40,9 +40,9 @@ _DISK_POLL_S = 1.0
 class Place:
     """How far a follower is: everything before `ends` is learnt, in `number` rounds, and `next` is the end of the round that was planned.
 
-    `requests` counts those learnt; `from_ms` and `until_ms` are the span of their times (training/topic_events.py). `oldest_ms` has, of each of the
-    newest rounds, the time before which a tenth of its impressions lie. It is not the oldest time itself, because one client whose clock stands at
-    1970 would then keep every version of every item in memory.
+    `requests` counts those learnt; `from_ms` and `until_ms` are the span of their times (training/topic_events.py). Of each of the newest rounds, `oldest_ms`
+    has the time before which a tenth of its impressions lie. It is not the oldest time itself, because one client whose clock stands at 1970 would then keep
+    every version of every item in memory.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Place:
 
     @property
     def settled_ms(self) -> int:
-        """No impression older than this is expected any more. It depends on what was learnt and not on the clock, so that a restart repeats it."""
+        """No impression older than this is expected any more. It depends on the learnt impressions and not on the clock, so that a restart repeats it."""
         return max(0, min(self.oldest_ms, default=0) - SETTLED_AFTER_MS)
 
     def after(self, ends: Offsets, impressions: Sequence[ImpressionRecord]) -> "Place":

@@ -1,4 +1,4 @@
-"""Decides whether a follower may publish what it learns, from counts over the newest rounds.
+"""Decides whether a follower may publish its weights, from counts over the newest rounds.
 
 Here: the counts and the reasons against publishing, as pure functions. Not here: their bounds (training/settings.py), counting (follower.py), publishing
 (publications.py).
@@ -18,8 +18,8 @@ _REFUSED_SHARE_MAX = 0.05  # of the steps
 
 @dataclass(frozen=True, slots=True)
 class RoundCounts:
-    """Counts of one round: records of impressions and those that could not be decoded; shown items and those unknown at the time of the impression;
-    steps taken, and steps refused because their gradient was not finite."""
+    """Counts of one round. Records of impressions, and those that could not be decoded. Shown items, and those unknown at the time of the impression. Steps
+    taken, and steps refused because their gradient was not finite."""
 
     records: int = 0
     unreadable: int = 0
@@ -33,9 +33,9 @@ class RoundCounts:
 
 
 def find_faults(rounds: Iterable[RoundCounts], event_age_s: float | None, bounds: TrainSection) -> tuple[str, ...]:
-    """The reasons why nothing may be published now, as texts for people; empty if publishing is allowed. `event_age_s` is the median age of
-    the newest round's impressions by their own times, None before the first; below 0 it is how far they are ahead of the clock. The shares are of all
-    rounds together. One bad one alone is no share, whatever it is of: it does not stop a follower that has read little, unless the bound is 0."""
+    """The reasons why nothing may be published now, as texts for people; empty if publishing is allowed. `event_age_s` is the median age of the newest
+    round's impressions by their own times, None before the first. Below 0 they are ahead of the clock. The shares are of all rounds together. One bad one
+    alone is no share, whatever it is of: it does not stop a follower that has read little, unless the bound is 0."""
     total = sum(rounds, RoundCounts())
     found = []
     if event_age_s is not None and event_age_s > bounds.late_s_max:

@@ -1,11 +1,11 @@
 """Scores each batch of a round, then learns it: a follower's network, its optimiser and its generator; and how well the newest requests were predicted.
 
-Here: `OnlineLearner`, `ProgressiveValidation`. Not here: where rounds come from (followed_log.py, view.py), the training step (training/trainer.py), the
-file of the state (training/trainer_state.py), the metrics (training/metrics.py).
-Invariants: a batch is scored with the weights from before it was learnt, so progressive validation never scores an example that was seen. All weights
-are trained, embeddings and bridges among them; multimodal embeddings (inputs) and W_hash (not a parameter) stay as they are, so the signatures in the
-index stay valid. Learning a round again gives the same weights: the batches are drawn by a generator that is part of the state, and the vectors of
-behaviours are recomputed at the beginning of each round.
+Here: `OnlineLearner`, `ProgressiveValidation`. Not here: where rounds come from (followed_log.py, view.py), the training step (training/trainer.py), the file
+of the state (training/trainer_state.py), the metrics (training/metrics.py).
+Invariants: a batch is scored with the weights from before it was learnt, so progressive validation never scores an example that was seen. All weights are
+trained, embeddings and bridges among them. Multimodal embeddings (inputs) and W_hash (not a parameter) never change, so the signatures in the index stay
+valid. Learning a round again gives the same weights. The generator that draws the batches is part of the state, and the vectors of behaviours are recomputed
+at the beginning of each round.
 
 Arrays: B requests, C shown items, X shown items of the window of progressive validation.
 """
@@ -48,8 +48,8 @@ def follower_choices(given: Mapping[str, Any], of_file: TrainChoices = _DEFAULT_
 
 
 class OnlineLearner(Learner):
-    """A network that learns round after round. The rate that was chosen is constant, because what changes has to be followed without end. `steps` counts
-    the steps taken; it is the step of its state."""
+    """A network that learns round after round. The chosen rate is constant, because changes never end. `steps` counts the steps taken; it is the step of its
+    state."""
 
     def __init__(self, network: AifNetwork, chosen: TrainChoices) -> None:
         super().__init__(network, chosen)
@@ -77,8 +77,8 @@ class OnlineLearner(Learner):
 
 
 class ProgressiveValidation:
-    """Keeps whole batches: the newest `requests_max` requests, and up to a batch more. GAUC groups by request here and not by user: it is the mean AUC of the
-    requests that have items with and without a click, weighted by their numbers of items."""
+    """Keeps whole batches: the newest `requests_max` requests, and up to a batch more. GAUC groups by request here and not by user. It is the mean AUC of the
+    requests with clicked and other items, weighted by their numbers of items."""
 
     def __init__(self, requests_max: int = WINDOW_REQUESTS) -> None:
         self._requests_max = requests_max

@@ -54,8 +54,8 @@ _log = logging.getLogger("aif.train.follow")
 
 @dataclass(frozen=True)
 class FollowPlan:
-    """The options of `aif train --follow`; see its help. `warm_start` None: the checkpoint of the live version, as soon as there is one.
-    `model`: a model file; a checkpoint of another model is refused. `given`: choices of [train] that were named on the command line."""
+    """The options of `aif train --follow`; see its help. Without `warm_start` it takes the checkpoint of the live version, as soon as there is one. `model`
+    is a model file; a checkpoint of another model is refused. `given` has the choices of [train] from the command line."""
 
     out: Path
     name: str = "online"
@@ -199,8 +199,8 @@ def _kept(states: StateFile, say: Callable[[str], None]) -> TrainerState | None:
 
 
 def _first_place(bootstrap: Bootstrap, prefix: str, base: Checkpoint) -> tuple[Place, str]:
-    """(the place to start from, which one it is): where the training of `base` ended according to its card, so that no impression is left out or
-    learnt twice; the end of the log if the card does not say, or the log does not hold that place."""
+    """(the place to start from, its name). It is where the training of `base` ended according to its card, so that no impression is left out or learnt twice.
+    If the card does not say, or the log does not hold that place, it is the end of the log."""
     ends = fetch_ends(bootstrap, prefix)
     told = base.info.card.get("data")
     offsets = partitions_of(told["offsets"], IMPRESSIONS) if isinstance(told, Mapping) and "offsets" in told else {}

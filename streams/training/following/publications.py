@@ -40,8 +40,8 @@ class Published:
 
 
 class Publications:
-    """Writes, announces and watches. `announce` publishes the pointer to a file and returns its version; `fetch_control` returns the state of the
-    control log; what was learnt up to step `steps` counts as published already."""
+    """Writes, announces and watches. `announce` publishes the pointer to a file and returns its version; `fetch_control` returns the state of the control
+    log. Weights up to step `steps` count as published already."""
 
     def __init__(
         self,

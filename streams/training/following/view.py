@@ -2,9 +2,9 @@
 
 Here: the fold of the context topics, and the part of it that a round needs. Not here: columns and batches (training/impressions.py), reading
 (followed_log.py).
-The join is the one of a training over the whole log, with one difference, which bounds memory: of an item's versions at or before `settled_ms` only
-the last is kept. Invariant: the result depends on the folded events and on `settled_ms`, not on when they arrived, so a view that is rebuilt from the
-log gives the same join.
+The join is the one of a training over the whole log, but for one difference that bounds memory. Of an item's versions at or before `settled_ms` only the last
+is kept. Invariant: the result depends on the folded events and on `settled_ms`, not on when they arrived. So a view that is rebuilt from the log gives the
+same join.
 In memory: features and embedding of every item, and the newest behaviours of every user (schemas/limits.py).
 """
 

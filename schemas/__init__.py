@@ -3,7 +3,7 @@
 events.py                 shapes of the topics' records; decoding.py: read and checked; event_reader.py: valid ones, read fast
 topics.py                 the topics and the headers of their records
 requests.py, token.py     what travels between caller and server
-features.py               features as data: raw values to the numbers a network reads
+features.py               features as data: what a catalogue has; kinds.py: raw values to the numbers a network reads
 ids.py                    ids, their keys, partitions and hash buckets
 users.py                  what is known of a user; behaviour_columns.py: the same in columns
 statistics.py             rates and counts of items as of a time, defined for imports and streams alike

@@ -14,23 +14,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from schemas.errors import Misconfigured
-from schemas.ids import IdKind, hash_bucket
-from schemas.limits import (
-    BAG_VALUES_MAX,
-    EMBEDDING_WIDTH_MAX,
-    FEATURES_PER_SCHEMA_MAX,
-    HASH_BUCKETS_MAX,
-    NAME_CHARS_MAX,
-    REALTIME_BUCKETS_MAX,
-)
+from schemas.ids import IdKind
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMBER_MAX, NUMERIC, Kind, Layout, Transform, find_kind
+from schemas.limits import BAG_VALUES_MAX, FEATURES_PER_SCHEMA_MAX, NAME_CHARS_MAX, REALTIME_BUCKETS_MAX
 from schemas.statistics import Statistic, decode_statistic
 
-NUMBER_MAX = 1e6  # one absurd value must not make a row, and so a whole answer, infinite
 BID_MAX = 1e12
 
 
@@ -43,26 +36,9 @@ class Scope(enum.StrEnum):
     CONTEXT = "context"
 
 
-class Kind(enum.StrEnum):
-    """How a value becomes numbers: one bucket, one number, a mean of buckets, or a vector as it is."""
-
-    CATEGORICAL = "categorical"
-    NUMERIC = "numeric"
-    BAG = "bag"
-    EMBEDDING = "embedding"
-
-
-class Transform(enum.StrEnum):
-    """Applied to a numeric value before (x - mean) / scale."""
-
-    NONE = "none"
-    LOG1P = "log1p"  # sign(x) * log(1 + |x|)
-
-
 _SALTS_KEPT = 4_096  # without the cache it would be computed for every value
-_BUCKETS_KEPT = 1 << 15
-_COLUMN_ROWS_MIN = 8  # below it NumPy costs more than it saves
 _PLAIN_NUMBERS = frozenset({int, float})
+_LAYOUTS = (Layout.BUCKET, Layout.BAG, Layout.NUMBER, Layout.VECTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +71,8 @@ class Feature:
             self.name.isidentifier() and len(self.name) <= NAME_CHARS_MAX,
             f"a name is a Python identifier of at most {NAME_CHARS_MAX} characters",
         )
-        if self.kind in (Kind.CATEGORICAL, Kind.BAG):
-            wanted = f"buckets = {self.buckets}, expected a whole number from 2 to {HASH_BUCKETS_MAX}"
-            require(type(self.buckets) is int and 2 <= self.buckets <= HASH_BUCKETS_MAX, wanted)
-        if self.kind is Kind.EMBEDDING:
-            wanted = f"width = {self.width}, expected a whole number from 1 to {EMBEDDING_WIDTH_MAX}"
-            require(type(self.width) is int and 1 <= self.width <= EMBEDDING_WIDTH_MAX, wanted)
+        fault = self.kind.find_fault(self)
+        require(fault is None, str(fault))
         require(
             all(map(math.isfinite, (self.mean, self.scale, self.default))) and self.scale > 0,
             "mean, scale, default must be finite and scale positive",
@@ -108,7 +80,7 @@ class Feature:
         if self.realtime:
             require(self.scope is Scope.ITEM, "only item features can be realtime")
             require(
-                self.kind is Kind.NUMERIC or (self.kind is Kind.CATEGORICAL and self.buckets <= REALTIME_BUCKETS_MAX),
+                self.layout is Layout.NUMBER or (self.layout is Layout.BUCKET and self.buckets <= REALTIME_BUCKETS_MAX),
                 f"a realtime feature is numeric, or categorical with at most {REALTIME_BUCKETS_MAX} buckets",
             )
 
@@ -117,39 +89,18 @@ class Feature:
         """Hash salt: two features with the same values do not collide in the same way."""
         return _salt(self.scope, self.name)
 
-    def bucket(self, value: object) -> int:
-        """Row of this feature's embedding table; 0 if the value is missing."""
-        return _bucket(value, self.buckets, self.salt) if isinstance(value, (int, str)) else 0
+    @property
+    def layout(self) -> Layout:
+        """The array that holds its numbers."""
+        return self.kind.layout
 
-    def buckets_of(self, values: Sequence[object]) -> list[int]:
-        """`bucket` of many values."""
-        buckets, salt = self.buckets, self.salt
-        return [_bucket(value, buckets, salt) if isinstance(value, (int, str)) else 0 for value in values]
+    def encode_one(self, value: object) -> float:
+        """The bucket or the number of one value, of a feature whose layout is single."""
+        return self.kind.encode_one(self, value)
 
-    def number(self, value: object) -> float:
-        """Transformed and scaled value, clipped to +-1e6; the default if missing, not a number, or not finite."""
-        x = float(value) if isinstance(value, (int, float)) and math.isfinite(value) else self.default
-        if self.transform == Transform.LOG1P:
-            x = math.copysign(math.log1p(abs(x)), x)
-        return min(max((x - self.mean) / self.scale, -NUMBER_MAX), NUMBER_MAX)
-
-    def numbers(self, values: Sequence[object]) -> np.ndarray:
-        """`number` of many values: float64 [R], the same bits."""
-        if len(values) < _COLUMN_ROWS_MIN or not _PLAIN_NUMBERS.issuperset(map(type, values)):
-            return np.array([self.number(value) for value in values], np.float64)
-        return self.numbers_in(np.array(values, np.float64))
-
-    def numbers_in(self, x_R: np.ndarray) -> np.ndarray:
-        """`number` of a float64 column in which NaN stands for missing: float64 [R], the same bits."""
-        x_R = np.where(np.isfinite(x_R), x_R, self.default)
-        if self.transform == Transform.LOG1P:
-            # One by one, because NumPy's logarithm may differ in the last bit.
-            x_R = np.copysign(list(map(math.log1p, np.abs(x_R).tolist())), x_R)
-        return np.clip((x_R - self.mean) / self.scale, -NUMBER_MAX, NUMBER_MAX)
-
-
-# Categories repeat. Typed, because 1 and true are equal in Python and hash into different buckets.
-_bucket = functools.lru_cache(_BUCKETS_KEPT, typed=True)(hash_bucket)
+    def encode(self, values: Sequence[object]) -> np.ndarray:
+        """The same of many values, the same bits; of any layout."""
+        return self.kind.encode(self, values)
 
 
 @functools.lru_cache(_SALTS_KEPT)
@@ -187,7 +138,7 @@ class FeatureSchema:
             len(set(names)) == len(names),
             f"feature names must be unique within a scope, got {sorted(n for n in names if names.count(n) > 1)}",
         )
-        for role, kind in (("sim_category", Kind.CATEGORICAL), ("bid", Kind.NUMERIC), ("multimodal", Kind.EMBEDDING)):
+        for role, kind in (("sim_category", CATEGORICAL), ("bid", NUMERIC), ("multimodal", EMBEDDING)):
             name = getattr(self, role)
             item_kinds = {f.name: f.kind for f in self.features if f.scope is Scope.ITEM}
             require(
@@ -252,14 +203,13 @@ class FeatureSchema:
 
     def category_of(self, raw: Mapping[str, Any]) -> int:
         """The bucket of the SIM category; 0 if missing."""
-        return self.item(self.sim_category).bucket(raw.get(self.sim_category)) if self.sim_category else 0
+        return int(self.item(self.sim_category).encode_one(raw.get(self.sim_category))) if self.sim_category else 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the inverse of `decode_feature_schema`."""
         defaults = {f.name: f.default for f in dataclasses.fields(Feature)}
-        features = [
-            {k: v for k, v in dataclasses.asdict(f).items() if k in ("name", "scope", "kind") or v != defaults[k]} for f in self.features
-        ]
+        told = [dataclasses.asdict(f) | {"kind": f.kind.name} for f in self.features]
+        features = [{k: v for k, v in f.items() if k in ("name", "scope", "kind") or v != defaults[k]} for f in told]
         return dataclasses.asdict(self) | {"features": features, "behaviour_kinds": list(self.behaviour_kinds)}
 
     @property
@@ -283,7 +233,7 @@ def decode_feature_schema(raw: Mapping[str, Any]) -> FeatureSchema:
                 **{
                     **f,
                     "scope": Scope(f["scope"]),
-                    "kind": Kind(f["kind"]),
+                    "kind": find_kind(f["kind"]),
                     "transform": Transform(f.get("transform", "none")),
                     "statistic": decode_statistic(told) if (told := f.get("statistic")) is not None else None,
                 }
@@ -317,43 +267,35 @@ def encode_features(
 ) -> FeatureBlock:
     """Raw values of R records to arrays, for `features` in their order. An embedding feature is read from the record by its name, or from `vectors` if it is
     an array there: finite float32 [R, width], zeros if missing."""
-    rows = len(records)
-    by_kind = {kind: [f for f in features if f.kind is kind] for kind in Kind}
-    categorical = np.zeros((rows, len(by_kind[Kind.CATEGORICAL])), np.int64)
-    numeric = np.zeros((rows, len(by_kind[Kind.NUMERIC])), np.float32)
-    bags = np.zeros((rows, len(by_kind[Kind.BAG]), BAG_VALUES_MAX if by_kind[Kind.BAG] else 0), np.int64)
-    embeddings = np.zeros((rows, sum(f.width for f in by_kind[Kind.EMBEDDING])), np.float32)
-    for c, feature in enumerate(by_kind[Kind.CATEGORICAL]):
-        categorical[:, c] = feature.buckets_of([r.get(feature.name) for r in records])
-    for n, feature in enumerate(by_kind[Kind.NUMERIC]):
-        numeric[:, n] = feature.numbers([r.get(feature.name) for r in records])
-    for b, feature in enumerate(by_kind[Kind.BAG]):
-        for row, r in enumerate(records):
-            values = r.get(feature.name)
-            if isinstance(values, (list, tuple)):
-                bags[row, b, : len(values)] = [_bucket(value, feature.buckets, feature.salt) for value in values[:BAG_VALUES_MAX]]
-    at = 0
-    for feature in by_kind[Kind.EMBEDDING]:
-        _put_vectors(embeddings[:, at : at + feature.width], feature, records, vectors or {})
+    of, rows = by_layout(features), len(records)
+    categorical_RC, numeric_RN = np.zeros((rows, len(of.buckets)), np.int64), np.zeros((rows, len(of.numbers)), np.float32)
+    bags_RBV = np.zeros((rows, len(of.bags), BAG_VALUES_MAX if of.bags else 0), np.int64)
+    for columns, column_features in ((categorical_RC, of.buckets), (numeric_RN, of.numbers), (bags_RBV, of.bags)):
+        for place, feature in enumerate(column_features):
+            columns[:, place] = feature.kind.encode(feature, [r.get(feature.name) for r in records])
+    at, embeddings_RE = 0, np.zeros((rows, sum(f.width for f in of.vectors)), np.float32)
+    for feature in of.vectors:
+        out_RE = embeddings_RE[:, at : at + feature.width]
+        if vectors is not None and feature.name in vectors:
+            np.clip(vectors[feature.name], -NUMBER_MAX, NUMBER_MAX, out=out_RE)
+        else:
+            out_RE[:] = feature.encode([r.get(feature.name) for r in records])
         at += feature.width
-    return FeatureBlock(categorical, numeric, bags, embeddings)
+    return FeatureBlock(categorical_RC, numeric_RN, bags_RBV, embeddings_RE)
 
 
-def _put_vectors(out_RE: np.ndarray, feature: Feature, records: Sequence[Mapping[str, Any]], vectors: Mapping[str, np.ndarray]) -> None:
-    if feature.name in vectors:
-        np.clip(vectors[feature.name], -NUMBER_MAX, NUMBER_MAX, out=out_RE)
-        return
-    for row, r in enumerate(records):
-        value = r.get(feature.name)
-        if _is_vector(value, feature.width):
-            out_RE[row] = np.clip(value, -NUMBER_MAX, NUMBER_MAX)
+class ByLayout(NamedTuple):
+    """Features by the layout of their kind, each list in the order of the features."""
+
+    buckets: list[Feature]
+    bags: list[Feature]
+    numbers: list[Feature]
+    vectors: list[Feature]
 
 
-def _is_vector(value: object, width: int) -> TypeGuard[Sequence[float]]:
-    """Whether an embedding value is `width` finite numbers; anything else counts as missing (zeros)."""
-    if isinstance(value, np.ndarray):
-        return value.shape == (width,) and value.dtype.kind == "f" and bool(np.isfinite(value).all())
-    return isinstance(value, (list, tuple)) and len(value) == width and all(isinstance(x, (int, float)) and math.isfinite(x) for x in value)
+def by_layout(features: Sequence[Feature]) -> ByLayout:
+    """The features of each layout."""
+    return ByLayout(*([f for f in features if f.kind.layout is layout] for layout in _LAYOUTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,11 +310,10 @@ class PlainColumns:
 def encode_plain_columns(schema: FeatureSchema, records: Sequence[Mapping[str, Any]]) -> PlainColumns:
     """The columns of R items that need no network."""
     rows, category, features = len(records), schema.sim_category, schema.realtime_features
-    category_R = schema.item(category).buckets_of([r.get(category) for r in records]) if category else np.zeros(rows)
+    category_R = schema.item(category).encode([r.get(category) for r in records]) if category else np.zeros(rows)
     realtime_RQ = np.empty((rows, len(features)), np.float32)
     for q, feature in enumerate(features):
-        values = [r.get(feature.name) for r in records]
-        realtime_RQ[:, q] = feature.numbers(values) if feature.kind is Kind.NUMERIC else feature.buckets_of(values)
+        realtime_RQ[:, q] = feature.encode([r.get(feature.name) for r in records])
     return PlainColumns(np.asarray(category_R, np.int64), schema.bids_of(records), realtime_RQ)
 
 

@@ -9,7 +9,6 @@ from infra.clock import DAY_MS
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.mapping import POPULARITY
 from infra.data.periods import cut_of, spell_time
-from schemas.features import Kind
 
 
 def describe_choices(catalogue: MappedCatalogue) -> list[str]:
@@ -45,14 +44,6 @@ def _of_items(catalogue: MappedCatalogue) -> Iterator[str]:
     yield f"category of items: {category or 'none; a feature named category, or [schema] sim_category, is one'}"
     for feature in sources.features:
         column = given.get(feature.name)
-        if column is not None and column.columns and column.kind is None and feature.kind in _WHY:
-            yield f"{feature.name}: {feature.kind}, {_WHY[feature.kind]}"
+        if column is not None and column.columns and column.kind is None:
+            yield f"{feature.name}: {feature.kind}, because {feature.kind.sign}"
     yield f"rank_by: {catalogue.model['rank_by']}"
-
-
-_WHY = {
-    Kind.NUMERIC: "because every cell is a number",
-    Kind.CATEGORICAL: "because its cells are no numbers, or it is the category",
-    Kind.BAG: "because its cells are lists of values",
-    Kind.EMBEDDING: "because its cells are lists of fractions, or it has several columns",
-}

@@ -12,7 +12,7 @@ from infra.data.mapping import Items
 from infra.data.mapping_source import FeatureSource
 from infra.data.tables import LoadedRows
 from schemas.errors import suggest
-from schemas.features import Kind
+from schemas.kinds import Layout
 from schemas.statistics import CLICK, SHOWN, TAKEN, Log, Measure, Statistic, fit_windows
 
 _GROUPS_MIN = 16  # values of a column whose rates are derived; an embedding learns those of fewer
@@ -23,8 +23,8 @@ _GROUPS_MAX, _KINDS_MAX, _OUTCOMES_MAX = 3, 3, 3
 def count_values(items: Items, sample: LoadedRows, sim_category: str | None) -> Mapping[str, int]:
     """How many values each categorical column of [items.features] has, in a sample."""
     read = {name: f for name, f in items.features.items() if not f.is_derived and f.columns}
-    kinds = {name: f.kind or guess_kind(f, sample.arrays(f)) for name, f in read.items()}
-    wanted = [name for name in read if kinds[name] is Kind.CATEGORICAL or name == sim_category]
+    kinds = {name: f.kind or guess_kind(sample.cells(f)) for name, f in read.items()}
+    wanted = [name for name in read if kinds[name].layout is Layout.BUCKET or name == sim_category]
     return {name: len(distinct(sample.arrays(read[name])[0])[0]) for name in wanted}
 
 

@@ -18,7 +18,8 @@ import numpy as np
 from infra.data.mapped_sources import MappedSources
 from infra.data.rank_measures import strongest_correlation
 from infra.data.tables import IdPlaces, LoadedRows
-from schemas.features import Feature, Kind, Scope
+from schemas.features import Feature, Scope
+from schemas.kinds import Layout
 
 _TELLING_LEAST = 0.5  # of the requests with clicked rows and others; an hour that changes within a session tells few of them apart
 _COUNTING_LEAST = 0.8  # a page that gets clicks more often than another stays far below
@@ -30,12 +31,12 @@ _Shown = tuple[bool, Mapping[str, Any], Mapping[str, Any]]  # a row: whether it 
 
 def find_leaking_context(sources: MappedSources) -> Iterator[str]:
     """A sentence about each such column."""
-    features = [f for f in sources.features if f.scope is Scope.CONTEXT and f.kind in (Kind.NUMERIC, Kind.CATEGORICAL)]
+    features = [f for f in sources.features if f.scope is Scope.CONTEXT and f.layout.is_single]
     if sources.shown is None or not features or len(requests := _rows_by_request(sources, features)) < _REQUESTS_LEAST:
         return
     clicks_Q = np.array([sum(clicked for clicked, _, _ in rows) for rows in requests])
     length_Q = np.array([len(rows) for rows in requests])
-    categories = [f.name for f in sources.features if f.scope is Scope.ITEM and f.kind is Kind.CATEGORICAL]
+    categories = [f.name for f in sources.features if f.scope is Scope.ITEM and f.layout is Layout.BUCKET]
     for feature in features:
         place = f"[impressions.context] {feature.name}"
         share = _share_told_apart(requests, feature.name)

@@ -11,7 +11,6 @@ from functools import cached_property
 import numpy as np
 
 from infra.data.columns import decode_texts
-from infra.data.inferred_schema import infer_width
 from infra.data.mapping import Embeddings
 from infra.data.tables import IdPlaces, LoadedRows, LoadedTable, read_times
 from infra.data.text import FITTED_TEXTS_MAX, TextEmbedder, mark_items
@@ -52,14 +51,20 @@ class ItemEmbeddings:
         """Numbers of an embedding."""
         if self._embedding.text_width is not None:
             return self._embedder.width
-        column, arrays = self._column, self._table.sample.arrays(self._column)
-        place = f"[embeddings] {', '.join(column.columns)}: an embedding column"
-        width = self._embedding.width or infer_width(arrays, column.separator, place)
+        width = self._embedding.width or self._find_width()
         if width > EMBEDDING_WIDTH_MAX:
             raise Misconfigured(
                 "bad_mapping", f"[embeddings] the vectors have {width} numbers, expected at most {EMBEDDING_WIDTH_MAX}; give shorter ones"
             )
         return width
+
+    def _find_width(self) -> int:
+        cells = self._table.sample.cells(self._column)
+        try:
+            return cells.width()
+        except ValueError as error:
+            expected = f"no cell of {', '.join(self._column.columns)} is {error}; the first is {cells.first()!r}"
+            raise Misconfigured("bad_mapping", f"[embeddings] {expected}") from error
 
     def vectors(self, places: np.ndarray) -> list[list[float] | None]:
         """The embeddings of some places as they are published: with the items' marks where the mapping wants these. None if absent."""
@@ -74,7 +79,7 @@ class ItemEmbeddings:
     def _plain_vectors(self, places: np.ndarray) -> list[list[float] | None]:
         rows = self._rows(places)
         if self._embedding.text_width is None:
-            return rows.vectors(self._column, self.width, self._embedding.name)
+            return rows.cells(self._column, self._embedding.name).vectors(self.width)
         texts = _joined_texts(rows)
         found = self._embedder.encode([text or "" for text in texts]).tolist()
         return [vector if text is not None else None for vector, text in zip(found, texts, strict=True)]

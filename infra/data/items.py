@@ -21,8 +21,9 @@ from infra.data.columns import decode_categories, decode_numbers, distinct
 from infra.data.mapping_source import Column
 from infra.data.spool import BLOCK_ROWS, RowColumn, Spool, SpoolBounds, sort_into_spool
 from infra.data.tables import IdPlaces, LoadedRows, LoadedTable, read_times
-from schemas.features import Feature, Kind
+from schemas.features import Feature
 from schemas.ids import Id, IdKind
+from schemas.kinds import NUMERIC
 
 ALWAYS = -1  # for an item without a creation time
 _NOTHING = -1
@@ -112,7 +113,7 @@ class _Codes:
 
     def encode(self, values: Sequence[Any]) -> np.ndarray:
         """int64, -1 for None."""
-        if self.feature.kind is Kind.NUMERIC:
+        if self.feature.kind is NUMERIC:
             numbers = np.array([np.nan if v is None else v for v in values], np.float64) + 0.0  # + 0.0: no minus zero
             return np.where(np.isnan(numbers), _NOTHING, numbers.view(np.int64))
         keys = (tuple(v) if isinstance(v, list) else v for v in values)
@@ -120,7 +121,7 @@ class _Codes:
 
     def decode(self, codes: np.ndarray) -> list[Any]:
         """The values, None for -1."""
-        if self.feature.kind is Kind.NUMERIC:
+        if self.feature.kind is NUMERIC:
             return [
                 None if code == _NOTHING else number for code, number in zip(codes.tolist(), codes.view(np.float64).tolist(), strict=True)
             ]

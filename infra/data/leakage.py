@@ -29,7 +29,7 @@ from infra.data.mapped_sources import MappedSources
 from infra.data.mapping_source import Source
 from infra.data.rank_measures import gamma, strongest_correlation
 from infra.data.tables import read_times
-from schemas.features import Kind, Scope
+from schemas.features import Scope
 
 # From this correlation on. Of 180 days with 22 held out a total of the whole period has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price, and a total
 # until the evaluation, have 0.0.
@@ -40,7 +40,6 @@ NOTICEABLE = 0.25
 _CHANCES = 4.0
 _LEAST, _MOST = 50, 20_000  # items or users that are looked at: fewer tell nothing, of more a sample is drawn
 _SEED = 0
-_TOLD = (Kind.NUMERIC, Kind.CATEGORICAL)
 
 MADE_OF = 0.9  # gamma from which on a column follows a rate
 _CLOSER = 0.5  # of the pairs in another order: all time has at most so many of those that the time until the evaluation has
@@ -130,9 +129,9 @@ def undated_columns(sources: MappedSources) -> list[str]:
 
 def _columns(sources: MappedSources, source: Source | None) -> list[str]:
     """Names of the features of items that a section has columns of, and that can be asked. A column of which the model reads rates alone is no feature."""
-    kinds = {f.name: f.kind for f in sources.features if f.scope is Scope.ITEM}
+    single = {f.name for f in sources.features if f.scope is Scope.ITEM and f.layout.is_single}
     columns = source.feature_columns() if source is not None else {}
-    return [name for name, column in columns.items() if column.value is None and kinds.get(name) in _TOLD]
+    return [name for name, column in columns.items() if column.value is None and name in single]
 
 
 def _busiest_time(sources: MappedSources, history: Source, until_ms: int) -> int | None:
@@ -148,7 +147,7 @@ def _of_users(sources: MappedSources) -> Iterator[_Asked]:
     if users is None:
         return
     names = [
-        f.name for f in sources.features if f.scope is Scope.USER and f.kind in _TOLD and users.feature_columns()[f.name].value is None
+        f.name for f in sources.features if f.scope is Scope.USER and f.layout.is_single and users.feature_columns()[f.name].value is None
     ]
     counts_PN, places = _counts(sources, len(sources.positives.user_ids), "user_X", sources.now_ms)
     if not names:

@@ -16,7 +16,7 @@ from infra.data.chosen_statistics import count_values, default_statistics, names
 from infra.data.columns import decode_numbers
 from infra.data.expected_takers import ExpectedTakers
 from infra.data.files import load_table
-from infra.data.inferred_schema import buckets_for, infer_bid, infer_feature, infer_numbers, infer_rate
+from infra.data.inferred_schema import infer_bid, infer_feature, infer_rate
 from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name
 from infra.data.item_embeddings import ItemEmbeddings, ItemMarks, read_last_rows
 from infra.data.items import AsOf, ItemRows, ItemStates, read_item_history, read_item_rows
@@ -32,8 +32,9 @@ from infra.data.tables import FILE, ROW, LoadedTable, Tell, read_times
 from infra.data.taken_together import TogetherVectors, together_vectors
 from infra.data.text import cluster_embeddings
 from schemas.errors import Misconfigured, suggest
-from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
+from schemas.features import Feature, FeatureSchema, Scope
 from schemas.ids import Id, IdKind
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC, Kind, Transform, buckets_for, infer_scale
 from schemas.statistics import Log, Statistic
 
 _KINDS_MAX = 64
@@ -210,15 +211,15 @@ class MappedSources:
     def features(self) -> tuple[Feature, ...]:
         """All features of the schema, the embedding last."""
         mapping, roles, alone = self.mapping, self.roles, self._names_alone
-        kinds = {roles["sim_category"]: Kind.CATEGORICAL, roles["bid"]: Kind.NUMERIC}
+        kinds = {roles["sim_category"]: CATEGORICAL, roles["bid"]: NUMERIC}
         of_items = [(f, mapping.items) for name, f in self.item_features.items() if name not in alone]
         item = {f.name: self._item_feature(f, section, kinds.get(f.name)) for f, section in [*of_items, *self._history_features()]}
         found = list(item.values())
-        found.append(Feature(mapping.embedding_name, Scope.ITEM, Kind.EMBEDDING, width=self.embeddings.width))
+        found.append(Feature(mapping.embedding_name, Scope.ITEM, EMBEDDING, width=self.embeddings.width))
         for scope, other in ((Scope.USER, mapping.users), (Scope.BEHAVIOUR, mapping.behaviours), (Scope.CONTEXT, mapping.impressions)):
             if other is not None:
                 table = self.table(other)
-                found += [infer_feature(f, scope, table.sample.arrays(f)) for f in other.features.values()]
+                found += [infer_feature(f, scope, table.sample) for f in other.features.values()]
         return tuple(found)
 
     def _history_features(self) -> list[tuple[FeatureSource, Source]]:
@@ -233,17 +234,17 @@ class MappedSources:
 
     def _item_feature(self, source: FeatureSource, table_source: Source, role: Kind | None) -> Feature:
         if source.taken_together is not None:
-            return Feature(source.name, Scope.ITEM, Kind.EMBEDDING, **{"width": source.taken_together, **source.details})
+            return Feature(source.name, Scope.ITEM, EMBEDDING, **{"width": source.taken_together, **source.details})
         if source.from_behaviours:
             numbers = self._statistic(source).at(self.now_ms).astype(np.float64)
             told = {"statistic": self._statistic_of(source), **source.details}
             if source.rate is not None:
-                return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **{**infer_rate(numbers), **told})
-            details = infer_numbers(numbers, {}) if source.mean_of else infer_numbers(numbers[numbers >= 0], {"transform": Transform.LOG1P})
+                return Feature(source.name, Scope.ITEM, NUMERIC, **{**infer_rate(numbers), **told})
+            details = infer_scale(numbers, {}) if source.mean_of else infer_scale(numbers[numbers >= 0], {"transform": Transform.LOG1P})
             details |= {"default": 0.0} if source.count_days is not None or source.count is not None else {}
-            return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **{**details, **told})
+            return Feature(source.name, Scope.ITEM, NUMERIC, **{**details, **told})
         if source.clusters is not None:
-            return Feature(source.name, Scope.ITEM, Kind.CATEGORICAL, **{"buckets": buckets_for(source.clusters), **source.details})
+            return Feature(source.name, Scope.ITEM, CATEGORICAL, **{"buckets": buckets_for(source.clusters), **source.details})
         rows = self.table(table_source).sample
         if rows.has("time"):
             rows = rows.take(np.flatnonzero(read_times(rows, "time") <= self.now_ms))
@@ -251,8 +252,8 @@ class MappedSources:
             numbers = ItemStates(self.item_rows, (), self.now_ms).numbers_at(source.name, self.now_ms)
             if table_source is self.mapping.item_history:
                 numbers = decode_numbers(rows.arrays(source)[0])
-            return Feature(source.name, Scope.ITEM, Kind.NUMERIC, **infer_bid(numbers, source.details))
-        return infer_feature(source, Scope.ITEM, rows.arrays(source), role)
+            return Feature(source.name, Scope.ITEM, NUMERIC, **infer_bid(numbers, source.details))
+        return infer_feature(source, Scope.ITEM, rows, role)
 
     @cached_property
     def roles(self) -> Mapping[str, str | None]:
@@ -319,7 +320,7 @@ class MappedSources:
         mapping, rows, history = self.mapping, self.item_rows, None
         features = [f for f in self.features if f.scope is Scope.ITEM]
         features += [
-            Feature(name, Scope.ITEM, Kind.CATEGORICAL, buckets=2) for name in sorted(self._names_alone)
+            Feature(name, Scope.ITEM, CATEGORICAL, buckets=2) for name in sorted(self._names_alone)
         ]  # for streams that count by them
         if mapping.item_history is not None:
             by_name = {f.name: f for f in features}

@@ -13,11 +13,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from schemas.errors import suggest
-from schemas.features import Kind, Transform
+from schemas.kinds import Kind, Transform, find_kind
 from schemas.model.spec import ModelSpec
 from schemas.statistics import DAY_MS, HOUR_MS
 from schemas.train_choices import TrainChoices
@@ -267,7 +277,7 @@ class FeatureSource(Column):
     window: _Window | None = None
     mean_of: Text | None = None
     clusters: _AtLeastTwo | None = None
-    kind: Annotated[Kind, Field(strict=False)] | None = None
+    kind: Annotated[InstanceOf[Kind], BeforeValidator(find_kind)] | None = None
     buckets: int | None = None
     transform: Annotated[Transform, Field(strict=False)] | None = None
     mean: float | None = None

@@ -15,7 +15,7 @@ from infra.data.files import common_schema, find_files, read_chunks, read_column
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping_source import Column, FeatureSource, Source
 from infra.data.rejections import Rejections
-from schemas.features import Kind
+from schemas.kinds import CATEGORICAL
 
 _NUMBERS_SHARE_LEAST = 0.8  # of the different cells of a column
 _CELLS_LEAST, _CELLS_MOST = 20, 10_000
@@ -56,7 +56,7 @@ def _amounts(sources: MappedSources, source: Source) -> Iterator[tuple[str, pa.A
 def find_bags(sources: MappedSources) -> Iterator[str]:
     """Cells with several values that a categorical feature reads as one, or of which it reads the first."""
     mapping = sources.mapping
-    categories = {feature.name for feature in sources.features if feature.kind is Kind.CATEGORICAL}
+    categories = {feature.name for feature in sources.features if feature.kind is CATEGORICAL}
     for source in (mapping.items, mapping.item_history, mapping.users, mapping.behaviours, mapping.impressions):
         for name, feature in source.features.items() if source is not None else ():
             if name in categories and feature.columns and feature.kind is None and source is not None:
@@ -92,7 +92,7 @@ def find_numbers_in_text(sources: MappedSources) -> Iterator[str]:
     """Columns of numbers that read as categories, because a kind that the mapping leaves open is numeric only where every cell is a number
     (inferred_schema.py): one "-" among prices makes categories of all of them, and so does a decimal comma."""
     mapping = sources.mapping
-    categories = {feature.name for feature in sources.features if feature.kind is Kind.CATEGORICAL} - {sources.roles["sim_category"]}
+    categories = {feature.name for feature in sources.features if feature.kind is CATEGORICAL} - {sources.roles["sim_category"]}
     for source in (mapping.items, mapping.item_history, mapping.users, mapping.behaviours, mapping.impressions):
         if source is None:
             continue

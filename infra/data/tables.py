@@ -28,7 +28,9 @@ from infra.data.columns import (
     decode_times,
     decode_vectors,
     distinct,
+    is_list,
     is_moment,
+    is_text,
     join_vectors,
     plain,
     spell_numbers,
@@ -36,10 +38,11 @@ from infra.data.columns import (
 from infra.data.mapping_source import Column, Condition, Source
 from infra.data.rejections import Rejections
 from infra.data.spool import Spool
-from schemas.features import Feature, Kind
+from schemas.features import Feature
 from schemas.ids import Id, IdKind
 from schemas.limits import MIB
 
+_SEEN_CELLS = 1_000  # cells that are examined to distinguish a list of numbers from a bag
 ROW, FILE = "#row", "#file"  # columns of ours beside those of the files
 SAMPLED_ROWS_MAX, SAMPLED_BYTES_MAX = 1_000_000, 64 * MIB
 ID_ROLES = ("id", "user", "item")
@@ -95,31 +98,11 @@ class LoadedRows:
 
     def feature(self, feature: Feature) -> Sequence[Any]:
         """The raw values of one feature of the section, None if absent."""
-        column = self.source.feature_columns()[feature.name]
-        if column.value is not None:
-            return [float(column.value) if feature.kind is Kind.NUMERIC else column.value] * len(self)
-        arrays = self.arrays(column)
-        if feature.kind is Kind.NUMERIC:
-            return [None if x != x else x for x in decode_numbers(arrays[0]).tolist()]
-        if feature.kind is Kind.CATEGORICAL:
-            return decode_categories(arrays[0], column.separator)
-        if feature.kind is Kind.BAG:
-            return decode_bags(arrays[0], column.separator)
-        return self.vectors(column, feature.width, feature.name)
+        return feature.kind.decode(self.cells(self.source.feature_columns()[feature.name], feature.name), feature)
 
-    def vectors(self, column: Column, width: int, name: str) -> list[list[float] | None]:
-        """Vectors of that width. One of another width, or a cell that is no vector, is noted as rejected; an empty cell is just left out."""
-        arrays = self.arrays(column)
-        vectors = decode_vectors(arrays[0], column.separator) if len(arrays) == 1 and column.prefix is None else join_vectors(arrays)
-        empty = arrays[0].is_null().to_pylist()
-        for row, vector in enumerate(vectors):
-            if vector is not None and len(vector) == width:
-                continue
-            if not empty[row]:
-                got = "no vector of finite numbers" if vector is None else f"{len(vector)} numbers"
-                self.reject(row, f"{name} has {got}, expected {width}")
-            vectors[row] = None
-        return vectors
+    def cells(self, column: Column, name: str = "") -> "ColumnCells":
+        """The cells of a column, `name` of its feature."""
+        return ColumnCells(self, column, name)
 
     def array(self, role: str) -> pa.ChunkedArray:
         """The one Arrow column of a role; a constant is repeated."""
@@ -153,6 +136,102 @@ class LoadedRows:
             cell = cells[row].as_py()
             holds = "is empty" if cell is None or cell == "" else f"is {str(cell)[:60]!r}"
             self.reject(row, f"no usable {expected}: column {column.columns[0]!r} {holds}")
+
+
+class ColumnCells:
+    """The cells of one column in some rows, as kinds of features read them (`Cells` in schemas/kinds.py). A constant is repeated."""
+
+    def __init__(self, rows: LoadedRows, column: Column, name: str) -> None:
+        self._rows, self._column, self._name = rows, column, name
+        self.arrays = rows.arrays(column) if column.value is None else []
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether one value stands in several columns."""
+        return len(self.arrays) > 1 or self._column.prefix is not None
+
+    @cached_property
+    def _first_cells(self) -> pa.Array:
+        return plain(pc.drop_null(self.arrays[0].slice(0, _SEEN_CELLS)))
+
+    @cached_property
+    def is_vector(self) -> bool:
+        if self._is_split or not self.is_listed:
+            return self._is_split
+        vectors = decode_vectors(self._first_cells)
+        widths = {len(v) if v is not None else 0 for v in vectors}
+        return len(widths) == 1 and 0 not in widths and any(not x.is_integer() for v in vectors if v is not None for x in v)
+
+    @cached_property
+    def is_listed(self) -> bool:
+        if not self.arrays or self._is_split:
+            return False
+        cells = self._first_cells
+        return is_list(cells) or (is_text(cells) and len(cells) > 0 and all(text.lstrip().startswith("[") for text in cells.to_pylist()))
+
+    @property
+    def is_number(self) -> bool:
+        if not self.arrays:
+            return isinstance(self._column.value, int | float) and not isinstance(self._column.value, bool)
+        if not is_text(self._first_cells):
+            return not pa.types.is_boolean(self._first_cells.type)
+        numbers = decode_numbers(pc.drop_null(self.arrays[0]))
+        return len(numbers) > 0 and not np.isnan(numbers).any()
+
+    def first(self) -> object:
+        if not self.arrays:
+            return self._column.value
+        cells = pc.drop_null(self.arrays[0])
+        return cells[0].as_py() if len(cells) else None
+
+    def different(self) -> int:
+        if not self.arrays:
+            return 1
+        cells = self.arrays[0] if is_list(self.arrays[0]) else self.arrays[0].unique()  # Arrow finds no different ones among lists
+        return len(set(decode_categories(cells, self._column.separator)))
+
+    def numbers(self) -> np.ndarray:
+        try:
+            return decode_numbers(self.arrays[0]) if self.arrays else np.array(self._repeated(), np.float64)
+        except ValueError as error:
+            raise ValueError("a number") from error
+
+    def categories(self) -> Sequence[Any]:
+        return decode_categories(self.arrays[0], self._column.separator) if self.arrays else self._repeated()
+
+    def bags(self) -> Sequence[Any]:
+        return decode_bags(self.arrays[0], self._column.separator) if self.arrays else self._repeated()
+
+    def vectors(self, width: int) -> list[list[float] | None]:
+        """A cell that is no vector, or one of another width, is noted as rejected; an empty cell is left out."""
+        if not self.arrays:
+            return self._repeated()
+        split, separator = self._is_split, self._column.separator
+        vectors = join_vectors(self.arrays) if split else decode_vectors(self.arrays[0], separator)
+        empty = self.arrays[0].is_null().to_pylist()
+        for row, vector in enumerate(vectors):
+            if vector is not None and len(vector) == width:
+                continue
+            if not empty[row]:
+                got = "no vector of finite numbers" if vector is None else f"{len(vector)} numbers"
+                self._rows.reject(row, f"{self._name} has {got}, expected {width}")
+            vectors[row] = None
+        return vectors
+
+    def width(self) -> int:
+        """The number of columns, or the numbers of the first cell that is a vector."""
+        if len(self.arrays) > 1:
+            return len(self.arrays)
+        chunks = self.arrays[0].chunks if self.arrays else []
+        parts = (chunk.slice(first, _SEEN_CELLS) for chunk in chunks for first in range(0, len(chunk), _SEEN_CELLS))
+        vectors = (vector for part in parts for vector in decode_vectors(part, self._column.separator))
+        found = next((vector for vector in vectors if vector is not None), None)
+        if found is None:
+            raise ValueError("a vector: a list, or numbers set apart by spaces, commas or semicolons")
+        return len(found)
+
+    def _repeated(self) -> list[Any]:
+        return [self._column.value] * len(self._rows)
 
 
 @dataclass(frozen=True)

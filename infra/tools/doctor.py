@@ -158,7 +158,7 @@ def check_features(settings: InfraSettings) -> Finding:
         return Finding("features", OK, f"version {served.version} knows every feature of the newest {len(updates)} updates")
     found, steps = list[str](), list[str]()
     if unread:
-        named = (f"{name!r} is {value!r:.40} and not {kind.value} (item {item})" for name, (item, value, kind) in unread.items())
+        named = (f"{name!r} is {value!r:.40} and not {kind} (item {item})" for name, (item, value, kind) in unread.items())
         found.append(f"these values count as missing: {', '.join(list(named)[:_NAMES_SHOWN])}")
         steps.append("publish them as the kind that the model has, as `aif model show` lists them")
     if narrow:

@@ -15,20 +15,15 @@ from infra.kafka.reader import read_topic
 from infra.kafka.security import Bootstrap
 from schemas.decoding import decode_updates
 from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord, Record
-from schemas.features import FeatureSchema, Kind, Scope
+from schemas.features import FeatureSchema, Scope
 from schemas.ids import Id, IdKind
+from schemas.kinds import Kind
 from schemas.model.checkpoint_file import read_checkpoint_file
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 
 _RECORDS_MAX, _PARTITIONS_MAX = 20, 16  # newest records of a partition; partitions
 _STALL_S_MAX = 5.0
 _Update = TypeVar("_Update", ItemFeaturesUpdate, NewItem)
-_SUITING: dict[Kind, type | tuple[type, ...]] = {
-    Kind.NUMERIC: (int, float),
-    Kind.CATEGORICAL: (int, str),
-    Kind.BAG: list,
-    Kind.EMBEDDING: list,
-}
 
 
 def find_unknown_features(schema: FeatureSchema, updates: Iterable[ItemFeaturesUpdate]) -> dict[str, Id]:
@@ -52,8 +47,7 @@ def find_unread_values(schema: FeatureSchema, updates: Iterable[ItemFeaturesUpda
             feature = known.get(name)
             if feature is None or value is None:
                 continue
-            as_wide = feature.kind is not Kind.EMBEDDING or (isinstance(value, list) and len(value) == feature.width)
-            if not (isinstance(value, _SUITING[feature.kind]) and as_wide):
+            if not feature.kind.reads(feature, value):
                 found.setdefault(name, (update.item_id, value, feature.kind))
     return found
 

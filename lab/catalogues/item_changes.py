@@ -12,8 +12,9 @@ import numpy as np
 from infra.clock import DAY_MS
 from infra.data.mapped_sources import MappedSources
 from schemas.events import ItemFeaturesUpdate, NewItem
-from schemas.features import Feature, FeatureSchema, Kind, Scope, encode_features
+from schemas.features import Feature, FeatureSchema, Scope, encode_features
 from schemas.ids import INT64_MAX, Id
+from schemas.kinds import NUMERIC
 
 _CHANGES, _ARRIVALS = 20, 21
 _DECIMALS = 6
@@ -64,7 +65,7 @@ def _moved(value: object, default: float, factor: float) -> float:
 
 def _drifting(schema: FeatureSchema, ranks_by_bid: bool) -> list[Feature]:
     """The numbers that drift: among those that a score depends on, prices and the bid, or else the realtime ones, or else all."""
-    numbers = [f for f in schema.of(Scope.ITEM) if f.kind is Kind.NUMERIC]
+    numbers = [f for f in schema.of(Scope.ITEM) if f.kind is NUMERIC]
     seen = [f for f in numbers if f.name != schema.bid or ranks_by_bid]
     prices = [f for f in seen if f.name == schema.bid or "price" in f.name.lower()]
     if not seen:

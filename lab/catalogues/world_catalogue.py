@@ -15,8 +15,9 @@ from infra.data.interactions import HeldInteractions, Log
 from lab.catalogues.catalogue import Evaluation, HeldOutUser
 from lab.catalogues.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, QUALITY_ATTRIBUTES, STYLES, World, used_slots
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, RawFeatures, ShownItem, UserFeaturesRecord
-from schemas.features import Feature, FeatureSchema, Kind, Scope, Transform
+from schemas.features import Feature, FeatureSchema, Scope
 from schemas.ids import Id
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC, Transform
 from schemas.train_choices import TrainChoices
 
 START_MS = 1_767_225_600_000  # 2026-01-01: when the items were published
@@ -45,22 +46,22 @@ _VIEWS = {"style": STYLES, "attribute": QUALITY_ATTRIBUTES, "trait": FACET_WIDTH
 
 def world_schema() -> FeatureSchema:
     """The features of the world: the item half reads category, occasion, styles, attributes, traits and the embedding; the head the price."""
-    numbers = tuple(Feature(f"{name}_{n}", Scope.ITEM, Kind.NUMERIC) for name, count in _VIEWS.items() for n in range(count))
+    numbers = tuple(Feature(f"{name}_{n}", Scope.ITEM, NUMERIC) for name, count in _VIEWS.items() for n in range(count))
     item = (
-        Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=1_024),
-        Feature("occasion", Scope.ITEM, Kind.CATEGORICAL, buckets=64),
+        Feature("category", Scope.ITEM, CATEGORICAL, buckets=1_024),
+        Feature("occasion", Scope.ITEM, CATEGORICAL, buckets=64),
         *numbers,
-        Feature("price", Scope.ITEM, Kind.NUMERIC, transform=Transform.LOG1P, mean=2.6, scale=0.9, default=12.0, realtime=True),
-        Feature("bid", Scope.ITEM, Kind.NUMERIC, default=1.0),
-        Feature("picture", Scope.ITEM, Kind.EMBEDDING, width=EMBEDDING_WIDTH),
+        Feature("price", Scope.ITEM, NUMERIC, transform=Transform.LOG1P, mean=2.6, scale=0.9, default=12.0, realtime=True),
+        Feature("bid", Scope.ITEM, NUMERIC, default=1.0),
+        Feature("picture", Scope.ITEM, EMBEDDING, width=EMBEDDING_WIDTH),
     )
     user = (
-        *(Feature(f"facet_{g}", Scope.USER, Kind.EMBEDDING, width=FACET_WIDTH) for g in range(FACETS)),
-        Feature("price_level", Scope.USER, Kind.NUMERIC, mean=2.5, scale=0.6, default=2.5),
+        *(Feature(f"facet_{g}", Scope.USER, EMBEDDING, width=FACET_WIDTH) for g in range(FACETS)),
+        Feature("price_level", Scope.USER, NUMERIC, mean=2.5, scale=0.6, default=2.5),
     )
     other = (
-        Feature("dwell_s", Scope.BEHAVIOUR, Kind.NUMERIC, transform=Transform.LOG1P, mean=3.0),
-        Feature("hour", Scope.CONTEXT, Kind.CATEGORICAL, buckets=64),
+        Feature("dwell_s", Scope.BEHAVIOUR, NUMERIC, transform=Transform.LOG1P, mean=3.0),
+        Feature("hour", Scope.CONTEXT, CATEGORICAL, buckets=64),
     )
     return FeatureSchema((*item, *user, *other), sim_category="category", bid="bid", multimodal="picture", behaviour_kinds=KINDS)
 

@@ -10,8 +10,8 @@ from infra.kafka.publisher import Publisher
 from lab.catalogues.catalogue import Catalogue, HeldOutUser
 from lab.demo.server import Ranked, RankingServer, wire_ids
 from schemas.events import ItemFeaturesUpdate, NewItem
-from schemas.features import Kind
 from schemas.ids import Id, encode_wire_id
+from schemas.kinds import NUMERIC
 
 TOP = 10
 _RECENT = 5
@@ -125,7 +125,7 @@ def _native(user: HeldOutUser, item: Id) -> Id:
 
 def _make_dearer(catalogue: Catalogue, features: Mapping[str, Any]) -> dict[str, Any] | None:
     """The features with a higher price and a lower bid, or else with another number that the head reads raw. None if the item has no such number."""
-    numbers = [f.name for f in catalogue.schema.realtime_features if f.kind is Kind.NUMERIC]
+    numbers = [f.name for f in catalogue.schema.realtime_features if f.kind is NUMERIC]
     first = sorted(numbers, key=lambda name: name != "price")[:1]
     factors = dict.fromkeys(first, _DEARER) | ({bid: _LOWER_BID} if (bid := catalogue.schema.bid) else {})
     moved = {name: round(value * by, 4) for name, by in factors.items() if isinstance(value := features.get(name), int | float) and value}

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from schemas.behaviour_columns import EMPTY, BehaviourColumns
-from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.features import Feature, FeatureSchema, Scope
 from schemas.index.layout import STAMP, row_layout
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
@@ -52,13 +53,13 @@ def bench_spec(ranker: RankerSpec | None = None, simtier_behaviours: int = BEHAV
     """A model with all parts and the default sizes, except that it reads as many behaviours as a history can have, in SimTier too."""
     schema = FeatureSchema(
         (
-            Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=_CATEGORIES),
-            Feature("price", Scope.ITEM, Kind.NUMERIC, realtime=True),
-            Feature("bid", Scope.ITEM, Kind.NUMERIC, default=1.0),
-            Feature("image", Scope.ITEM, Kind.EMBEDDING, width=64),
-            Feature("age", Scope.USER, Kind.NUMERIC),
-            Feature("city", Scope.USER, Kind.CATEGORICAL, buckets=100),
-            Feature("hour", Scope.CONTEXT, Kind.CATEGORICAL, buckets=25),
+            Feature("category", Scope.ITEM, CATEGORICAL, buckets=_CATEGORIES),
+            Feature("price", Scope.ITEM, NUMERIC, realtime=True),
+            Feature("bid", Scope.ITEM, NUMERIC, default=1.0),
+            Feature("image", Scope.ITEM, EMBEDDING, width=64),
+            Feature("age", Scope.USER, NUMERIC),
+            Feature("city", Scope.USER, CATEGORICAL, buckets=100),
+            Feature("hour", Scope.CONTEXT, CATEGORICAL, buckets=25),
         ),
         sim_category="category",
         bid="bid",

@@ -38,7 +38,8 @@ from lab.system.freshness import Prober, Seen, not_servable, percentile_ms
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from schemas.decoding import decode_record
 from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport
-from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.features import Feature, FeatureSchema, Scope
+from schemas.kinds import NUMERIC
 from schemas.statistics import DAY_MS, HOUR_MS, NEVER, Log, Measure, Statistic
 from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
 from streams.statistics.owner import KEPT_BY_OTHER, KEPT_HERE
@@ -70,7 +71,7 @@ def schema_with_statistics(schema: FeatureSchema) -> FeatureSchema:
     features = [dataclasses.replace(f, statistic=_KEPT["bid"]) if (f.scope, f.name) == (Scope.ITEM, "bid") else f for f in schema.features]
     for name, statistic in _KEPT.items():
         if name != "bid":
-            features.append(Feature(name, Scope.ITEM, Kind.NUMERIC, scale=_NO_EFFECT, realtime=True, statistic=statistic))
+            features.append(Feature(name, Scope.ITEM, NUMERIC, scale=_NO_EFFECT, realtime=True, statistic=statistic))
     return dataclasses.replace(schema, features=tuple(features))
 
 

@@ -7,7 +7,7 @@ rows.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas.features import Feature, Kind
+from schemas.features import Feature, by_layout
 
 VALUE_ABS_MAX = 1e6  # numbers and embedding features are clipped to this: a finite event must never give a score that is not finite
 
@@ -29,9 +29,9 @@ class FeaturePlaces:
 
 def plan_features(features: Sequence[Feature], embedding_width: int) -> FeaturePlaces:
     """The places of a scope's features."""
-    of = {kind: [f for f in features if f.kind is kind] for kind in Kind}
-    looked_up = of[Kind.CATEGORICAL] + of[Kind.BAG]
+    of = by_layout(features)
+    looked_up = of.buckets + of.bags
     starts = [sum(f.buckets for f in looked_up[:i]) for i in range(len(looked_up))]
-    cut = len(of[Kind.CATEGORICAL])
-    widths = [embedding_width] * len(looked_up) + [1] * len(of[Kind.NUMERIC]) + [f.width for f in of[Kind.EMBEDDING]]
+    cut = len(of.buckets)
+    widths = [embedding_width] * len(looked_up) + [1] * len(of.numbers) + [f.width for f in of.vectors]
     return FeaturePlaces(starts[:cut], starts[cut:], widths, sum(f.buckets for f in looked_up))

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from schemas.features import Feature, Kind, Scope
+from schemas.features import Feature, Scope
+from schemas.kinds import Layout
 from schemas.model.bea import join_bridges, project_bridges
 from schemas.model.din import din_from_sums
 from schemas.model.embeddings import FeatureEmbedding, build_mlp, normal_parameter
@@ -43,8 +44,8 @@ class RealtimeFeatures(nn.Module):
 
     def __init__(self, features: Sequence[Feature], embedding_width: int) -> None:
         super().__init__()
-        self._numeric = [i for i, f in enumerate(features) if f.kind is Kind.NUMERIC]
-        self._categorical = [i for i, f in enumerate(features) if f.kind is Kind.CATEGORICAL]
+        self._numeric = [i for i, f in enumerate(features) if f.layout is Layout.NUMBER]
+        self._categorical = [i for i, f in enumerate(features) if f.layout is Layout.BUCKET]
         buckets = [features[i].buckets for i in self._categorical]
         self._starts = [sum(buckets[:i]) for i in range(len(buckets))]
         self.table = normal_parameter(sum(buckets), embedding_width) if buckets else None

@@ -24,11 +24,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope
+from schemas.features import Feature, FeatureBlock, FeatureSchema, Scope
 from schemas.kernels.float64_code import LANES
 from schemas.kernels.item_rows import ItemArrays, ItemScratch, ItemWeights, RowPlaces, encode_items
 from schemas.kernels.products import BLOCK, TILE_ROWS, pack_panels, pad_columns, padded
 from schemas.kernels.vector_blocks import aligned
+from schemas.kinds import BAG, CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.limits import BAG_VALUES_MAX
 from schemas.model.feature_places import VALUE_ABS_MAX, plan_features
 from schemas.model.parameters import Parameters, parameter_shapes
@@ -147,10 +148,10 @@ def encoder_fingerprint() -> str:
     """What the bits of a row depend on besides its inputs and the checkpoint: the arithmetic of this file, and a digest of rows of a fixed model, so that
     one that visibly differs is distinguished even where the number agrees."""
     features = (
-        Feature("a", Scope.ITEM, Kind.CATEGORICAL, buckets=61),
-        Feature("b", Scope.ITEM, Kind.BAG, buckets=31),
-        Feature("c", Scope.ITEM, Kind.NUMERIC),
-        Feature("d", Scope.ITEM, Kind.EMBEDDING, width=37),
+        Feature("a", Scope.ITEM, CATEGORICAL, buckets=61),
+        Feature("b", Scope.ITEM, BAG, buckets=31),
+        Feature("c", Scope.ITEM, NUMERIC),
+        Feature("d", Scope.ITEM, EMBEDDING, width=37),
     )
     spec = ModelSpec(FeatureSchema(features), width=13, bridges=5, embedding_width=3, item_hidden=(29, 17), rank_by="click")
     rows, whole = 2 * BLOCK, itertools.count(1)

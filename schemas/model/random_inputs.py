@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from schemas.features import Feature, FeatureBlock, Kind, Scope, encode_features
-from schemas.limits import BAG_VALUES_MAX
+from schemas.features import Feature, FeatureBlock, Scope, encode_features
 from schemas.model.inputs import Behaviours, CandidateRows, FeatureTensors, UserInputs, map_tensors
 from schemas.model.item_network import EncodedRows
 from schemas.model.ranker.spec import RankerSpec
@@ -23,19 +22,8 @@ SEED = 0
 
 def draw_block(features: Sequence[Feature], rows: int, rng: np.random.Generator | None) -> FeatureBlock:
     """R rows of features: defaults (everything missing) without a generator, else random values of every feature."""
-    records = [{} if rng is None else {f.name: draw_value(f, rng) for f in features} for _ in range(rows)]
+    records = [{} if rng is None else {f.name: f.kind.draw(f, rng) for f in features} for _ in range(rows)]
     return encode_features(features, records)
-
-
-def draw_value(feature: Feature, rng: np.random.Generator) -> object:
-    """A raw value that the feature can have."""
-    if feature.kind is Kind.CATEGORICAL:
-        return int(rng.integers(feature.buckets))
-    if feature.kind is Kind.NUMERIC:
-        return float(rng.standard_normal() * feature.scale + feature.mean)
-    if feature.kind is Kind.BAG:
-        return rng.integers(0, feature.buckets, rng.integers(BAG_VALUES_MAX)).tolist()
-    return rng.standard_normal(feature.width).tolist()
 
 
 def draw_users(spec: ModelSpec, stored: EncodedRows, rng: np.random.Generator | None) -> UserInputs:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.features import Kind, Scope, encode_features
+from schemas.features import Scope, encode_features
+from schemas.kinds import Layout
 from schemas.model.feature_places import VALUE_ABS_MAX, plan_features
 from schemas.model.lsh import equal_bits_min
 from schemas.model.parameters import Parameters
@@ -108,9 +109,9 @@ class _Plain:
         if not features:
             return np.zeros((len(rows_C), 0))
         columns_CQ = rows_C["realtime"].reshape(len(rows_C), -1).astype(float)
-        numeric = [q for q, feature in enumerate(features) if feature.kind is Kind.NUMERIC]
+        numeric = [q for q, feature in enumerate(features) if feature.layout is Layout.NUMBER]
         for q, feature in enumerate(features):
-            if feature.kind is Kind.CATEGORICAL and table is not None:
+            if feature.layout is Layout.BUCKET and table is not None:
                 tables.append(table[columns_CQ[:, q].astype(np.int64) + start])
                 start += feature.buckets
         return np.concatenate([columns_CQ[:, numeric].clip(-VALUE_ABS_MAX, VALUE_ABS_MAX), *tables], axis=1)

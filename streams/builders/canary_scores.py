@@ -31,7 +31,6 @@ from schemas.index.item_sample import SampledItem
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.inputs import UserInputs, behaviour_row, build_user_inputs, candidate_rows
 from schemas.model.network import AifNetwork
-from schemas.model.random_inputs import draw_value
 from streams.builders.jobs import CanaryJob
 from streams.core.canary import CanaryFigures, Scores, measure_bad_share, measure_distance, measure_overlap, measure_spread
 from streams.core.item_state import unpack_features
@@ -126,7 +125,7 @@ def _draw_features(schemas: Sequence[FeatureSchema], scope: Scope, count: int) -
     for feature in {f.name: f for schema in reversed(schemas) for f in schema.of(scope)}.values():
         rng = np.random.default_rng(int.from_bytes(hashlib.blake2b(feature.name.encode(), digest_size=8).digest()))
         for user in users:
-            user[feature.name] = draw_value(feature, rng)
+            user[feature.name] = feature.kind.draw(feature, rng)
     return users
 
 

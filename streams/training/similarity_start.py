@@ -16,7 +16,7 @@ hundred steps on a shop's purchases do not find it. The other weights start as u
 import torch
 from torch import nn
 
-from schemas.features import Kind
+from schemas.kinds import Layout
 from schemas.model.item_half import ItemHalf
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
@@ -88,7 +88,7 @@ def _set_rows(layer: nn.Linear, rows_PX: torch.Tensor) -> None:
 
 def _embedding_columns(spec: ModelSpec, width: int) -> list[int]:
     """Where, among the `width` inputs of the item half, its embeddings are that no signature is made of."""
-    embeddings = [f for f in spec.schema.item_half_inputs if f.kind is Kind.EMBEDDING]
+    embeddings = [f for f in spec.schema.item_half_inputs if f.layout is Layout.VECTOR]
     columns, at = list[int](), width - sum(f.width for f in embeddings)  # embeddings come last (schemas/model/embeddings.py)
     for feature in embeddings:
         if feature.name != spec.schema.multimodal:

@@ -1,17 +1,18 @@
 """A small feature schema with every kind of feature, for tests of formats and of the fold."""
 
-from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.features import Feature, FeatureSchema, Scope
 from schemas.ids import IdKind
+from schemas.kinds import BAG, CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.model.spec import ModelSpec
 
 FEATURES = (
-    Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=50),
-    Feature("price", Scope.ITEM, Kind.NUMERIC, default=1.0),
-    Feature("stock", Scope.ITEM, Kind.NUMERIC, realtime=True),
-    Feature("tags", Scope.ITEM, Kind.BAG, buckets=100),
-    Feature("image", Scope.ITEM, Kind.EMBEDDING, width=16),
-    Feature("country", Scope.USER, Kind.CATEGORICAL, buckets=20),
-    Feature("hour", Scope.CONTEXT, Kind.NUMERIC),
+    Feature("category", Scope.ITEM, CATEGORICAL, buckets=50),
+    Feature("price", Scope.ITEM, NUMERIC, default=1.0),
+    Feature("stock", Scope.ITEM, NUMERIC, realtime=True),
+    Feature("tags", Scope.ITEM, BAG, buckets=100),
+    Feature("image", Scope.ITEM, EMBEDDING, width=16),
+    Feature("country", Scope.USER, CATEGORICAL, buckets=20),
+    Feature("hour", Scope.CONTEXT, NUMERIC),
 )
 
 

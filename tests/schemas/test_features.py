@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Misconfigured
-from schemas.features import Feature, Kind, Scope, Transform, decode_feature_schema, encode_features, encode_realtime
+from schemas.features import Feature, Scope, decode_feature_schema, encode_features, encode_realtime
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC, Transform
 from tests.schemas.catalogue import FEATURES, small_schema
 
 ANY_VALUE = (
@@ -49,7 +50,7 @@ def test_the_item_half_reads_neither_realtime_features_nor_the_bid() -> None:
 
 @given(st.lists(st.dictionaries(st.sampled_from(["category", "price", "stock", "tags"]), ANY_VALUE), max_size=5))
 def test_no_raw_value_breaks_an_encode_and_every_number_is_finite(records: list[dict[str, object]]) -> None:
-    block = encode_features([f for f in FEATURES if f.kind is not Kind.EMBEDDING and f.scope is Scope.ITEM], records)
+    block = encode_features([f for f in FEATURES if f.kind is not EMBEDDING and f.scope is Scope.ITEM], records)
     assert len(block) == len(records)
     assert np.isfinite(block.numeric_RN).all()
     assert ((block.categorical_RC >= 0) & (block.categorical_RC < 50)).all()
@@ -65,9 +66,9 @@ def test_no_raw_value_breaks_an_encode_and_every_number_is_finite(records: list[
         ({"name": "not a name"}, "identifier"),
         ({"buckets": 1}, "buckets = 1"),
         ({"buckets": 50.0}, "buckets = 50.0, expected a whole number"),
-        ({"kind": Kind.EMBEDDING, "width": 0}, "width = 0"),
-        ({"kind": Kind.EMBEDDING, "width": True}, "width = True, expected a whole number"),
-        ({"kind": Kind.NUMERIC, "scale": 0.0}, "scale"),
+        ({"kind": EMBEDDING, "width": 0}, "width = 0"),
+        ({"kind": EMBEDDING, "width": True}, "width = True, expected a whole number"),
+        ({"kind": NUMERIC, "scale": 0.0}, "scale"),
         ({"realtime": True, "buckets": 257}, "realtime"),
         ({"realtime": True, "scope": Scope.USER}, "realtime"),
     ],
@@ -89,26 +90,26 @@ def test_a_schema_that_does_not_read_names_what_is_wrong() -> None:
 
 
 def test_a_log1p_keeps_the_sign() -> None:
-    feature = Feature("x", Scope.ITEM, Kind.NUMERIC, transform="log1p")  # type: ignore[arg-type]
-    assert feature.number(-3.0) == pytest.approx(-np.log1p(3.0))
+    feature = Feature("x", Scope.ITEM, NUMERIC, transform="log1p")  # type: ignore[arg-type]
+    assert feature.encode_one(-3.0) == pytest.approx(-np.log1p(3.0))
 
 
 @given(st.lists(ANY_VALUE | st.floats(-1e9, 1e9) | st.integers(-9, 9), min_size=8, max_size=20), st.sampled_from(["none", "log1p"]))
 def test_a_column_of_numbers_has_the_bits_of_its_numbers_one_by_one(values: list[object], transform: str) -> None:
-    feature = Feature("x", Scope.ITEM, Kind.NUMERIC, transform=Transform(transform), mean=0.3, scale=0.7, default=1.5)
-    assert feature.numbers(values).tobytes() == np.array([feature.number(v) for v in values], np.float64).tobytes()
+    feature = Feature("x", Scope.ITEM, NUMERIC, transform=Transform(transform), mean=0.3, scale=0.7, default=1.5)
+    assert feature.encode(values).tobytes() == np.array([feature.encode_one(v) for v in values], np.float64).tobytes()
     plain = [v for v in values if type(v) in (int, float)]
-    assert feature.numbers(plain).tobytes() == np.array([feature.number(v) for v in plain], np.float64).tobytes()
+    assert feature.encode(plain).tobytes() == np.array([feature.encode_one(v) for v in plain], np.float64).tobytes()
 
 
 def test_equal_values_of_other_types_keep_their_buckets() -> None:
-    feature = Feature("x", Scope.ITEM, Kind.CATEGORICAL, buckets=1 << 20)
-    assert len({feature.bucket(value) for value in (1, True, "1", "True")}) == 2  # the text of a value decides
-    assert [feature.bucket(v) for v in (1, True)] == [feature.bucket(v) for v in ("1", "True")]
+    feature = Feature("x", Scope.ITEM, CATEGORICAL, buckets=1 << 20)
+    assert len({feature.encode_one(value) for value in (1, True, "1", "True")}) == 2  # the text of a value decides
+    assert [feature.encode_one(v) for v in (1, True)] == [feature.encode_one(v) for v in ("1", "True")]
 
 
 def test_vectors_given_as_an_array_are_read_as_those_in_the_records() -> None:
-    feature = Feature("x", Scope.ITEM, Kind.EMBEDDING, width=3)
+    feature = Feature("x", Scope.ITEM, EMBEDDING, width=3)
     rows = np.array([[1, 2, 3], [0, 0, 0], [-3e38, 5, 1e7]], np.float32)
     given_apart = encode_features([feature], [{}, {}, {}], {"x": rows})
     in_records = encode_features([feature], [{"x": rows[0]}, {}, {"x": rows[2]}])

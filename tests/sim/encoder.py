@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import Corrupted
-from schemas.features import Feature, FeatureSchema, Kind, Scope, encode_realtime
+from schemas.features import Feature, FeatureSchema, Scope, encode_realtime
 from schemas.index.layout import RowLayout, row_layout
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.model.spec import ModelSpec
 
 FINGERPRINT, UPGRADED = "sim", "sim-upgraded"  # of encoders whose rows differ in their last bits
 SCHEMA = FeatureSchema(
     features=(
-        Feature("brand", Scope.ITEM, Kind.CATEGORICAL, buckets=64),
-        Feature("price", Scope.ITEM, Kind.NUMERIC, default=1.0),
-        Feature("stock", Scope.ITEM, Kind.NUMERIC, realtime=True),
-        Feature("mm", Scope.ITEM, Kind.EMBEDDING, width=2),
+        Feature("brand", Scope.ITEM, CATEGORICAL, buckets=64),
+        Feature("price", Scope.ITEM, NUMERIC, default=1.0),
+        Feature("stock", Scope.ITEM, NUMERIC, realtime=True),
+        Feature("mm", Scope.ITEM, EMBEDDING, width=2),
     ),
     sim_category="brand",
     bid="price",

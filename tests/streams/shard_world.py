@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from infra.kafka.reader import SourceRecord
-from schemas.features import Feature, FeatureSchema, Kind, Scope, encode_realtime
+from schemas.features import Feature, FeatureSchema, Scope, encode_realtime
 from schemas.ids import IdKind, encode_index_key, partition_of
 from schemas.index.control import Init
 from schemas.index.layout import RowLayout, decode_increment, row_layout
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.model.spec import ModelSpec
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.shard.fold import ITEMS as ITEMS_FAMILY
@@ -25,11 +26,11 @@ ITEMS = [i for i in range(200) if partition_of(i, SHARDS) == 0]  # ids of shard 
 
 SCHEMA = FeatureSchema(
     features=(
-        Feature("brand", Scope.ITEM, Kind.CATEGORICAL, buckets=64),
-        Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=64),
-        Feature("price", Scope.ITEM, Kind.NUMERIC, default=1.0),
-        Feature("stock", Scope.ITEM, Kind.NUMERIC, realtime=True),
-        Feature("mm", Scope.ITEM, Kind.EMBEDDING, width=4),
+        Feature("brand", Scope.ITEM, CATEGORICAL, buckets=64),
+        Feature("category", Scope.ITEM, CATEGORICAL, buckets=64),
+        Feature("price", Scope.ITEM, NUMERIC, default=1.0),
+        Feature("stock", Scope.ITEM, NUMERIC, realtime=True),
+        Feature("mm", Scope.ITEM, EMBEDDING, width=4),
     ),
     sim_category="category",
     bid="price",

@@ -20,13 +20,14 @@ from infra.index.parts import read_full_part, read_incremental_part, read_manife
 from infra.index.store import IndexStore, open_index_store
 from infra.kafka.reader import SourceRecord
 from schemas.events import IndexEvent
-from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.features import Feature, FeatureSchema, Scope
 from schemas.ids import IdKind, encode_index_key, partition_of
 from schemas.index.control import ControlState, Entry, Init, VersionStatus
 from schemas.index.digest import ShardDigest, merge_parts, version_digest
 from schemas.index.layout import STAMP, RowBlock, decode_delta, decode_increment, encode_increment
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import Manifest, checkpoint_path
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.model.checkpoint import encode_checkpoint
 from schemas.model.checkpoint_file import read_checkpoint_file
 from schemas.model.item_network import encoder_fingerprint
@@ -53,10 +54,10 @@ torch.set_num_threads(1)  # as in a worker; test processes share two cores
 MM = 6
 SCHEMA = FeatureSchema(
     (
-        Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=20),
-        Feature("price", Scope.ITEM, Kind.NUMERIC, default=1.0),
-        Feature("stock", Scope.ITEM, Kind.NUMERIC, realtime=True),
-        Feature("image", Scope.ITEM, Kind.EMBEDDING, width=MM),
+        Feature("category", Scope.ITEM, CATEGORICAL, buckets=20),
+        Feature("price", Scope.ITEM, NUMERIC, default=1.0),
+        Feature("stock", Scope.ITEM, NUMERIC, realtime=True),
+        Feature("image", Scope.ITEM, EMBEDDING, width=MM),
     ),
     sim_category="category",
     bid="price",

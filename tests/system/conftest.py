@@ -21,9 +21,10 @@ from lab.demo.server import RankingServer
 from lab.demo.stage import Stage
 from schemas.errors import Unavailable
 from schemas.events import Behaviour, CheckpointRecord
-from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.features import Feature, FeatureSchema, Scope
 from schemas.ids import Id, IdKind
 from schemas.index.control import ControlState
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.model.spec import ModelSpec
 from tests import plain_http
 from tests.checkpoint_records import point_to
@@ -36,12 +37,12 @@ WAIT_S = 120.0
 def schema_of(id_kind: IdKind, embedding_width: int = EMBEDDING_WIDTH, *more: Feature) -> FeatureSchema:
     return FeatureSchema(
         (
-            Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=20),
-            Feature("price", Scope.ITEM, Kind.NUMERIC, default=1.0),
-            Feature("stock", Scope.ITEM, Kind.NUMERIC, realtime=True),
-            Feature("age", Scope.ITEM, Kind.NUMERIC, scale=10.0),
-            Feature("image", Scope.ITEM, Kind.EMBEDDING, width=embedding_width),
-            Feature("country", Scope.USER, Kind.CATEGORICAL, buckets=20),
+            Feature("category", Scope.ITEM, CATEGORICAL, buckets=20),
+            Feature("price", Scope.ITEM, NUMERIC, default=1.0),
+            Feature("stock", Scope.ITEM, NUMERIC, realtime=True),
+            Feature("age", Scope.ITEM, NUMERIC, scale=10.0),
+            Feature("image", Scope.ITEM, EMBEDDING, width=embedding_width),
+            Feature("country", Scope.USER, CATEGORICAL, buckets=20),
             *more,
         ),
         id_kind=id_kind,

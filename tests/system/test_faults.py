@@ -222,8 +222,11 @@ def unheard_of_country(system: System) -> tuple[str, int]:
     """A country, and its bucket, that no check draws before a version is live, the canary included."""
     schema = schema_of(system.id_kind)
     country = next(f for f in schema.features if f.name == "country")
-    drawn = {country.bucket(user.profile["country"]) for user in make_users([schema], [], CanaryRules().users)} | {country.bucket("UK"), 0}
-    return next((name, bucket) for name in map("land {}".format, range(1_000)) if (bucket := country.bucket(name)) not in drawn)
+    drawn = {country.encode_one(user.profile["country"]) for user in make_users([schema], [], CanaryRules().users)} | {
+        country.encode_one("UK"),
+        0,
+    }
+    return next((name, bucket) for name in map("land {}".format, range(1_000)) if (bucket := country.encode_one(name)) not in drawn)
 
 
 def overflowing(path: Path, bucket: int) -> Path:

@@ -7,7 +7,8 @@ from typing import Any
 from infra.processes import wait_until
 from lab.demo.server import wire_ids
 from lab.demo.stage import json_figures
-from schemas.features import Feature, Kind, Scope
+from schemas.features import Feature, Scope
+from schemas.kinds import CATEGORICAL
 from schemas.model.spec import ModelSpec
 from tests.system.conftest import ITEMS, WAIT_S, System, schema_of
 
@@ -86,7 +87,7 @@ def behaviours_of(system: System, user: int) -> list[dict[str, Any]]:
 
 def test_a_version_of_another_schema_and_width_goes_live_while_requests_are_answered(running: System) -> None:
     spec = ModelSpec(
-        schema_of(running.id_kind, 12, Feature("brand", Scope.ITEM, Kind.CATEGORICAL, buckets=10)),
+        schema_of(running.id_kind, 12, Feature("brand", Scope.ITEM, CATEGORICAL, buckets=10)),
         width=12,
         bridges=5,
         bridge_width=4,
@@ -119,7 +120,7 @@ def test_a_backfill_of_another_width_and_schema_is_adopted_beside_live_traffic_a
     running: System,
 ) -> None:
     """Where embeddings of the new width come first, the version before has no signatures of these items, and its answers say so until the crossing."""
-    schema = schema_of(running.id_kind, 10, Feature("colour", Scope.ITEM, Kind.CATEGORICAL, buckets=10))
+    schema = schema_of(running.id_kind, 10, Feature("colour", Scope.ITEM, CATEGORICAL, buckets=10))
     spec = ModelSpec(schema, width=16, bridges=4, bridge_width=4, hash_bits=64, head_hidden=(16,), item_hidden=(16,))
     prices, degraded = itertools.count(1), dict[str, set[str]]()
     # Where no worker reads: the replay leaves a copy in the index store.

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from schemas.features import Kind
 from schemas.kernels.products import pack_layers, pack_panels, padded
+from schemas.kinds import Layout
 from schemas.model.feature_places import VALUE_ABS_MAX
 from schemas.model.lsh import equal_bits_min
 from schemas.model.parameters import Parameters, segment_widths
@@ -99,10 +99,10 @@ def fold_version(parameters: Parameters) -> VersionWeights:
 def plan_realtime(parameters: Parameters) -> dict[str, Any]:
     """Which columns of `realtime` are numbers, which are rows of the table, and from where: the order of `RealtimeFeatures`."""
     features, table = parameters.spec.schema.realtime_features, parameters.find("head.realtime.table")
-    categorical = [i for i, feature in enumerate(features) if feature.kind is Kind.CATEGORICAL]
+    categorical = [i for i, feature in enumerate(features) if feature.layout is Layout.BUCKET]
     starts = [sum(features[j].buckets for j in categorical[:i]) for i in range(len(categorical))]
     return {
-        "realtime_numeric": np.array([i for i, feature in enumerate(features) if feature.kind is Kind.NUMERIC], np.int64),
+        "realtime_numeric": np.array([i for i, feature in enumerate(features) if feature.layout is Layout.NUMBER], np.int64),
         "realtime_categorical": np.array(categorical, np.int64),
         "realtime_start": np.array(starts, np.int64),
         "realtime_table": np.zeros((0, 0), np.float32) if table is None else table.copy(),

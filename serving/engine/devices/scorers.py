@@ -4,9 +4,10 @@ import functools
 
 import numpy as np
 
-from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.features import Feature, FeatureSchema, Scope
 from schemas.ids import Id, IdKind
 from schemas.index.layout import row_layout
+from schemas.kinds import CATEGORICAL, EMBEDDING
 from schemas.model.parameters import Parameters, parameter_shapes
 from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent
@@ -39,7 +40,7 @@ def compile_kernels() -> None:
 
 def _rank_once(kind: IdKind, bits: int, ids: list[Id]) -> None:
     schema = FeatureSchema(
-        (Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=4), Feature("image", Scope.ITEM, Kind.EMBEDDING, width=4)),
+        (Feature("category", Scope.ITEM, CATEGORICAL, buckets=4), Feature("image", Scope.ITEM, EMBEDDING, width=4)),
         id_kind=kind,
         sim_category="category",
         multimodal="image",

@@ -9,7 +9,10 @@ from typer.testing import CliRunner
 
 from infra.cli import build_app
 from infra.data.inferred_schema import infer_feature
-from infra.data.mapping_source import FeatureSource
+from infra.data.mapping import Items
+from infra.data.mapping_source import Column, FeatureSource
+from infra.data.rejections import Rejections
+from infra.data.tables import LoadedRows
 from schemas.errors import Misconfigured
 from schemas.features import Scope
 
@@ -80,8 +83,8 @@ def test_the_mapping_without_a_mistake_is_read(tmp_path: Path) -> None:
             "no cell of column 'name' is a number; the first is 'the book 0'",
         ),
         ('pages = "pages"', 'pages = { column = "pages", knd = "numeric" }', "did you mean 'kind'"),
-        ('column = "vector"', 'column = "name"', "[embeddings] name: an embedding column holds no vector"),
-        ('pages = "pages"', 'pages = { column = "name", kind = "embedding" }', "or semicolons; the cells begin with ['the book 0']"),
+        ('column = "vector"', 'column = "name"', "[embeddings] no cell of name is a vector: a list, or numbers"),
+        ('pages = "pages"', 'pages = { column = "name", kind = "embedding" }', "or semicolons; the first is 'the book 0'"),
         ('time = "when"', 'time = "when"\ndelimiter = ","', "reads as one column: is its `delimiter` another?"),
         ('time = "when"', 'time = "when"\ndelimiter = "many words"', "expected one character, several like '::', or tab"),
         (
@@ -167,9 +170,9 @@ def test_what_can_be_imported_but_looks_wrong_is_said(tmp_path: Path, before: st
 
 @pytest.mark.parametrize("cells", [[{"n": 1}], [[{"n": "a"}, {"n": "b"}]], [[[1.5], [2.5]]]])
 def test_structs_and_lists_of_lists_are_no_categories(cells: list[object]) -> None:
-    source = FeatureSource(name="facts", columns=("facts",))
+    source, items = FeatureSource(name="facts", columns=("facts",)), Items(file="items.csv", id=Column(columns=("id",)))
     with pytest.raises(
         Misconfigured,
         match=r"'facts': column 'facts' holds (struct|list)<.*name a field of a struct, like 'facts.NAME'; .* as separate columns",
     ):
-        infer_feature(source, Scope.ITEM, [pa.chunked_array([cells])])
+        infer_feature(source, Scope.ITEM, LoadedRows(items, pa.table({"facts": cells}), (), Rejections()))

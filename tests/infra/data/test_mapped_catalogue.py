@@ -11,8 +11,9 @@ from infra.data.mapping import read_mapping
 from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, UserFeaturesRecord
-from schemas.features import Kind, Scope
+from schemas.features import Scope
 from schemas.ids import IdKind
+from schemas.kinds import BAG, CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.train_choices import FOR_MAPPED_DATA
 from tests.infra.data.shops import (
     DAY_MS,
@@ -84,7 +85,7 @@ def test_every_event_reads_back_from_its_own_json(shop: Path) -> None:
 def test_every_feature_of_an_event_is_declared_with_its_kind(shop: Path) -> None:
     catalogue = _open(shop)
     declared = {f.name: f for f in catalogue.schema.of(Scope.ITEM)}
-    shapes = {Kind.NUMERIC: float, Kind.BAG: list, Kind.EMBEDDING: list, Kind.CATEGORICAL: (int, str)}
+    shapes = {NUMERIC: float, BAG: list, EMBEDDING: list, CATEGORICAL: (int, str)}
     for update in catalogue.items():
         for name, value in update.features.items():
             assert isinstance(value, shapes[declared[name].kind]), (name, value)
@@ -259,7 +260,7 @@ def test_changes_are_such_that_a_score_can_tell(tmp_path: Path) -> None:
         assert changes and all(c.features["sort"] != before[c.item_id] for c in changes)
     few_buckets = text.replace('sort = "sort"', 'sort = { column = "sort", kind = "categorical", buckets = 4 }')
     catalogue = open_items(tmp_path, few_buckets, id=list(range(12)), cpc=[1] * 12, sort=[f"s{n}" for n in range(12)])
-    bucket, sorts = catalogue.schema.item("sort").bucket, {u.item_id: u.features["sort"] for u in catalogue.items()}
+    bucket, sorts = catalogue.schema.item("sort").encode_one, {u.item_id: u.features["sort"] for u in catalogue.items()}
     assert all(bucket(c.features["sort"]) != bucket(sorts[c.item_id]) for c in catalogue.price_changes(20, 1)), "of one bucket is no change"
     assert not list(open_items(tmp_path, **columns).price_changes(20, 1))
 
@@ -268,7 +269,7 @@ def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: M
     schema = number_shop.schema
     assert schema.id_kind is IdKind.INT64 and schema.mm_width == NUMBER_WIDTH
     told = [f for f in schema.of(Scope.ITEM) if f.name not in ("rate_click", "shown", "shown_1d", "shown_7d")]
-    assert [f.kind for f in told] == [Kind.CATEGORICAL, Kind.NUMERIC, Kind.BAG, Kind.EMBEDDING]
+    assert [f.kind for f in told] == [CATEGORICAL, NUMERIC, BAG, EMBEDDING]
     assert len(told) + 4 == len(schema.of(Scope.ITEM)), "rates and counts of what was shown are there by default"
     assert schema.item("bid").default == pytest.approx(0.1 * 31, abs=0.11) and number_shop.model["rank_by"] == "click * shown * bid"
     assert len(list(number_shop.new_items())) == NUMBER_ITEMS - 1
@@ -351,7 +352,7 @@ hold_out = false
     (tmp_path / "log.csv").write_text("user,item,at\n" + "".join(f"1,{1 + n % 2},{day[n]}\n" for n in range(9)))
     (tmp_path / "m.toml").write_text(text)
     catalogue = _open(tmp_path / "m.toml")
-    assert catalogue.schema.item("price").kind is Kind.NUMERIC and catalogue.schema.item("group").kind is Kind.CATEGORICAL
+    assert catalogue.schema.item("price").kind is NUMERIC and catalogue.schema.item("group").kind is CATEGORICAL
     told = [(u.item_id, u.features) for u in catalogue.items()]
     assert told == [(1, {}), (2, {}), (1, {"group": "7", "price": 5.0}), (2, {"price": 3.0}), (1, {"group": "7", "price": 6.5})]
 

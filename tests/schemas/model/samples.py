@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope, encode_features, encode_realtime
+from schemas.features import Feature, FeatureBlock, FeatureSchema, Scope, encode_features, encode_realtime
 from schemas.ids import IdKind
+from schemas.kinds import BAG, CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.model.inputs import (
     BehaviourRow,
     Behaviours,
@@ -32,22 +33,22 @@ T = TypeVar("T")
 MM_WIDTH = 12
 FULL = FeatureSchema(
     features=(
-        Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=7),
-        Feature("brand", Scope.ITEM, Kind.CATEGORICAL, buckets=11),
-        Feature("tags", Scope.ITEM, Kind.BAG, buckets=9),
-        Feature("words", Scope.ITEM, Kind.BAG, buckets=5),
-        Feature("quality", Scope.ITEM, Kind.NUMERIC),
-        Feature("bid", Scope.ITEM, Kind.NUMERIC, default=1.0),
-        Feature("image", Scope.ITEM, Kind.EMBEDDING, width=MM_WIDTH),
-        Feature("price", Scope.ITEM, Kind.NUMERIC, realtime=True),
-        Feature("stock", Scope.ITEM, Kind.CATEGORICAL, buckets=5, realtime=True),
-        Feature("age", Scope.USER, Kind.NUMERIC),
-        Feature("city", Scope.USER, Kind.CATEGORICAL, buckets=13),
-        Feature("likes", Scope.USER, Kind.BAG, buckets=9),
-        Feature("facets", Scope.USER, Kind.EMBEDDING, width=3),
-        Feature("dwell", Scope.BEHAVIOUR, Kind.NUMERIC),
-        Feature("place", Scope.BEHAVIOUR, Kind.CATEGORICAL, buckets=4),
-        Feature("hour", Scope.CONTEXT, Kind.CATEGORICAL, buckets=25),
+        Feature("category", Scope.ITEM, CATEGORICAL, buckets=7),
+        Feature("brand", Scope.ITEM, CATEGORICAL, buckets=11),
+        Feature("tags", Scope.ITEM, BAG, buckets=9),
+        Feature("words", Scope.ITEM, BAG, buckets=5),
+        Feature("quality", Scope.ITEM, NUMERIC),
+        Feature("bid", Scope.ITEM, NUMERIC, default=1.0),
+        Feature("image", Scope.ITEM, EMBEDDING, width=MM_WIDTH),
+        Feature("price", Scope.ITEM, NUMERIC, realtime=True),
+        Feature("stock", Scope.ITEM, CATEGORICAL, buckets=5, realtime=True),
+        Feature("age", Scope.USER, NUMERIC),
+        Feature("city", Scope.USER, CATEGORICAL, buckets=13),
+        Feature("likes", Scope.USER, BAG, buckets=9),
+        Feature("facets", Scope.USER, EMBEDDING, width=3),
+        Feature("dwell", Scope.BEHAVIOUR, NUMERIC),
+        Feature("place", Scope.BEHAVIOUR, CATEGORICAL, buckets=4),
+        Feature("hour", Scope.CONTEXT, CATEGORICAL, buckets=25),
     ),
     sim_category="category",
     bid="bid",
@@ -81,7 +82,7 @@ SPECS = {
     "no_bid_text_ids": ModelSpec(without(FULL, bid=None, id_kind=IdKind.TEXT), **_SMALL, rank_by="click"),
     "items_only": ModelSpec(without(FULL, Scope.USER, Scope.BEHAVIOUR, Scope.CONTEXT), **_SMALL),
     "one_feature": ModelSpec(
-        FeatureSchema((Feature("quality", Scope.ITEM, Kind.NUMERIC),)), **(_SMALL | {"bridge_width": 8, "head_hidden": ()}), rank_by="click"
+        FeatureSchema((Feature("quality", Scope.ITEM, NUMERIC),)), **(_SMALL | {"bridge_width": 8, "head_hidden": ()}), rank_by="click"
     ),
 }
 

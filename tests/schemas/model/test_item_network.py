@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.features import Feature, FeatureBlock, FeatureSchema, Kind, Scope, Transform, encode_features
+from schemas.features import Feature, FeatureBlock, FeatureSchema, Scope, encode_features
 from schemas.kernels.products import BLOCK
+from schemas.kinds import BAG, CATEGORICAL, EMBEDDING, NUMERIC, Transform
 from schemas.model.item_network import EncodedRows, ItemNetwork, encoder_fingerprint
 from schemas.model.network import AifNetwork
 from schemas.model.parameters import Parameters, parameters_of
-from schemas.model.random_inputs import draw_value
 from schemas.model.spec import ModelSpec
 from tests.schemas.model.samples import SPECS, encode_items, encode_rows, make_items, make_network
 
@@ -32,10 +32,10 @@ def bits(rows: EncodedRows, places: object = slice(None)) -> bytes:
 
 
 FEATURES = st.one_of(
-    st.builds(lambda buckets: {"kind": Kind.CATEGORICAL, "buckets": buckets}, st.integers(2, 40)),
-    st.builds(lambda buckets: {"kind": Kind.BAG, "buckets": buckets}, st.integers(2, 40)),
-    st.builds(lambda transform: {"kind": Kind.NUMERIC, "transform": transform}, st.sampled_from(Transform)),
-    st.builds(lambda width: {"kind": Kind.EMBEDDING, "width": width}, st.integers(1, 20)),
+    st.builds(lambda buckets: {"kind": CATEGORICAL, "buckets": buckets}, st.integers(2, 40)),
+    st.builds(lambda buckets: {"kind": BAG, "buckets": buckets}, st.integers(2, 40)),
+    st.builds(lambda transform: {"kind": NUMERIC, "transform": transform}, st.sampled_from(Transform)),
+    st.builds(lambda width: {"kind": EMBEDDING, "width": width}, st.integers(1, 20)),
 )
 
 
@@ -58,7 +58,7 @@ def test_rows_of_any_model_are_those_of_torch(spec: ModelSpec, seed: int, rows: 
     torch.manual_seed(seed)
     network, rng = AifNetwork(spec, None), np.random.default_rng(seed)
     features = spec.schema.item_half_inputs
-    raw = [{f.name: draw_value(f, rng) for f in features if rng.random() < 0.9} for _ in range(rows)]
+    raw = [{f.name: f.kind.draw(f, rng) for f in features if rng.random() < 0.9} for _ in range(rows)]
     block = encode_features(features, raw)
     expected, found = encode_rows(network, block), ItemNetwork(parameters_of(network)).encode(block)
     for a, b in ((expected.vectors_RD, found.vectors_RD), (expected.bridge_RN, found.bridge_RN)):

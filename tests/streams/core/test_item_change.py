@@ -1,16 +1,17 @@
 """The effect of one micro-batch on an item, step by step."""
 
-from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.features import Feature, FeatureSchema, Scope
 from schemas.index.layout import component_hash
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC
 from streams.core.item_change import ItemChange
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, StoredFeatures, StoredItem, pack_features
 from streams.core.stale import EVERYTHING, NOTHING, ROW, SIGNATURE, VECTOR, dependencies_of
 
 SCHEMA = FeatureSchema(
     features=(
-        Feature("brand", Scope.ITEM, Kind.CATEGORICAL, buckets=8),
-        Feature("price", Scope.ITEM, Kind.NUMERIC, default=1.0),
-        Feature("mm", Scope.ITEM, Kind.EMBEDDING, width=1),
+        Feature("brand", Scope.ITEM, CATEGORICAL, buckets=8),
+        Feature("price", Scope.ITEM, NUMERIC, default=1.0),
+        Feature("mm", Scope.ITEM, EMBEDDING, width=1),
     ),
     bid="price",
     multimodal="mm",

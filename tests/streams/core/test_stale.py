@@ -2,17 +2,18 @@
 
 import pytest
 
-from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.features import Feature, FeatureSchema, Scope
+from schemas.kinds import BAG, CATEGORICAL, EMBEDDING, NUMERIC
 from streams.core.stale import ROW, SIGNATURE, VECTOR, dependencies_of
 
 FEATURES = (
-    Feature("brand", Scope.ITEM, Kind.CATEGORICAL, buckets=8),
-    Feature("tags", Scope.ITEM, Kind.BAG, buckets=8),
-    Feature("leaf", Scope.ITEM, Kind.CATEGORICAL, buckets=8, realtime=True),
-    Feature("price", Scope.ITEM, Kind.NUMERIC, default=1.0),
-    Feature("stock", Scope.ITEM, Kind.NUMERIC, realtime=True),
-    Feature("mm", Scope.ITEM, Kind.EMBEDDING, width=2),
-    Feature("brand", Scope.USER, Kind.CATEGORICAL, buckets=8),
+    Feature("brand", Scope.ITEM, CATEGORICAL, buckets=8),
+    Feature("tags", Scope.ITEM, BAG, buckets=8),
+    Feature("leaf", Scope.ITEM, CATEGORICAL, buckets=8, realtime=True),
+    Feature("price", Scope.ITEM, NUMERIC, default=1.0),
+    Feature("stock", Scope.ITEM, NUMERIC, realtime=True),
+    Feature("mm", Scope.ITEM, EMBEDDING, width=2),
+    Feature("brand", Scope.USER, CATEGORICAL, buckets=8),
 )
 INPUT = FeatureSchema(FEATURES, sim_category="leaf", bid="price", multimodal="mm")
 NOT_INPUT = FeatureSchema(FEATURES, sim_category="leaf", bid="price", multimodal="mm", multimodal_is_input=False)

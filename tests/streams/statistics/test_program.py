@@ -13,16 +13,17 @@ from infra.kafka.reader import read_topic
 from infra.processes import Child, wait_until
 from schemas.decoding import decode_record
 from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport
-from schemas.features import Feature, Kind, Scope
+from schemas.features import Feature, Scope
 from schemas.index.control_entry import Entry
 from schemas.index.lifecycle import EntryKind
 from schemas.index.manifest import checkpoint_path
+from schemas.kinds import NUMERIC
 from schemas.statistics import Log, Measure, Statistic
 from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
 from tests.streams.version_world import SCHEMA, checkpoint_bytes
 from tests.streams.worker_stage import SHARDS, WAIT_S, WorkerStage, open_template
 
-TAKEN = Feature("taken", Scope.ITEM, Kind.NUMERIC, realtime=True, statistic=Statistic(Log.BEHAVIOURS, Measure.EXACT))
+TAKEN = Feature("taken", Scope.ITEM, NUMERIC, realtime=True, statistic=Statistic(Log.BEHAVIOURS, Measure.EXACT))
 
 
 def open_index(stage: WorkerStage) -> None:

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from schemas.features import Feature, FeatureSchema, Kind, Scope
+from schemas.features import Feature, FeatureSchema, Scope
+from schemas.kinds import CATEGORICAL, EMBEDDING
 from schemas.model.inputs import FeatureTensors
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
@@ -42,9 +43,9 @@ def test_the_products_start_as_the_mean_similarity_of_a_candidate_to_the_history
 @pytest.mark.parametrize("item_hidden", [(24,), (24, 16)])
 def test_an_item_starts_as_its_embedding_and_not_as_the_multimodal_one(item_hidden: tuple[int, ...]) -> None:
     features = (
-        Feature("title", Scope.ITEM, Kind.EMBEDDING, width=16),
-        Feature("category", Scope.ITEM, Kind.CATEGORICAL, buckets=4),
-        Feature("together", Scope.ITEM, Kind.EMBEDDING, width=8),
+        Feature("title", Scope.ITEM, EMBEDDING, width=16),
+        Feature("category", Scope.ITEM, CATEGORICAL, buckets=4),
+        Feature("together", Scope.ITEM, EMBEDDING, width=8),
     )
     spec = ModelSpec(FeatureSchema(features, multimodal="title"), width=8, item_hidden=item_hidden, rank_by="click")
     torch.manual_seed(0)
@@ -60,6 +61,6 @@ def test_an_item_starts_as_its_embedding_and_not_as_the_multimodal_one(item_hidd
 
 @pytest.mark.parametrize("change", [{"width": 4}, {"item_hidden": (6,)}, {"item_hidden": ()}])
 def test_a_start_fits_any_size_of_the_item_half(change: dict[str, object]) -> None:
-    feature = Feature("together", Scope.ITEM, Kind.EMBEDDING, width=8)
+    feature = Feature("together", Scope.ITEM, EMBEDDING, width=8)
     spec = ModelSpec(FeatureSchema((feature,)), rank_by="click", **change)  # type: ignore[arg-type]
     start_from_similarity(AifNetwork(spec, None))

@@ -313,6 +313,11 @@ def find_kind(name: object) -> Kind:
     return KINDS[name]
 
 
+def guess_kind(cells: Cells) -> Kind:
+    """The last of the kinds that fits the cells."""
+    return next(kind for kind in reversed(KINDS.values()) if kind.fits(cells))
+
+
 def buckets_for(different: int, most: int = BUCKETS_MAX) -> int:
     """A power of two from 16, at least twice as many as values, at most `most`."""
     return min(most, max(BUCKETS_MIN, 1 << (2 * different).bit_length()))

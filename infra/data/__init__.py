@@ -5,7 +5,7 @@ files.py, json_lines.py            read: CSV, JSON lines, Parquet in chunks
 columns.py, tables.py, spool.py    clean: cells decoded, rows kept and sorted in bounded memory; rejections.py: rows that became nothing
 log.py, interactions.py            who did what when; shown_impressions.py, sampled_impressions.py: requests
 items.py, item_embeddings.py       what is known of items as of any time; text.py: embeddings from words
-log_statistics.py                  statistics: counts, rates, means as of any time; chosen_statistics.py: which;
+log_statistics.py                  statistics: counts, rates, means as of any time; inferred_schema.py: which;
                                    expected_takers.py, taken_together.py: what is learnt from all of the log
 inferred_schema.py, periods.py     what a mapping leaves open: features, times
 mapped_sources.py                  the files of a mapping, loaded and joined

@@ -1,6 +1,6 @@
 """What an import chose where the mapping leaves it open, and why: the sentences that `--dry-run` shows.
 
-Here: the sentences. Not here: the choices (periods.py, chosen_statistics.py, inferred_schema.py, mapped_catalogue.py).
+Here: the sentences. Not here: the choices (periods.py, inferred_schema.py, mapped_catalogue.py).
 """
 
 from collections.abc import Iterator

@@ -1,21 +1,28 @@
-"""Infers from the data what a mapping leaves open about a feature: its kind and the parameters of that kind.
+"""Infers from the data what a mapping leaves open: which statistics items have, and of each feature the kind and the parameters.
 
-Here: pure functions of the loaded columns, so the same files and the same mapping give the same schema and fingerprint. Not here: which features there
-are (mapping.py), what suits a kind (schemas/kinds.py), how cells are decoded (columns.py, tables.py).
+Here: pure functions of the loaded columns and the log's length, so the same files and the same mapping give the same schema and fingerprint. Not here:
+cells that suit a kind (schemas/kinds.py), decoding (columns.py, tables.py), counting (log_statistics.py), statistics themselves (schemas/statistics.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from infra.data.columns import is_list
+from infra.clock import DAY_MS
+from infra.data.columns import distinct, is_list
+from infra.data.mapping import Items
 from infra.data.mapping_source import FeatureSource
 from infra.data.tables import ColumnCells, LoadedRows
-from schemas.errors import Misconfigured
+from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, Scope
-from schemas.kinds import KINDS, Kind, Transform
+from schemas.kinds import Kind, Layout, Transform, guess_kind
+from schemas.statistics import CLICK, SHOWN, TAKEN, Log, Measure, Statistic, fit_windows
+
+_GROUPS_MIN = 16  # values of a column whose rates are derived; an embedding learns those of fewer
+_ITEMS_OF_VALUE_MIN = 4
+_GROUPS_MAX, _KINDS_MAX, _OUTCOMES_MAX = 3, 3, 3
 
 
 def infer_feature(source: FeatureSource, scope: Scope, rows: LoadedRows, role: Kind | None = None) -> Feature:
@@ -45,11 +52,6 @@ def _require_plain(source: FeatureSource, cells: ColumnCells) -> None:
             )
 
 
-def guess_kind(cells: ColumnCells) -> Kind:
-    """The last of the kinds that fits the cells."""
-    return next(kind for kind in reversed(KINDS.values()) if kind.fits(cells))
-
-
 def infer_rate(values: np.ndarray) -> dict[str, Any]:
     """How a model reads a rate: around 0, in units of its deviation."""
     deviation = float(values.std()) if len(values) else 0.0
@@ -60,3 +62,75 @@ def infer_bid(numbers: np.ndarray, details: Mapping[str, Any]) -> dict[str, Any]
     """Details of the bid: read raw, with the median of the positive values as default."""
     positive = numbers[np.isfinite(numbers) & (numbers > 0)]
     return {"default": round(float(np.median(positive)), 6) or 1e-6 if len(positive) else 1.0, **details}
+
+
+# --- statistics of items ------------------------------------------------------------------------------------------------
+
+
+def count_values(items: Items, sample: LoadedRows, sim_category: str | None) -> Mapping[str, int]:
+    """How many values each categorical column of [items.features] has, in a sample."""
+    read = {name: f for name, f in items.features.items() if not f.is_derived and f.columns}
+    kinds = {name: f.kind or guess_kind(sample.cells(f)) for name, f in read.items()}
+    wanted = [name for name in read if kinds[name].layout is Layout.BUCKET or name == sim_category]
+    return {name: len(distinct(sample.arrays(read[name])[0])[0]) for name in wanted}
+
+
+def names_alone(features: Mapping[str, FeatureSource], values: Mapping[str, int], items: int, sim_category: str | None) -> frozenset[str]:
+    """Categorical features with nearly as many values as items, where rates of their values are derived: the model would learn an embedding by heart, so it
+    reads the rates alone. A feature whose `buckets` the mapping gives stays."""
+    many = {name for name, count in values.items() if count * _ITEMS_OF_VALUE_MIN > items}
+    told = {f.by for f in features.values() if f.by is not None}
+    return frozenset(name for name in many & told if features[name].buckets is None and name != sim_category)
+
+
+def default_statistics(
+    outcomes: Sequence[str], kinds: Sequence[str], values: Mapping[str, int], span_ms: int
+) -> Mapping[str, FeatureSource]:
+    """The features that a mapping with impressions gets where it names none of behaviours: rates of the click and of each outcome of the item and of its
+    groups, how often it was shown in windows that fit the log, and, of behaviours in a file of their own (`kinds`, none without such a file), how
+    often it was taken and which share of that was of each kind."""
+    groups = [name for name, count in values.items() if count >= _GROUPS_MIN]
+    return {source.name: source for source in _defaults(outcomes, kinds, groups, span_ms)}
+
+
+def _defaults(outcomes: Sequence[str], kinds: Sequence[str], groups: Sequence[str], span_ms: int) -> Iterator[FeatureSource]:
+    rates = (CLICK, *outcomes[:_OUTCOMES_MAX])
+    for by in (None, *groups[:_GROUPS_MAX]):
+        of_group = "" if by is None else f"_of_{by}"
+        yield from (FeatureSource(name=f"rate_{name}{of_group}", rate=name, by=by, realtime=True) for name in rates)
+    yield FeatureSource(name="shown", count=SHOWN, realtime=True)
+    for name in fit_windows(span_ms):
+        yield FeatureSource(name=f"shown_{name}", count=SHOWN, window=name, realtime=True)
+    if kinds:
+        yield FeatureSource(name="taken", count=TAKEN, realtime=True)
+        yield FeatureSource(name="taken_together", taken_together=32)
+    if len(kinds) > 1:
+        yield from (FeatureSource(name=f"rate_{kind}"[:60], rate=kind, realtime=True) for kind in kinds[1 : 1 + _KINDS_MAX])
+
+
+def statistic_of(
+    source: FeatureSource, outcomes: Sequence[str] | None, kinds: Sequence[str], positive_kinds: Sequence[str]
+) -> Statistic | None:
+    """What a derived feature counts, as a stream can keep it too; None: only an import makes it. `outcomes`: of the impressions, None without such a file;
+    `kinds`: of behaviours. Raises ValueError for a name that no log tells."""
+    window = source.window_ms
+    if source.of_shown:
+        name, log = str(source.rate or source.count), _log_of(source, outcomes, kinds)
+        measure = Measure.COUNT if source.rate is None else Measure.RATE
+        return Statistic(log, measure, () if name in (SHOWN, TAKEN) else (name,), source.by, window)
+    log, counted = (Log.BEHAVIOURS, tuple(positive_kinds)) if outcomes is None else (Log.IMPRESSIONS, (CLICK,))
+    if source.days_since is not None:
+        return Statistic(log, Measure.FIRST if source.days_since == "first" else Measure.LAST, counted)
+    if source.count_days is not None and source.of == "behaviours":
+        return Statistic(log, Measure.EXACT, counted, window_ms=round(source.count_days * DAY_MS))
+    return None
+
+
+def _log_of(source: FeatureSource, outcomes: Sequence[str] | None, kinds: Sequence[str]) -> Log:
+    """The log that tells a rate or a count."""
+    name = source.rate or source.count
+    of_shown = {CLICK, SHOWN, *outcomes} if outcomes is not None else set()
+    known = (of_shown | {TAKEN, *kinds}) - ({SHOWN, TAKEN} if source.rate is not None else set())
+    if name not in known:
+        raise ValueError(f"names {name!r}, which no impression or behaviour tells; {suggest(str(name), known)}")
+    return Log.IMPRESSIONS if name in of_shown else Log.BEHAVIOURS

@@ -1,6 +1,6 @@
 """Statistics of each item over a log, as of ascending times: counts, rates, days, distinct users, means of a value.
 
-Here: counters over a log, and one statistic of it. Not here: which statistics items get (chosen_statistics.py), what their numbers mean, for a stream that
+Here: counters over a log, and one statistic of it. Not here: which statistics items get (inferred_schema.py), what their numbers mean, for a stream that
 keeps them too (schemas/statistics.py), what is learnt from all of the log (expected_takers.py, taken_together.py).
 Invariant: a value as of t contains nothing from t or later. A negative number means "nothing is known", except of what `is_signed`.
 Memory: one number for each item and counter; logs stay in spools.

@@ -12,11 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from infra.clock import DAY_MS
-from infra.data.chosen_statistics import count_values, default_statistics, names_alone, statistic_of
 from infra.data.columns import decode_numbers
 from infra.data.expected_takers import ExpectedTakers
 from infra.data.files import load_table
-from infra.data.inferred_schema import infer_bid, infer_feature, infer_rate
+from infra.data.inferred_schema import count_values, default_statistics, infer_bid, infer_feature, infer_rate, names_alone, statistic_of
 from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name
 from infra.data.item_embeddings import ItemEmbeddings, ItemMarks, read_last_rows
 from infra.data.items import AsOf, ItemRows, ItemStates, read_item_history, read_item_rows

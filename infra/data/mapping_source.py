@@ -309,7 +309,7 @@ class FeatureSource(Column):
 
     @property
     def of_shown(self) -> bool:
-        """Whether it is a rate or a count (chosen_statistics.py)."""
+        """Whether it is a rate or a count (inferred_schema.py)."""
         return self.rate is not None or self.count is not None
 
     @property

@@ -1,14 +1,16 @@
 """What two processes must agree on. No I/O.
 
-events.py                 shapes of the topics' records; decoding.py: read and checked; event_reader.py: valid ones, read fast
-topics.py                 the topics and the headers of their records
-requests.py, token.py     what travels between caller and server
-features.py               features as data: what a catalogue has; kinds.py: raw values to the numbers a network reads
-ids.py                    ids, their keys, partitions and hash buckets
-users.py                  what is known of a user; behaviour_columns.py: the same in columns
-statistics.py             rates and counts of items as of a time, defined for imports and streams alike
-allocation.py             computation allocation: actions, their costs and values; knapsack.py: the rule that chooses among them
-train_choices.py          how a model is trained
-limits.py                 every bound of the system; errors.py: who must act
-model/                    the paper's model, equation by equation; index/: the index and the life of its versions
+Files:
+
+    events.py                 shapes of the topics' records; decoding.py: read and checked; event_reader.py: valid ones, read fast
+    topics.py                 the topics and the headers of their records
+    requests.py, token.py     requests and answers between caller and server
+    features.py               features as data: what a catalogue has; kinds.py: raw values to the numbers a network reads
+    ids.py                    ids, their keys, partitions and hash buckets
+    users.py                  a user's profile and history; behaviour_columns.py: the same in columns
+    statistics.py             rates and counts of items as of a time, defined for imports and streams alike
+    allocation.py             computation allocation: actions, their costs and values; knapsack.py: the rule that chooses among them
+    train_choices.py          how a model is trained
+    limits.py                 every bound of the system; errors.py: who must act
+    model/                    the paper's model, equation by equation; index/: the index and the life of its versions
 """

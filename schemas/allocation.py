@@ -193,8 +193,8 @@ class Gate:
 class ActionTable:
     """What a fit hands to servers. `queue_price`: the price at which the mean cost is a quarter of full work's; it is the unit of the queue price.
 
-    mean_row: the value of each action without any feature. A blind decision takes it for a request whose full work costs `full_ms`, the mean. For others
-    it scales the row with the cost, so all get about the same point of the static curve. full_ms 0: the row as it is.
+    mean_row: the value of each action without any feature. A blind decision takes it for a request whose full work costs `full_ms`, the mean. For
+    other requests it scales the row with the cost, so that all get about the same point of the static curve. With full_ms = 0 the row stays.
     mix: the tuned static mix at the fit's budget, (action's place, share).
     """
 

@@ -41,7 +41,7 @@ from schemas.limits import (
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Beside a union: what it takes, in words. pydantic itself names a fault for each type of the union, at names of its own ("user_id.constrained-int")."""
+    """Describes in words the values that a union accepts. pydantic reports a fault for each type of the union, with names such as "user_id.constrained-int"."""
 
     words: str
 
@@ -93,8 +93,9 @@ class Record(_Strict):
 
 
 class ItemFeaturesUpdate(_Strict):
-    """One item's whole feature record at `version`, or its removal. The higher version wins, then the higher offset. "statistics": some values that hold over
-    those of the record until they are replaced or the item is deleted; `version` is the time in ms as of which they were counted, and the later wins."""
+    """One item's whole feature record at `version`, or its removal. The higher version wins, then the higher offset. "statistics": some values that
+    override those of the record until they are replaced or the item is deleted. Their `version` is the time in ms as of which they were counted; the later
+    wins."""
 
     op: Literal["upsert", "delete", "statistics"] = "upsert"
     item_id: WireId
@@ -138,8 +139,8 @@ class BehavioursRecord(Record):
 
 
 class UserFeaturesRecord(Record):
-    """Record of user-features, whose key is the user's id as text: the latest offset wins, a record without a value forgets the profile. `time_ms`: since when
-    it holds; training joins it to no request before. None: it has always held."""
+    """Record of user-features, whose key is the user's id as text. The latest offset wins; a record without a value deletes the profile. `time_ms`: the start
+    of its validity; training joins it to no earlier request. None: always valid."""
 
     user_id: WireId
     features: RawFeatures = {}
@@ -147,7 +148,7 @@ class UserFeaturesRecord(Record):
 
 
 class CheckpointRecord(Record):
-    """Record of model-checkpoints: a pointer and what it must point to. Its offset becomes the version number."""
+    """Record of model-checkpoints: a pointer, and the size and digest of its target. Its offset becomes the version number."""
 
     uri: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
     size_bytes: Annotated[int, Field(gt=0, le=CHECKPOINT_BYTES_MAX)]
@@ -158,8 +159,8 @@ class CheckpointRecord(Record):
 
 
 class ShownItem(_Strict):
-    """One item of an impression: its position, its bid at that time, the ranking teacher's eCPM if there was one, the click, and its other outcomes: names
-    of tasks that a model may have beside the click, such as "buy"."""
+    """One item of an impression, with its bid at that time and the click. A ranking teacher may have given it an eCPM.
+    `outcomes` names further tasks of a model that it fulfilled, such as "buy"."""
 
     item_id: WireId
     position: Annotated[int, Field(ge=0, lt=ITEMS_PER_IMPRESSION_MAX)]
@@ -199,12 +200,13 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class ServerReport(Record):
-    """Record of server-reports, keyed by server: `seconds` of one server, all of them on one version.
+    """Record of server-reports, keyed by server.
+    The numbers are of `seconds` seconds, all on one version.
 
-    answers            rankings that were given; of these `not_finite` hold a score or a probability that is no number
-    failed             requests that ended in an error of the server's own
-    parity_checked     answers that the reference computed again; `parity_mismatched` of them were off by more than a rounding
-    latency_..., probability_...   of the answers and of what they hold; null where there were none
+        answers            rankings that were given; `not_finite` of them hold a score or a probability that is not a number
+        failed             requests that ended in an internal error of the server
+        parity_checked     answers that the reference recomputed; `parity_mismatched` of them differed by more than a rounding
+        latency_..., probability_...   of the answers; null without answers
     """
 
     server_id: Label
@@ -228,14 +230,15 @@ ActionName = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,16}(/[0-9]{1,6}
 
 
 class AllocationOutcome(Record):
-    """Record of allocation-outcomes, keyed by user: the decision on one request, and its cost (schemas/allocation.py). Servers lose some under load.
+    """Record of allocation-outcomes, keyed by user: the decision on one request, and its cost (schemas/allocation.py).
+    Servers lose some under load.
 
-    arm, propensity    who chose the action, and the chance with which this request got it
-    price, source      the price of a millisecond, and which control set it; `price` is null where it was infinite
-    cost_ms, value     as predicted; `took_ms` is the measured processor time of the engine, null if no answer was ranked and for probes with `predicted`
-    state              ranked | cached | passed | dropped | refused | failed: all but the first two mean "not ranked", and never "invalid"
-    actions, predicted of a probe that was ranked in full: the actions that rank, and of each the sum of the ten best scores that it would pass on
-    items, logits      of a cached answer: its first items, and their logits before calibration
+        arm, propensity    who chose the action, and the chance with which this request got it
+        price, source      the price of a millisecond, and which control set it; `price` is null where it was infinite
+        cost_ms, value     as predicted; `took_ms` is the measured processor time of the engine, null if no answer was ranked and for probes with `predicted`
+        state              ranked | cached | passed | dropped | refused | failed: all but the first two mean "not ranked", and never "invalid"
+        actions, predicted of a probe that was ranked in full: the actions that rank, and of each the sum of the ten best scores that it would pass on
+        items, logits      of a cached answer: its first items, and their logits before calibration
     """
 
     request_id: Annotated[str, StringConstraints(min_length=1, max_length=REQUEST_ID_CHARS_MAX)]

@@ -43,11 +43,11 @@ _LAYOUTS = (Layout.BUCKET, Layout.BAG, Layout.NUMBER, Layout.VECTOR)
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature. `buckets` for categorical and bag, `transform`/`mean`/`scale`/`default` for numeric, `width` for embedding.
+    """One feature. Parameters: `buckets` of categorical and bag, `transform`/`mean`/`scale`/`default` of numeric, `width` of embedding.
 
-    `realtime` (item scope only): the head reads it at ranking time from the item's row, and the item half does not; so a change
-    rewrites the row without running the network.
-    statistic: the events from which `aif statistics` keeps the value current; None: the publisher tells it.
+    realtime: the head reads it at ranking time from the item's row, and the item half does not. So a change rewrites the row without running the network.
+    Only item features can be realtime.
+    statistic: the events from which `aif statistics` keeps the value current. None: the publisher sends it.
     """
 
     name: str
@@ -110,13 +110,14 @@ def _salt(scope: Scope, name: str) -> bytes:
 
 @dataclass(frozen=True)
 class FeatureSchema:
-    """All features of a catalogue and the roles some of them play.
+    """All features of a catalogue.
+    Some play a role:
 
-    sim_category  item categorical by which a user's history is cut into sub-sequences (3.3); its bucket is a column of the row
-    bid           item numeric, positive; a column of the row in its raw value; never an input of the item half. None: rank by click
-    multimodal    item embedding that arrives through new-items, is hashed (Eq. 5), and stays frozen
-    multimodal_is_input  whether the item half reads it too; then a new embedding makes the vector stale as well
-    behaviour_kinds  names of kinds of behaviour; others share the bucket "other"
+        sim_category         item categorical that cuts a user's history into sub-sequences (3.3); its bucket is a column of the row
+        bid                  item numeric, positive; a column of the row in its raw value; never an input of the item half. None: rank by click
+        multimodal           item embedding that arrives through new-items, is hashed (Eq. 5), and stays frozen
+        multimodal_is_input  whether the item half reads it too; then a new embedding makes the vector stale as well
+        behaviour_kinds      names of kinds of behaviour; others share the bucket "other"
     """
 
     features: tuple[Feature, ...]

@@ -96,7 +96,7 @@ class Cells(Protocol):
         """[R]; a cell with another width is noted as rejected."""
 
     def first(self) -> object:
-        """The first cell with a value, None if there is none."""
+        """The first cell with a value; None for an empty column."""
 
     def different(self) -> int:
         """How many different categories there are."""
@@ -114,7 +114,7 @@ class Kind(abc.ABC):
     sign: ClassVar[str]
 
     def find_fault(self, declared: Declared) -> str | None:
-        """What is wrong with the parameters of a feature, as the expectation; None if nothing is."""
+        """The expectation that the parameters of a feature do not meet; None if they meet all."""
         return None
 
     def reads(self, declared: Declared, value: object) -> bool:

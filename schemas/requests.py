@@ -1,4 +1,4 @@
-"""Bodies and answers of the server's HTTP routes (protocol C4 to C6). Strict and bounded; an answer says what it was computed from.
+"""Bodies and answers of the server's HTTP routes (protocol C4 to C6). Strict and bounded. An answer names its version and its source records.
 
     POST /v1/user     UserRequest    -> UserAnswer   call 1: the user half, kept under (user, version)
     POST /v1/rank     RankRequest    -> RankAnswer   call 2: candidates in, top-k out
@@ -212,8 +212,8 @@ class Freshness(_Body):
     """How old the rows of the answer are, and per shard which source records they include.
 
     `age_s`: seconds since the rows of the oldest shard were at the ends of their topics; null while that is unknown. `lagging_shards` are older than 2 s.
-    Each shard's watermark has three next offsets: of `item-features` and `new-items` (all records before are in the rows), and of `index-deltas`: the answer
-    can be recomputed from its version's files and exactly the delta records before that offset, because delta records are always applied as a whole.
+    Each shard's watermark has three next offsets. All records of `item-features` and `new-items` before the first two are in the rows. The third is of
+    `index-deltas`: the answer can be recomputed from its version's files and exactly the delta records before it, because these are applied as a whole.
     """
 
     age_s: Annotated[
@@ -260,8 +260,8 @@ class AllocationRequest(_Body):
 
 
 class UserAnswer(_Body):
-    """Call 1's answer. Send `version_token` and `request_id` with call 2, and `user_state` if it was asked for (it is missing if it would be larger than
-    call 2 accepts; then send none)."""
+    """Call 1's answer. Send `version_token` and `request_id` with call 2, and `user_state` if the request asked for it. A state that is larger than call 2
+    accepts is missing; then send none."""
 
     request_id: Annotated[str, Field(description="The request's, or a new one. Send it with call 2.")]
     version_token: Annotated[str, Field(description="The version that the state belongs to. Send it with call 2.")]
@@ -277,7 +277,7 @@ class UserAnswer(_Body):
 
 
 class RankAnswer(_Body):
-    """min(top_k, known) items by score descending, then id ascending; and what they were computed from.
+    """min(top_k, known) items by score descending, then id ascending, with their version and source records.
 
     rung      where the user half came from: "carried" (came with call 2), "cached" (from call 1), "waited" (for call 1), "inline" (computed in call 2),
               "last_cached" (an older state), "profile_only", "item_prior" (the empty user's)

@@ -63,8 +63,8 @@ class Counter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """One number of each item, or of all items with its value of the feature `by`. `kinds`: kinds of behaviour, or outcomes of shown items (`CLICK` is one);
-    of a rate those that are positive; empty: every event."""
+    """One number of each item, or of all items with its value of the feature `by`.
+    The kinds are kinds of behaviour, or outcomes of shown items (`CLICK` is one). Of a rate they are the positive ones. None given means every event."""
 
     log: Log
     measure: Measure
@@ -135,7 +135,7 @@ def grouped(counts_I: np.ndarray, group_I: np.ndarray | None) -> np.ndarray:
 
 
 def fit_windows(span_ms: int) -> dict[str, int]:
-    """The windows in ms, by name, that a log of this length can fill: each fits into it at least twice and at most fifty times; the longest three."""
+    """The windows in ms, by name, that suit a log of this length: the longest three that fit into it at least twice and at most fifty times."""
     fitting = {name: ms for name, ms in _WINDOWS.items() if _SPANS_MIN * ms <= span_ms <= _SPANS_MAX * ms}
     return dict(list(fitting.items())[-_WINDOWS_MAX:])
 

@@ -1,7 +1,7 @@
-"""The version token: what both calls of a request carry so that they meet one version.
+"""The version token, which both calls of a request carry so that they meet one version.
 
 Text form `<v>.<r>-<first 8 hex of the manifest digest>`; later parts, if any, follow after another `-` and are kept, not interpreted.
-Model, LSH and user state are pinned by `version` alone; `revision` says only where a server began to load, so tokens of one
+The version alone pins model, LSH and user state. The revision says only where a server began to load, so tokens of one
 version with different revisions are compatible.
 """
 

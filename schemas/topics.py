@@ -74,8 +74,8 @@ _OUTPUTS = (
     Topic(INDEX_DELTAS, "N", 3 * RESEAL_INTERVAL_HOURS, why="row changes of versions that receive increments", extra=_BROKERS_CLOCK),
     Topic(INDEX_EVENTS, 1, 7 * 24, why="events of versions", extra=_BROKERS_CLOCK),
     Topic(SERVER_REPORTS, 1, 24, why="reports of servers on the served version", extra=_BROKERS_CLOCK),
-    Topic(ALLOCATION_OUTCOMES, "M", 7 * 24, why="what servers decided for requests, and what it cost", extra=_BROKERS_CLOCK),
-    Topic(STATISTICS_REPORTS, 1, 24, why="which statistics of items are kept current", extra=_BROKERS_CLOCK),
+    Topic(ALLOCATION_OUTCOMES, "M", 7 * 24, why="decisions of servers on requests, and their costs", extra=_BROKERS_CLOCK),
+    Topic(STATISTICS_REPORTS, 1, 24, why="statistics of items that are kept current", extra=_BROKERS_CLOCK),
 )
 # The largest record of an input must also fit together with the headers that give the reason.
 _WITH_REASONS = {"max.message.bytes": str(RECORD_BYTES_MAX + 128 * 1024), **_BROKERS_CLOCK}

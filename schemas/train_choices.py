@@ -25,22 +25,23 @@ WHAT_IS_LEARNT = (*_LOSSES, "soft_labels", "calibrated")
 
 @dataclass(frozen=True, slots=True)
 class TrainChoices:
-    """`steps` ends a fit, else `passes`, or else `seconds`. Weights of losses: 0 leaves one out.
+    """How a model is trained.
+    The limit of a fit is `steps`, else `passes`, else `seconds`. A loss of weight 0 is left out.
 
-    passes          as many steps as learn each request so often, within PASSES_STEPS_MIN and PASSES_STEPS_MAX: few requests are learnt by heart by a
-                    number of steps that many need (docs/EXPERIMENTS.md)
-    start           how weights begin: random, or so that an item is its embedding and a user the mean of theirs (similarity)
-    fits            so many fits from the same weights, each with batches of its own, one after the other; the mean of their weights is the model
-    half_life_days  towards the end of a fit a request so much older than the newest is drawn half as often; 0 = all alike throughout
-    ranker_steps    of the model's ranker, if it has one, after the fits: so many steps with the same losses
-    copr, click     order by the ranking teacher's eCPM (Eq. 10); cross-entropy of the click
-    softmax         each positive against the negatives of its request; suits positives with sampled negatives
-    outcomes        of each task beside the click
-    shown           of the task `shown`, where the model has one: shown items against `negatives` items for each, drawn uniformly from those of the
-                    catalogue that exist at the request's time. The other losses read shown items only
-    soft_labels     the click's target is the teacher's probability, where there is a teacher
-    calibrated      COPR leaves the level of the click's probabilities to `click`: they are right within some percent, and fewer of the best items are found
-                    (docs/EXPERIMENTS.md)
+        passes          how often each request is learnt, within PASSES_STEPS_MIN and PASSES_STEPS_MAX steps: with few requests, the steps that many need
+                        would learn them by heart (docs/EXPERIMENTS.md)
+        start           how weights begin: random, or so that an item is its embedding and a user the mean of theirs (similarity)
+        fits            number of fits from the same weights, each with batches of its own; the mean of their weights is the model
+        half_life_days  towards the end of a fit, a request that is older than the newest by this time is drawn half as often; 0 = all alike
+        ranker_steps    steps of the model's ranker, if it has one, after the fits and with the same losses
+        copr, click     order by the ranking teacher's eCPM (Eq. 10); cross-entropy of the click
+        softmax         each positive against the negatives of its request; suits positives with sampled negatives
+        outcomes        cross-entropy of each other task
+        shown           of the task `shown`, where the model has one: shown items against `negatives` items for each, drawn uniformly from those of the
+                        catalogue that exist at the request's time. The other losses read shown items only
+        soft_labels     the click's target is the teacher's probability, where there is a teacher
+        calibrated      COPR leaves the level of the click's probabilities to `click`. They are then right within some percent, but fewer of the best items
+                        are found (docs/EXPERIMENTS.md)
     """
 
     learning_rate: float = 4e-3

@@ -1,4 +1,4 @@
-"""What an import chose where the mapping leaves it open, and why: the sentences that `--dry-run` shows.
+"""The choices of an import where the mapping leaves them open, with the reasons: the sentences that `--dry-run` shows.
 
 Here: the sentences. Not here: the choices (periods.py, inferred_schema.py, mapped_catalogue.py).
 """
@@ -12,7 +12,7 @@ from infra.data.periods import cut_of, spell_time
 
 
 def describe_choices(catalogue: MappedCatalogue) -> list[str]:
-    """One sentence for each choice, empty where nobody did anything."""
+    """One sentence for each choice; empty for an empty log."""
     return [*_of_times(catalogue), *_of_items(catalogue)] if catalogue.sources.period is not None else []
 
 
@@ -26,11 +26,11 @@ def _of_times(catalogue: MappedCatalogue) -> Iterator[str]:
         if mapping.sampling.window_days is None:
             why = "as long as the evaluation, 28 days at most"
         apart = cut_of(mapping, window) / DAY_MS
-        yield f"impressions: sampled from [behaviours] every {apart:.3g} days, each with what follows in {window / DAY_MS:.3g} days, {why}"
+        yield f"impressions: sampled from [behaviours] every {apart:.3g} days, each with the positives of the next {window / DAY_MS:.3g} days, {why}"
     if sources.states.changes_with_time:
         times = sources.sample_times
         apart = (times[-1] - times[0]) / max(1, len(times) - 1) / DAY_MS
-        yield f"features of items: told at {len(times)} times, every {apart:.3g} days; every_days in [items] says another"
+        yield f"features of items: computed at {len(times)} times, every {apart:.3g} days; every_days in [items] changes that"
 
 
 def _of_items(catalogue: MappedCatalogue) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """`aif import DIR --mapping FILE`: publishes what CSV, JSON-lines or Parquet files hold.
 
-Here: options, the order of topics, and what is printed. Not here: events (mapped_catalogue.py), warnings (doubts.py), sending (infra/kafka/publisher.py).
+Here: options, the order of topics, and the output. Not here: events (mapped_catalogue.py), warnings (doubts.py), sending (infra/kafka/publisher.py).
 """
 
 import itertools
@@ -98,8 +98,8 @@ def _doubt_requests(catalogue: "MappedCatalogue", impressions: int) -> list[str]
     """Positives of which no request could be made."""
     if impressions or not len(positives := catalogue.sources.positives):
         return []
-    needs = "a user with a history before it, and of the items that anybody took in the pool_days before some that the user takes then and some that not"
-    return [f"no impressions came of {len(positives):,} positives, so this catalogue cannot train a model: a request needs {needs}"]
+    needs = "a user with an earlier history; and among the items taken in the pool_days before it, some that the user takes next and some others"
+    return [f"no impressions came of {len(positives):,} positives, so this catalogue cannot train a model. A request needs {needs}"]
 
 
 def _try_out(kinds: Kinds, progress: "Progress") -> dict[str, Any]:

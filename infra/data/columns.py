@@ -74,7 +74,7 @@ def _text(value: Any) -> str | None:
 
 
 def distinct(array: Array) -> tuple[pa.Array, np.ndarray]:
-    """(the different cells, a missing one among them; the place of each cell among these, [R]): what is decoded once for all that are alike."""
+    """(the different cells, a missing one among them; the place of each cell among these, [R]), so that equal cells are decoded once."""
     encoded = plain(array).dictionary_encode(null_encoding="encode")
     return encoded.dictionary, encoded.indices.to_numpy()
 
@@ -212,7 +212,7 @@ class IdForm:
 def decode_ids(array: Array, kind: IdKind, fractions: bool | None = None) -> list[Id | None]:
     """Ids of the catalogue's kind; None for a cell that is missing or not an id of that kind.
 
-    "7.0", as a table of floats writes the whole number 7, is the id "7": always for int64 ids; for text ids only if the whole column looks like that
+    A table of floats writes the whole number 7 as "7.0". Among int64 ids that is always the id "7"; among text ids only if the whole column looks like that
     (`fractions`; None: these cells are the whole column).
     """
     texts = decode_texts(array)

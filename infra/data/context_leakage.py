@@ -1,10 +1,9 @@
-"""Columns of [impressions.context] that nobody knows when a request is ranked: they tell its clicked rows from the others, count its clicks, or name what
-was clicked.
+"""Columns of [impressions.context] that are not known when a request is ranked: they separate its clicked rows, count its clicks, or name a clicked item.
 
-A context is of the request and is taken from its first row. A label under another name, or the seconds that somebody stayed, differs between clicked rows and
-others; a number of clicks was written when these were over; and the category of what was clicked is that of clicked rows, and of few others. What somebody
-searched for, or the category of a page, is that of most rows.
-Here: finding these, and what to write instead. Not here: columns of items and users (leakage.py), requests without a contrast (doubts.py).
+A context belongs to the request and is taken from its first row. A label under another name, or the seconds of a visit, differs between clicked rows and
+others. A number of clicks was written after them. The category of the clicked item is that of clicked rows, and of few others. By contrast, a search text,
+or the category of a page, is that of most rows.
+Here: finding these columns, with the remedy. Not here: columns of items and users (leakage.py), requests without a contrast (doubts.py).
 
 Arrays: Q requests.
 """
@@ -43,12 +42,12 @@ def find_leaking_context(sources: MappedSources) -> Iterator[str]:
         firsts = [rows[0][1].get(feature.name) for rows in requests]
         if share >= _TELLING_LEAST:
             yield (
-                f"{place} tells the clicked rows of {share:.0%} of the requests from the others, and a context is of a whole request, taken from its first "
-                "row: what came of a shown item is not known when it is ranked; leave it out, or make a flag of it in [impressions.outcomes]"
+                f"{place} tells the clicked rows of {share:.0%} of the requests from the others, but a context belongs to the whole request and is taken "
+                "from its first row. Outcomes are not known when a request is ranked; leave it out, or make a flag of it in [impressions.outcomes]"
             )
         elif abs(correlation := strongest_correlation(firsts, length_Q[None], clicks_Q)) >= _COUNTING_LEAST:
             yield (
-                f"{place} goes with how many clicks its request has (partial rank correlation {correlation:+.2f}): what counts them is not known when "
+                f"{place} goes with how many clicks its request has (partial rank correlation {correlation:+.2f}). The clicks are not known when "
                 "a request is ranked; leave it out"
             )
         elif named := [
@@ -56,7 +55,7 @@ def find_leaking_context(sources: MappedSources) -> Iterator[str]:
         ]:
             share, others, of_item = max(named)
             yield (
-                f"{place} names the {of_item} of the clicked item in {share:.0%} of the requests, and of {others:.0%} of the other shown items: the click is "
+                f"{place} names the {of_item} of the clicked item in {share:.0%} of the requests, and of {others:.0%} of the other shown items. The click is "
                 "not known when a request is ranked; leave it out"
             )
 
@@ -72,8 +71,8 @@ def _share_told_apart(requests: Sequence[Sequence[_Shown]], name: str) -> float:
 
 
 def _shares_named(requests: Sequence[Sequence[_Shown]], name: str, of_item: str) -> Iterator[tuple[float, float]]:
-    """(in which share of the requests a clicked item has the category that goes with the context, which share of the others have it), if that is a lot more.
-    What goes with a cell is learnt from one half of the requests and asked of the other."""
+    """(share of requests whose clicked item has the category of the context, share of other items with it), if the first is far larger. The category
+    that goes with a cell is learnt from one half of the requests and tested on the other."""
     mixed = [rows for rows in requests if len({click for click, _, _ in rows}) == 2]
     counts: dict[object, Counter[object]] = defaultdict(Counter)
     for rows in mixed[::2]:

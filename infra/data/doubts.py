@@ -1,8 +1,7 @@
-"""What can be imported but looks wrong. Each doubt is one sentence: what was seen, what it probably is, and what to write instead.
+"""Warnings about data that can be imported but looks wrong. Each one has the observation, its probable cause, and the remedy.
 
-Here: the table of all checks, at the end; and those of the log: ids, times, order, rows that repeat, clicks among the behaviours. Not here: columns that
-read in another way than they were meant (odd_columns.py), columns that know the future (leakage.py, context_leakage.py), rows that are rejected
-(rejections.py).
+Here: the table of all checks, at the end; and the checks of the log: ids, times, order, rows that repeat, clicks among the behaviours. Not here: columns
+read in another way than meant (odd_columns.py), columns that know the future (leakage.py, context_leakage.py), rejected rows (rejections.py).
 """
 
 import re
@@ -40,7 +39,7 @@ def find_doubts(sources: MappedSources) -> list[str]:
 
 
 def require_common_ids(sources: MappedSources) -> None:
-    """Raises Misconfigured if nothing that users did is with an item of [items]: there is nothing to learn or to rank."""
+    """Raises Misconfigured if no behaviour is with an item of [items]: there is nothing to learn or to rank."""
     if not sources.known_share:
         log = sources.mapping.behaviours or sources.mapping.impressions
         assert log is not None
@@ -53,12 +52,12 @@ def require_common_ids(sources: MappedSources) -> None:
 
 
 def _find_no_features(sources: MappedSources) -> Iterator[str]:
-    """Items of which a model sees nothing but marks and counts: what two of them have in common is in none of its inputs."""
+    """Items of which a model reads nothing but marks and counts, so that none of its inputs shows what two items have in common."""
     if sources.mapping.embeddings is not None or sources.has_marks_beside_features or not len(sources.positives):
         return
     yield (
-        "[items] has no features and no embedding, so a model sees of an item only how often it was taken before; where the files tell "
-        "nothing of them, take what users did: [items.features] taken = { count_days = 28, realtime = true } and together = { taken_together = 32 }"
+        "[items] has no features and no embedding, so a model sees of an item only how often it was taken before. If the files have no features, "
+        "derive some from behaviours. Write [items.features] taken = { count_days = 28, realtime = true } and together = { taken_together = 32 }"
     )
 
 
@@ -74,7 +73,7 @@ def _find_other_ids(sources: MappedSources) -> Iterator[str]:
 
 
 def _find_other_clocks(sources: MappedSources) -> Iterator[str]:
-    """Numbers that count in another unit than they were read in, dates like 20240301, or numbers that do not count from 1970: their years are far off."""
+    """Times whose years are far off: numbers in another unit, dates like 20240301, or numbers that do not count from 1970."""
     mapping = sources.mapping
     for source, role in (
         (mapping.impressions or mapping.behaviours, "time"),
@@ -90,7 +89,7 @@ def _find_other_clocks(sources: MappedSources) -> Iterator[str]:
 
 
 def _describe_clock(source: Source, role: str, times: np.ndarray, usual: float) -> str:
-    """What the years of a column are, and which `time_unit` or `time_format` gives others."""
+    """The years of a column, and the `time_unit` or `time_format` that corrects them."""
     column = source.roles[role]
     name, read_in = column.columns[0], f'time_unit = "{column.time_unit}"' if column.time_unit else "seconds to nanoseconds by their size"
     fits = [unit for unit, unit_ms in UNIT_MS.items() if _FIRST_YEAR_MS <= usual * unit_ms < _LAST_YEAR_MS]
@@ -101,7 +100,9 @@ def _describe_clock(source: Source, role: str, times: np.ndarray, usual: float) 
     elif column.time_unit:
         remedy = "if the file counts from a day of its own, all is right but the dates"
     else:
-        remedy = f'say what they count: {role} = {{ column = "{name}", time_unit = "day" }} (or "hour", "min"), from 1970 or from a day of its own'
+        remedy = (
+            f'name their unit: {role} = {{ column = "{name}", time_unit = "day" }} (or "hour", "min"), from 1970 or from a day of its own'
+        )
     first, last = spell_time(int(times.min())), spell_time(int(times.max()))
     return f"the times of [{source.section}] {role} are from {first} to {last}: its numbers were read in {read_in}; {remedy}. Windows in days go by it"
 
@@ -133,17 +134,17 @@ def _find_repeated_rows(sources: MappedSources) -> Iterator[str]:
         rows, repeated, other = sources.shown_requests.count_repeats()
         if other >= max(_REPEATS_LEAST, _REPEATS_SHARE * rows):
             yield (
-                f"{repeated:,} of {rows:,} rows of [impressions] repeat user, item and request of another, {other:,} with another outcome: such an item counts "
-                "once, as clicked if any of its rows is. If a log writes one row when an item is shown and one when it is clicked, all is right; if not, "
-                "name a column that tells the requests apart (request = ...), or leave the wrong rows out with `where`"
+                f"{repeated:,} of {rows:,} rows of [impressions] repeat user, item and request of another, {other:,} with another outcome. Such an item counts "
+                "once, as clicked if any of its rows is. That is right if the log writes one row for the impression and one for the click. If not, "
+                "name a column that distinguishes the requests (request = ...), or leave the wrong rows out with `where`"
             )
         elif repeated >= max(_REPEATS_LEAST, _REPEATS_SHARE * rows):
             yield f"{repeated:,} of {rows:,} rows of [impressions] repeat user, item and request of another; each counts once, so this changes no label"
 
 
 def _count_repeats(block: HeldInteractions) -> int:
-    """How many rows are equal to another. Those of one time lie together, so next to none goes over the end of a block. Not of whole days: who takes an item
-    twice a day has equal rows."""
+    """The number of rows that are equal to another. Rows of one time stand together, so hardly any pair crosses the end of a block. Times that are whole
+    days do not count, because a user may take an item twice a day."""
     rows = np.stack([block.time_X, block.user_X, block.item_X, block.kind_X])[:, block.time_X % DAY_MS != 0]
     rows = rows[:, np.lexsort(rows[::-1])]
     return int((np.diff(rows, axis=1) == 0).all(axis=0).sum())
@@ -168,7 +169,7 @@ def _find_no_order(sources: MappedSources) -> Iterator[str]:
 
 
 def _find_own_clicks(sources: MappedSources) -> Iterator[str]:
-    """Behaviours that are the clicks of the impressions, with an earlier time: then the history of a request holds its answer."""
+    """Behaviours that repeat the clicks of the impressions with an earlier time, so that the history of a request contains its answer."""
     if sources.mapping.impressions is None or sources.mapping.behaviours is None or not len(sources.positives):
         return
     asked = set(sources.positives.user_ids[:_USERS_MOST])

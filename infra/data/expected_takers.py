@@ -1,8 +1,8 @@
 """How often an item will be taken soon, predicted from the past of all items: the feature that `expected_days` in a mapping derives from behaviours.
 
 Here: the expectation as of a time. Not here: other statistics (log_statistics.py), items taken by the same users (taken_together.py).
-Why: how the counts of one month continue in the next is the same for all users, so an error in it affects every answer. The data has few months, and
-a network with many weights learns this differently with every seed; a dozen weights that are learnt from every item in every week do not.
+Why: the way from the counts of one month to the next is the same for all users, so an error in it affects every answer. The data has few months. A
+network with many weights learns this differently with every seed. A dozen weights, learnt from every item in every week, stay the same.
 
     as of a time    log1p of: different takers in the window, in parts and in multiples of it, and ever; behaviours in the window; days
                     since the first and the last
@@ -45,7 +45,7 @@ class _Examples:
 class ExpectedTakers:
     """Takers in the next `days` as of any time, `AVERAGE` for the average item; cuts are those of a calendar on which `anchor_ms` is one."""
 
-    is_signed = False  # what is negative is not known
+    is_signed = False  # a negative number means unknown
 
     def __init__(self, positives: Interactions, items: int, days: float, anchor_ms: int) -> None:
         self._positives, self._items, self._anchor_ms = positives, items, anchor_ms
@@ -53,7 +53,7 @@ class ExpectedTakers:
         self._cuts: dict[int, _Examples] = {}
 
     def at(self, time_ms: int) -> np.ndarray:
-        """[I] float64, rounded; negative for an item that nobody took before."""
+        """[I] float64, rounded; negative for an item without earlier takers."""
         past_IF = past_numbers(self._positives, self._items, time_ms, self._window_ms)
         examples = [found for cut in self._plan_cuts(time_ms) if len((found := self._learn_from(cut)).takers_R)]
         log_I = _expect_log(examples, past_IF) if len(examples) >= _CUTS_MIN else past_IF[:, _LATEST]

@@ -83,7 +83,7 @@ def find_files(directory: Path, source: Source) -> list[Path]:
     if not directory.is_dir():
         raise Misconfigured("no_data", f"the data folder {directory} is not there")
     paths = [path for path in sorted(directory.glob(source.file)) if path.is_file()]
-    if not (directory / source.file).is_file():  # a pattern: beside parts lie files of whoever wrote them, like _SUCCESS, and empty ones
+    if not (directory / source.file).is_file():  # a pattern: the writer of the parts may leave files like _SUCCESS, and empty ones
         paths = [path for path in paths if not path.name.startswith((".", "_")) and path.stat().st_size]
     if not paths:
         if (directory / source.file).is_dir():
@@ -316,8 +316,8 @@ def _read_head(path: Path, source: Source) -> str:
 
 
 def _parquet_fields(path: Path) -> dict[str, tuple[list[str], pa.DataType]]:
-    """(way to it, type) of each column, and of each field of a struct: `user.id` is the field `id` of `user`, unless a column is spelt so; below a list of
-    structs a list."""
+    """(path, type) of each column and of each field of a struct. `user.id` is the field `id` of `user`, unless a column has that name. A field of a list of
+    structs is a list."""
     fields = [([field.name], field.type) for field in pyarrow.parquet.read_schema(path)]
     for way, kind in fields:  # grows while it is read
         listed = is_list_type(kind)

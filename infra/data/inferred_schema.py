@@ -68,7 +68,7 @@ def infer_bid(numbers: np.ndarray, details: Mapping[str, Any]) -> dict[str, Any]
 
 
 def count_values(items: Items, sample: LoadedRows, sim_category: str | None) -> Mapping[str, int]:
-    """How many values each categorical column of [items.features] has, in a sample."""
+    """The number of values of each categorical column of [items.features], in a sample."""
     read = {name: f for name, f in items.features.items() if not f.is_derived and f.columns}
     kinds = {name: f.kind or guess_kind(sample.cells(f)) for name, f in read.items()}
     wanted = [name for name in read if kinds[name].layout is Layout.BUCKET or name == sim_category]
@@ -76,7 +76,7 @@ def count_values(items: Items, sample: LoadedRows, sim_category: str | None) -> 
 
 
 def names_alone(features: Mapping[str, FeatureSource], values: Mapping[str, int], items: int, sim_category: str | None) -> frozenset[str]:
-    """Categorical features with nearly as many values as items, where rates of their values are derived: the model would learn an embedding by heart, so it
+    """Categorical features with nearly as many values as items, if rates of their values are derived. The model would learn their embedding by heart, so it
     reads the rates alone. A feature whose `buckets` the mapping gives stays."""
     many = {name for name, count in values.items() if count * _ITEMS_OF_VALUE_MIN > items}
     told = {f.by for f in features.values() if f.by is not None}
@@ -86,9 +86,9 @@ def names_alone(features: Mapping[str, FeatureSource], values: Mapping[str, int]
 def default_statistics(
     outcomes: Sequence[str], kinds: Sequence[str], values: Mapping[str, int], span_ms: int
 ) -> Mapping[str, FeatureSource]:
-    """The features that a mapping with impressions gets where it names none of behaviours: rates of the click and of each outcome of the item and of its
-    groups, how often it was shown in windows that fit the log, and, of behaviours in a file of their own (`kinds`, none without such a file), how
-    often it was taken and which share of that was of each kind."""
+    """The features that a mapping with impressions gets if it derives none from behaviours. These are rates of the click and of each outcome, for the item
+    and for its groups, and counts of impressions in windows that fit the log. With behaviours in a file of their own (`kinds`) there are also the count of
+    behaviours and the share of each kind."""
     groups = [name for name, count in values.items() if count >= _GROUPS_MIN]
     return {source.name: source for source in _defaults(outcomes, kinds, groups, span_ms)}
 
@@ -111,8 +111,8 @@ def _defaults(outcomes: Sequence[str], kinds: Sequence[str], groups: Sequence[st
 def statistic_of(
     source: FeatureSource, outcomes: Sequence[str] | None, kinds: Sequence[str], positive_kinds: Sequence[str]
 ) -> Statistic | None:
-    """What a derived feature counts, as a stream can keep it too; None: only an import makes it. `outcomes`: of the impressions, None without such a file;
-    `kinds`: of behaviours. Raises ValueError for a name that no log tells."""
+    """The statistic behind a derived feature; None: only an import computes it, and no stream. `outcomes`: of the impressions, None without such a file;
+    `kinds`: of behaviours. Raises ValueError for a name that no log has."""
     window = source.window_ms
     if source.of_shown:
         name, log = str(source.rate or source.count), _log_of(source, outcomes, kinds)
@@ -127,10 +127,10 @@ def statistic_of(
 
 
 def _log_of(source: FeatureSource, outcomes: Sequence[str] | None, kinds: Sequence[str]) -> Log:
-    """The log that tells a rate or a count."""
+    """The log that a rate or a count is made of."""
     name = source.rate or source.count
     of_shown = {CLICK, SHOWN, *outcomes} if outcomes is not None else set()
     known = (of_shown | {TAKEN, *kinds}) - ({SHOWN, TAKEN} if source.rate is not None else set())
     if name not in known:
-        raise ValueError(f"names {name!r}, which no impression or behaviour tells; {suggest(str(name), known)}")
+        raise ValueError(f"names {name!r}, which no impression or behaviour has; {suggest(str(name), known)}")
     return Log.IMPRESSIONS if name in of_shown else Log.BEHAVIOURS

@@ -1,6 +1,6 @@
 """Interactions (user, item, time, kind) as columns in order of time: the one form for histories, counts, samples and measures.
 
-Here: the columns. Not here: reading them from files (log.py), what is sampled or measured from them (sampled_impressions.py).
+Here: the columns. Not here: reading them from files (log.py), sampling from them (sampled_impressions.py).
 Memory: the bound of a spool; columns beyond it are on disk, have slices only, and are read by `blocks`.
 
 Arrays: X interactions, I items.
@@ -86,8 +86,8 @@ class HeldInteractions(Interactions):
 
 @dataclass(frozen=True)
 class Log:
-    """What happened before the evaluation and, where it is kept, after it, in columns: what plain scores are made of. `positives` are what is measured; `shown`
-    has the click as the first bit of a kind, None without a log of impressions. `item_ids`: the catalogue's, by place."""
+    """The log in columns, for plain scores. `positives` are the right answers. `shown` has the click as the first bit of a kind; None without a log of
+    impressions. `item_ids`: the catalogue's, by place. Rows after the evaluation are there where they are kept."""
 
     item_ids: Sequence[Id]
     now_ms: int

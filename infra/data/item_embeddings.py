@@ -1,4 +1,4 @@
-"""Multimodal embeddings of a mapped catalogue: vectors from a file, made from text columns, or nothing but what tells one item from another.
+"""Multimodal embeddings of a mapped catalogue: vectors from a file, vectors made from text columns, or marks that distinguish items.
 
 Here: ids, width, vectors by place. Not here: events. A vector of another width is noted as rejected and left out.
 
@@ -23,8 +23,8 @@ _MARK_WIDTH = 64
 
 
 class ItemMarks:
-    """Embeddings where a mapping names none: of each item a direction of its own, by a hash of its id, so that a history tells how often the very item was
-    taken; as a small part of `together_IE` where there are vectors that tell what items have in common. The same names as `ItemEmbeddings`."""
+    """Embeddings where a mapping names none, with the names of `ItemEmbeddings`. Each item has a direction of its own, by a hash of its id, so that a history
+    shows how often this item was taken. With `together_IE`, vectors of what items have in common, the direction is a small part of these."""
 
     def __init__(self, ids: Sequence[Id], together_IE: np.ndarray | None = None) -> None:
         self.ids = ids

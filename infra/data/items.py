@@ -1,8 +1,8 @@
-"""What is known of each item as of any time: the rows of its file, the latest rows of its history table, and statistics of the log before that time.
+"""Features of each item as of any time: from rows of its file, from its history table, and from statistics of the log before that time.
 
-Here: `ItemRows`, the rows of [items] in order of time; `ItemHistory`, the rows of [item_history], each known from its own time on; `ItemStates`, features
-as of a time. Not here: statistics (log_statistics.py, takers.py), the times at which features are told (mapped_sources.py), events (mapped_catalogue.py).
-Invariant: a statistic as of t holds nothing from t or later, and a row counts from the time at which it is known, so no impression sees its own answer.
+Here: `ItemRows`, the rows of [items] in order of time; `HistoryRows`, the rows of [item_history], each known from its own time on; `ItemStates`, features
+as of a time. Not here: statistics (log_statistics.py), the grid of times (periods.py), events (mapped_catalogue.py).
+Invariants: a statistic as of t contains nothing from t or later. A row counts from the time at which it is known. So no impression sees its own outcome.
 Memory: ids with their places (about 200 bytes an item), and one number for each item and feature that changes with time; rows stay in a spool.
 A value of the history is a code: the bits of a number, or for anything else its place among the distinct values; -1 = no value yet.
 
@@ -46,7 +46,7 @@ class ItemRows:
         return self.table.rows(self.spool.take(rows))
 
     def latest_rows(self, time_ms: int) -> np.ndarray:
-        """The latest row of each item that is not after a time, or its oldest row if all are after it: [I] int64."""
+        """The latest row of each item up to a time, or its oldest row if all are later: [I] int64."""
         latest_I = np.full(len(self.ids), -1, np.int64)
         for first, item_R, time_R in self.blocks():
             early = np.flatnonzero(time_R <= time_ms)
@@ -204,8 +204,7 @@ class HistoryFeature:
 
 
 class AsOf(Protocol):
-    """A number of each item, or a vector, as of ascending times: a negative number or zeros where nothing is known; what `is_signed` may be negative, but
-    for -inf."""
+    """A number or a vector of each item, as of ascending times. A negative number, or zeros, means unknown; of a statistic that `is_signed` only -inf does."""
 
     @property
     def is_signed(self) -> bool: ...
@@ -214,8 +213,8 @@ class AsOf(Protocol):
 
 
 class ItemStates:
-    """Features of items as of a time. They come from the items' file (its rows as of `now_ms`), from the rows of the history table, from statistics by feature
-    name, and from groups: clusters_I by feature name, the number of each item's group, int64."""
+    """Features of items as of a time. They come from the items' file (its rows as of `now_ms`), the history table and statistics.
+    Groups are in `clusters`: by feature name the number of each item's group, int64 [I]."""
 
     def __init__(
         self,
@@ -243,16 +242,16 @@ class ItemStates:
         return np.asarray(self._latest_I[places])
 
     def state_at(self, time_ms: int) -> dict[str, np.ndarray]:
-        """What changes with time, by feature: codes of the history and statistics, each [I], or [I, E] for a vector of width E."""
+        """The features that change with time: codes of the history and statistics, each [I], or [I, E] for a vector of width E."""
         found = {name: history.codes_at(time_ms) for name, history in self._histories.items()}
         return found | {name: statistic.at(time_ms) for name, statistic in self._statistics.items()}
 
     def told_at(self, places: np.ndarray, time_ms: int) -> list[dict[str, Any]]:
-        """What columns of files tell of some items as of a time, without what is derived from behaviours."""
+        """The features of some items as of a time that come from columns of files."""
         return self.features_of(places, {name: history.codes_at(time_ms) for name, history in self._histories.items()})
 
     def features_of(self, places: np.ndarray, state: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-        """The features of some items in a state that `state_at` gave. What the history does not tell comes from the items' file."""
+        """The features of some items in a state that `state_at` gave. The items' file fills gaps of the history."""
         found = self.features_of_rows(self.items.rows_at(self._latest_I[places]), places)
         for name, state_I in state.items():
             if name in self._histories:
@@ -294,7 +293,7 @@ class ItemStates:
 
 
 def _statistic_value(value: float | list[float], signed: bool) -> float | list[float] | None:
-    """What an event tells of a statistic: nothing of a vector of zeros and, except of a rate, of a negative number."""
+    """The value that an event carries; None for a vector of zeros and, except for a rate, for a negative number."""
     if isinstance(value, list):
         return value if any(value) else None
     return float(value) if value >= 0 or (signed and value > -np.inf) else None

@@ -1,8 +1,8 @@
 """Files with one JSON object per line, as batches of text cells, as a CSV file of the same values would have them.
 
-Here: lines to cells. Not here: which files and columns (file_chunks.py), what cells mean (columns.py).
+Here: lines to cells. Not here: the choice of files and columns (files.py), the meaning of cells (columns.py).
 The cell of a text is the text; of a number, list or object its JSON; `null` or a missing key is a missing cell. Columns are the keys of the first 1,000
-lines; `user.id` is the key `id` of the object at `user`, unless a key is spelt so; of a list of objects it is the list of these.
+lines. The column `user.id` is the key `id` of the object at `user`, unless a key has that name. Of a list of objects it is the list of their values.
 Lines are counted from 1, blank ones too. A line that is no object is rejected; if it is the first one, the file is refused.
 Memory is bounded by one batch of about 8 MiB, and the length of a line by the same.
 """
@@ -19,7 +19,7 @@ from schemas.limits import MIB
 
 _BATCH_BYTES = 8 * MIB
 _NAMES_LINES = 1_000
-Reject = Callable[[int, str | None], None]  # number of the line, and what is wrong with it (None: it is blank)
+Reject = Callable[[int, str | None], None]  # number of the line, and its fault (None: it is blank)
 
 
 def read_keys(path: Path) -> list[str]:
@@ -35,7 +35,7 @@ def read_keys(path: Path) -> list[str]:
 
 
 def _names(row: dict[str, Any]) -> Iterator[str]:
-    """The keys of an object, and below each key that holds an object, with a dot between, those of that one; of a list of objects those of the first."""
+    """The keys of an object. The keys of an inner object follow its own key and a dot; of a list of objects those of the first count."""
     objects = [("", row)]
     for prefix, inner in objects:  # grows while it is read, so no depth ends it
         yield from (prefix + key for key in inner)
@@ -83,7 +83,7 @@ def _decode(line: bytes) -> Any:
 
 
 def _value(row: Any, name: str) -> Any:
-    """What stands at a key, or at the end of a path of keys; None where nothing does."""
+    """The value at a key, or at the end of a path of keys; None if it is missing."""
     while isinstance(row, dict) and name not in row and "." in name:
         key, _, name = name.partition(".")
         row = row.get(key)

@@ -1,20 +1,18 @@
-"""Target leakage in files: columns that know what happens after the evaluation time, like totals of the whole period, a last sale, a final rank, shares of
-clicks by brand, or classes made of these.
+"""Target leakage in files: columns that contain events after the evaluation time. Examples are totals of the whole period, a last sale, a final rank.
 
-A column of [items] or [users] has no time and counts as known at every time. If it is made of the whole period, it gives the answer away, in training and in
-measuring alike; so does a row of [item_history] whose date is too early. Nothing in a file says so, but it shows in two ways:
+A column of [items] or [users] has no time and counts as known at every time. If it sums up the whole period, it gives the answer away, in training and in
+evaluation. So does a row of [item_history] whose date is too early. Files do not mark such columns, but two tests find them:
 
-    future     the column goes with what follows by more than what came before explains: the partial rank correlation with the number of positives in the
-               held-out period, given their numbers in all the time before it, in an equally long time just before it, and in the last quarter of that
-               time. A category stands for the mean of what followed in the other half of the rows. Where cells are missing, whether a cell is there is
-               looked at as a category, too
-    whole log  the column orders groups of items (one item; all of one category; all that have the same number in the column) as their rate in all of the
-               log does, and clearly less as their rate until the evaluation time: Goodman and Kruskal's gamma over pairs of groups, classes in the order
-               of their mean rate. A price, a true category, a sum until the evaluation time follow neither, or the earlier one
+    future     the column goes with later positives by more than earlier ones explain. Measure: the partial rank correlation with the number of positives
+               in the held-out period. Given are the numbers ever before it, in an equally long time just before it, and in the last quarter of that time.
+               A category stands for the mean of the later positives in the other half of the rows. Where cells are missing, their absence is a category
+    whole log  the column orders groups of items as their rate in the whole log does, and clearly less as their rate until the evaluation time. A group is
+               one item, all items of a category, or all items with the same number in the column. Measure: Goodman and Kruskal's gamma over pairs of
+               groups, with classes in the order of their mean rate. A price, a true category or a sum until the evaluation time fails this test
 
-Here: both, for columns of numbers and of categories. Not here: features that are made as of a time (item_states.py), which cannot know the future; a context
-that knows the clicks of its request (context_leakage.py). Vectors are not looked at, and a column
-that tells what one user will take, but not how much of it (a favourite of the whole period), is not found.
+Here: both tests, for columns of numbers and of categories. Not here: features that are computed as of a time (items.py), which cannot know the future; a
+context that knows the clicks of its request (context_leakage.py).
+Not found: vectors, and a column that names the favourites of single users without their counts.
 
 Arrays: N items or users, P numbers of positives that are given, V values of a category, I items, G groups.
 """
@@ -31,18 +29,18 @@ from infra.data.rank_measures import gamma, strongest_correlation
 from infra.data.tables import read_times
 from schemas.features import Scope
 
-# From this correlation on. Of 180 days with 22 held out a total of the whole period has 0.8, one with 30% of noise 0.7, the last sale 0.8; a price, and a total
-# until the evaluation, have 0.0.
+# From this correlation on. With 22 of 180 days held out, a total of the whole period has 0.8 (0.7 with 30% of noise), and the last sale has 0.8. A price, and a
+# total until the evaluation, have 0.0.
 SUSPICIOUS = 0.5
-# Of numbers without a time, which may sum up anything, already from this one on, if it is four times what chance makes of so many rows: a number of which a
-# quarter is what follows has 0.3; the year of a film, or whether it is a comedy, 0.15 in a real log of half a year.
+# Numbers without a time may sum up anything, so this correlation is enough for them, if it is also four times the chance level of so many rows. A number that
+# is one quarter later positives has 0.3. The year of a film, or whether it is a comedy, has 0.15 in a real log of half a year.
 NOTICEABLE = 0.25
 _CHANCES = 4.0
-_LEAST, _MOST = 50, 20_000  # items or users that are looked at: fewer tell nothing, of more a sample is drawn
+_LEAST, _MOST = 50, 20_000  # items or users that are examined: fewer give no evidence, of more a sample is drawn
 _SEED = 0
 
 MADE_OF = 0.9  # gamma from which on a column follows a rate
-_CLOSER = 0.5  # of the pairs in another order: all time has at most so many of those that the time until the evaluation has
+_CLOSER = 0.5  # most pairs in another order with the rate of all time, as a share of those with the rate until the evaluation
 _GROUPS_LEAST, _GROUPS_MOST, _ITEMS_MOST = 12, 500, 200_000
 _CLASS_GROUPS_LEAST = 8  # groups of a class, on average: smaller classes follow any rate
 
@@ -67,7 +65,7 @@ def _describe_made(place: str, whole: float, before: float) -> str:
     """What two gammas say of a column: that it is made of the whole log."""
     return (
         f"{place} orders items or categories by their counts in the whole log (gamma {whole:.3f}), more than by those before the evaluation "
-        f"time ({before:.3f}): it contains the answers; {_UNDATED}"
+        f"time ({before:.3f}). It contains the answers; {_UNDATED}"
     )
 
 
@@ -82,8 +80,8 @@ def _describe_known_future(place: str, correlation: float) -> str:
 
 
 def find_known_future(sources: MappedSources) -> dict[str, float]:
-    """The columns, such as "[items] features.total", with a suspicious correlation, or numbers without a time with a noticeable one, and their correlations,
-    rounded. None where there is too little data."""
+    """Rounded correlations of the suspicious columns, by names such as "[items] features.total". For a number without a time a noticeable correlation is
+    enough. Empty where there is too little data."""
     if sources.period is None or sources.end_ms <= sources.now_ms:
         return {}
     found = {}
@@ -122,27 +120,27 @@ def _of_items(sources: MappedSources) -> Iterator[_Asked]:
 
 
 def undated_columns(sources: MappedSources) -> list[str]:
-    """Names of the features of [items] that can be asked and that [item_history] has no values of."""
+    """Names of the features of [items] that can be examined and have no values in [item_history]."""
     dated = _columns(sources, sources.mapping.item_history)
     return [name for name in _columns(sources, sources.mapping.items) if name not in dated]
 
 
 def _columns(sources: MappedSources, source: Source | None) -> list[str]:
-    """Names of the features of items that a section has columns of, and that can be asked. A column of which the model reads rates alone is no feature."""
+    """Names of the features of items in the columns of a section that can be examined. A column of which the model reads rates alone is no feature."""
     single = {f.name for f in sources.features if f.scope is Scope.ITEM and f.layout.is_single}
     columns = source.feature_columns() if source is not None else {}
     return [name for name, column in columns.items() if column.value is None and name in single]
 
 
 def _busiest_time(sources: MappedSources, history: Source, until_ms: int) -> int | None:
-    """When the most rows of a history became known, of those up to a time: what is fresh tells the most of what follows."""
+    """The time, up to a limit, when most rows of a history became known: fresh rows say most about the future."""
     time_R = read_times(sources.table(history).sample, "time") + sources.history_known_after_ms
     times, rows = np.unique(time_R[(time_R >= int(sources.positives.time_X[0])) & (time_R <= until_ms)], return_counts=True)
     return int(times[::-1][rows[::-1].argmax()]) if len(times) else None
 
 
 def _of_users(sources: MappedSources) -> Iterator[_Asked]:
-    """The features of users that columns hold, beside what they took before the evaluation time and after."""
+    """The features of users in columns, with the users' positives before and after the evaluation time."""
     users = sources.mapping.users
     if users is None:
         return
@@ -162,12 +160,12 @@ def _of_users(sources: MappedSources) -> Iterator[_Asked]:
 
 
 def _counts(sources: MappedSources, owners: int, owner: str, time_ms: int) -> tuple[np.ndarray, np.ndarray]:
-    """(positives of each owner [P + 1, N]: ever before a time, as long before it as the held-out period lasts, in the last quarter of that, and as
-    long after it; their places). Only owners with any before it; some of them where they are many."""
+    """(positives of each owner [P + 1, N], places of the owners). The rows of the counts are: ever before a time; as long before it as the held-out period
+    lasts; the last quarter of that; as long after it. Only owners with a positive before the time count, and a sample of them where they are many."""
     length, log = sources.end_ms - sources.now_ms, sources.positives
     spans = ((0, time_ms), (time_ms - length, time_ms), (time_ms - length // 4, time_ms), (time_ms, time_ms + length))
     counts = [log.counts(owners, start, end, owner) for start, end in spans]
-    # Of owners without a past only those with a future are in the log: chosen by either, they would make any cell that is made of the past tell the future.
+    # Owners without a past are in the log only if they have a future. With them, any cell that is made of the past would seem to know the future.
     places = np.flatnonzero(counts[0])
     if len(places) > _MOST:
         places = np.sort(np.random.default_rng(_SEED).choice(places, _MOST, replace=False))
@@ -203,7 +201,7 @@ def _codes(cells: np.ndarray) -> np.ndarray:
 
 
 def _compare(cells: np.ndarray, code_I: np.ndarray, group_I: np.ndarray, counts: Sequence[np.ndarray]) -> Iterator[tuple[float, float]]:
-    """Gammas of a column with each rate of the groups: nothing where the column is not one of the groups. `counts`: of what is taken, and of what is shown."""
+    """Gammas of a column with each rate of the groups. Nothing if items of one group differ in the column. `counts`: of positives, and of shown items."""
     used_I = np.flatnonzero((group_I >= 0) & (code_I >= 0))
     of_I, groups = group_I[used_I], int(group_I.max(initial=-1)) + 1
     place_G = np.zeros(groups, np.int64)
@@ -212,13 +210,13 @@ def _compare(cells: np.ndarray, code_I: np.ndarray, group_I: np.ndarray, counts:
     if (code_G[of_I] != code_I[used_I]).any():
         return
     sums = [np.stack([np.bincount(of_I, count_I[used_I], groups) for count_I in count_2I]) for count_2I in counts]
-    known_G = np.flatnonzero(sums[-1][1])  # chosen by what was before, not by what follows
+    known_G = np.flatnonzero(sums[-1][1])  # chosen by counts before the evaluation, not after it
     numbers = all(isinstance(cell, float) for cell in cells[place_G[known_G]])
     if len(known_G) < max(_GROUPS_LEAST, 0 if numbers else _CLASS_GROUPS_LEAST * len(np.unique(code_G[known_G]))):
         return
     known_G = np.random.default_rng(_SEED).permutation(known_G)[:_GROUPS_MOST]
     in_all, by_item = np.ones((2, groups)), np.tile(np.bincount(of_I, minlength=groups), (2, 1))
-    for base_2G in (in_all, by_item, *sums[1:]):  # the last: of what is shown
+    for base_2G in (in_all, by_item, *sums[1:]):  # the last: counts of shown items
         gammas = []
         for rate_G in sums[0][:, known_G] / base_2G[:, known_G]:
             value_G = cells[place_G[known_G]].astype(float) if numbers else _order_of_classes(code_G[known_G], rate_G)

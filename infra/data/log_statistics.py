@@ -1,8 +1,8 @@
 """Statistics of each item over a log, as of ascending times: counts, rates, days, distinct users, means of a value.
 
-Here: counters over a log, and one statistic of it. Not here: which statistics items get (inferred_schema.py), what their numbers mean, for a stream that
-keeps them too (schemas/statistics.py), what is learnt from all of the log (expected_takers.py, taken_together.py).
-Invariant: a value as of t contains nothing from t or later. A negative number means "nothing is known", except of what `is_signed`.
+Here: counters over a log, and one statistic of it. Not here: the choice of statistics (inferred_schema.py), the meaning of their numbers, which streams
+share (schemas/statistics.py), features that are learnt from the whole log (expected_takers.py, taken_together.py).
+Invariant: a value as of t contains nothing from t or later. A negative number means unknown, except of a statistic that `is_signed`.
 Memory: one number for each item and counter; logs stay in spools.
 
 Arrays: I items, X events.
@@ -73,8 +73,8 @@ class LogCounter:
 
 
 class LogStatistic:
-    """A statistic (schemas/statistics.py) over a log: one number of each item, or of the group that the item is in (`group_I`, codes; -1 = in none). `bits`: a
-    kind of the log is a set of outcomes."""
+    """A statistic (schemas/statistics.py) over a log: one number of each item, or of the item's group (`group_I`, codes; -1 = in none). With `bits`, a kind
+    of the log is a set of outcomes."""
 
     def __init__(self, statistic: Statistic, log: Interactions, items: int, group_I: np.ndarray | None = None, bits: bool = False) -> None:
         self._statistic, self._group_I = statistic, group_I
@@ -111,7 +111,7 @@ class TakersCount:
 
 class MeanOfValue:
     """The mean of a value over all that came before: (sum + PRIOR m) / (n + PRIOR) with the mean m of all items, so that one rating alone says little.
-    Times are best asked for in ascending order. `values` gives the cells of some rows of the log as numbers, NaN where there is none."""
+    Times are best asked for in ascending order. `values` gives the cells of some rows of the log as numbers, NaN for a missing one."""
 
     is_signed = True  # -inf where there is nothing yet
 
@@ -131,7 +131,7 @@ class MeanOfValue:
         for _, block in self._log.rows.blocks(self._end, end):
             item_X, value_X = block.column("#item").to_numpy(), self._values(block)
             known = (item_X < self._items) & ~np.isnan(value_X)
-            np.add.at(self._sum_I, item_X[known], value_X[known])  # one after the other: no bit depends on the blocks
+            np.add.at(self._sum_I, item_X[known], value_X[known])  # sequentially: no bit depends on the blocks
             np.add.at(self._count_I, item_X[known], 1)
         self._end = end
         mean = self._sum_I.sum() / max(1, self._count_I.sum())

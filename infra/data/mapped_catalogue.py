@@ -32,7 +32,7 @@ from schemas.train_choices import FOR_MAPPED_DATA, FOR_SHOWN, TrainChoices
 
 _CHUNK = 4_096
 _SHOWN_ROWS = 200  # of a batch, with four negatives for each
-_HASH_BITS = 256  # what is lost to the exact form is 57 / bits points of GAUC (docs/RESULTS.md)
+_HASH_BITS = 256  # the loss against the exact form is 57 / bits points of GAUC (docs/RESULTS.md)
 
 
 class MappedCatalogue:
@@ -58,8 +58,8 @@ class MappedCatalogue:
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """Choices that suit the data, and the mapping's own. A model has a task for each outcome that the impressions tell, and with impressions one that
-        distinguishes shown items from the rest of the catalogue, which is then ranked by both."""
+        """Choices that suit the data, and the mapping's own. A model has a task for each outcome of the impressions. With impressions it also has a
+        task that distinguishes shown items from the rest of the catalogue, which is then ranked by both."""
         impressions = self.mapping.impressions
         outcomes = tuple(impressions.outcomes) if impressions is not None else ()
         tasks = ("click", *outcomes, *((SHOWN,) if impressions is not None and len(outcomes) + 2 <= TASKS_MAX else ()))
@@ -68,12 +68,12 @@ class MappedCatalogue:
         rank_by = " * ".join(("click", SHOWN, BID)[: 2 + has_bid]) if SHOWN in tasks else "ecpm" if has_bid else "click"
         chosen = {"rank_by": rank_by, "hash_bits": _HASH_BITS, **({"tasks": tasks} if len(tasks) > 1 else {}), **self.mapping.model}
         if untold := set(chosen.get("tasks", ())[1:]) - {*outcomes, SHOWN}:
-            raise self.sources.reject("[model] tasks", f"names {min(untold)!r}, which no column of [impressions.outcomes] tells")
+            raise self.sources.reject("[model] tasks", f"names {min(untold)!r}, which no column of [impressions.outcomes] has")
         return chosen
 
     @property
     def train(self) -> TrainChoices:
-        """Choices that suit the data, and the mapping's own. Where a bid is multiplied with them, what is learnt has to be probabilities."""
+        """Choices that suit the data, and the mapping's own. Where a bid is multiplied with them, scores have to be probabilities."""
         shown = self.mapping.impressions
         if shown is None:
             has_bid = bid_exponent(self.model["rank_by"]) > 0
@@ -84,7 +84,7 @@ class MappedCatalogue:
 
     @cached_property
     def _items_per_request(self) -> float:
-        """Shown items of a request, about: of the first block of the log."""
+        """The mean number of shown items of a request, in the first block of the log."""
         block = next(self.sources.shown_log.blocks(), None)
         if block is None:
             return 1.0
@@ -124,7 +124,7 @@ class MappedCatalogue:
                 items.rows_at(rows[number : number + 1]).reject(0, describe_errors(error))
 
     def _items_over_time(self) -> Iterator[ItemFeaturesUpdate]:
-        """Every item when it first shows on the grid of times, and again when a feature that depends on time has changed."""
+        """Every item at the first time of the grid after its creation, and again when a feature that depends on time has changed."""
         states, created_I = self.sources.states, self.sources.item_rows.created_I
         before: dict[str, np.ndarray] | None = None
         told_I = np.zeros(len(created_I), bool)

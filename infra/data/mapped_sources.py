@@ -41,7 +41,7 @@ _TOGETHER_TIMES_MAX = 6  # each costs a decomposition
 
 
 class MappedSources:
-    """Loaded tables of `mapping` under `directory`; at most `limit` rows of each. `tell` hears of every block that is read."""
+    """Loaded tables of `mapping` under `directory`; at most `limit` rows of each. `tell` is called after every block that is read."""
 
     def __init__(self, mapping: DataMapping, directory: Path, limit: int | None, bounds: SpoolBounds, tell: Tell | None) -> None:
         self.mapping, self.directory, self._limit = mapping, directory, limit
@@ -72,8 +72,8 @@ class MappedSources:
 
     @cached_property
     def item_rows(self) -> ItemRows:
-        """The items' file by item. Beside impressions a row is known a millisecond after its time: one of the very time of an impression, out of the
-        same log, may hold what came of it."""
+        """The items' file by item. With a file of impressions, a row is known a millisecond after its time, because a row of the same time may
+        contain an outcome."""
         known_after_ms = int(self.mapping.impressions is not None)
         rows = read_item_rows(self.table(self.mapping.items), self.id_kind, self.bounds, known_after_ms)
         if not rows.ids:
@@ -83,7 +83,7 @@ class MappedSources:
 
     @cached_property
     def history_known_after_ms(self) -> int:
-        """How long after its time a row of [item_history] is known; beside impressions a millisecond longer, as a row of the items' file."""
+        """How long after its time a row of [item_history] is known; with a file of impressions a millisecond longer, as for the items' file."""
         history = self.mapping.item_history
         days = history.known_after_days if history is not None else 0.0
         return round(days * DAY_MS) + int(self.mapping.impressions is not None)
@@ -95,7 +95,7 @@ class MappedSources:
 
     @cached_property
     def history(self) -> Interactions:
-        """What users did: [behaviours], or else what they clicked in [impressions]."""
+        """The behaviours of users: [behaviours], or else the clicks of [impressions]."""
         if (behaviours := self.mapping.behaviours) is not None:
             columns = self.table(behaviours).spool.schema.names if behaviours.features else (ROW, FILE)
             return read_interactions(self.table(behaviours), self.id_kind, self.item_rows.ids, self.bounds, columns)
@@ -111,7 +111,7 @@ class MappedSources:
 
     @cached_property
     def positives(self) -> Interactions:
-        """What counts as a right answer: clicks of [impressions], or behaviours of the positive kinds."""
+        """The right answers: clicks of [impressions], or behaviours of the positive kinds."""
         if self.shown is not None:
             return self._clicks
         wanted = [kind_name(kind) for kind in self.mapping.sampling.positive_kinds]
@@ -127,22 +127,22 @@ class MappedSources:
 
     @cached_property
     def period(self) -> HeldOutPeriod | None:
-        """When the held-out users are measured; None where nobody did anything."""
+        """The period in which held-out users are measured; None for an empty log."""
         times = self.positives.time_X
         return find_period(self.mapping, times, int(self.history.time_X[-1])) if len(times) else None
 
     @cached_property
     def usual_times(self) -> tuple[int, int]:
-        """From when to when nearly all positives are: what windows and cuts go by."""
+        """The first and last usual time of positives, for windows and cuts."""
         return usual_times(self.positives.time_X) if len(self.positives) else (self.now_ms, self.now_ms)
 
     @cached_property
     def now_ms(self) -> int:
-        """From when the held-out users are measured: nothing from then on is told, except by price_changes and arrivals."""
+        """The evaluation time. Later rows become no events, except those of price_changes and arrivals."""
         return self.period.start_ms if self.period is not None else self._last_row_ms()
 
     def _last_row_ms(self) -> int:
-        """The latest time that the items' files tell: all of them counts where nobody did anything."""
+        """The latest time in the items' files, because all rows count where the log is empty."""
         times, history = [int(self.item_rows.time_R[-1]), int(self.item_rows.created_I.max())], self.mapping.item_history
         if history is not None:
             times += [int(read_times(rows, "time").max(initial=0)) + self.history_known_after_ms for rows in self.table(history).blocks()]
@@ -150,13 +150,13 @@ class MappedSources:
 
     @cached_property
     def end_ms(self) -> int:
-        """Until when they are measured."""
+        """The end of the period that is measured."""
         return self.period.end_ms if self.period is not None else self.now_ms
 
     @cached_property
     def profiles(self) -> tuple[np.ndarray, Mapping[Id, int], np.ndarray]:
-        """(row, since when it holds) by place, and the place of each user who has one. A row with a time holds from a millisecond after it, as one of the
-        items' file beside impressions does, and counts if that is before the evaluation."""
+        """(row by place, place of each user with a row, start of its validity by place). A row with a time is valid from a millisecond after it, as in the
+        items' file, and counts if that is before the evaluation."""
         users = self.mapping.users
         if users is None:
             return np.zeros(0, np.int64), {}, np.zeros(0, np.int64)
@@ -166,7 +166,7 @@ class MappedSources:
 
     @cached_property
     def known_share(self) -> float:
-        """Which share of what users did was with items of the catalogue; 1 where they did nothing."""
+        """The share of behaviours with items of the catalogue; 1 for an empty log."""
         log = self.history
         return log.counts(len(self.item_rows.ids), 0, int(log.time_X[-1]) + 1).sum() / len(log) if len(log) else 1.0
 
@@ -174,7 +174,7 @@ class MappedSources:
 
     @cached_property
     def shown_requests(self) -> ShownRequests:
-        """The rows of [impressions] that name a user, an item and a time, by request; those from the evaluation time on apart."""
+        """The rows of [impressions] with a user, an item and a time, by request. No request crosses the evaluation time."""
         assert self.shown is not None
         table = self.shown.table
         found = read_interactions(table, self.id_kind, self.item_rows.ids, self.bounds, table.spool.schema.names)
@@ -182,7 +182,7 @@ class MappedSources:
 
     @cached_property
     def shown_log(self) -> Interactions:
-        """The same as interactions, with what came of each as bits."""
+        """The same as interactions, with outcomes as bits."""
         return self.shown_requests.log()
 
     @cached_property
@@ -222,7 +222,7 @@ class MappedSources:
         return tuple(found)
 
     def _history_features(self) -> list[tuple[FeatureSource, Source]]:
-        """Features of the history table; details that [items.features] gives to the same name hold."""
+        """Features of the history table. [items.features] may fix parameters of the same name."""
         found: list[tuple[FeatureSource, Source]] = []
         if (history := self.mapping.item_history) is not None:
             for feature in history.features.values():
@@ -292,7 +292,7 @@ class MappedSources:
 
     @property
     def has_marks_beside_features(self) -> bool:
-        """Whether an item's embedding is its mark, and there is something else for the item half to read: then it need not read that too."""
+        """Whether an item's embedding is its mark and the item half has other inputs, so that it need not read the mark."""
         return self.mapping.embeddings is None and sum(f.scope is Scope.ITEM and not f.realtime for f in self.features) > 1
 
     @cached_property
@@ -306,8 +306,8 @@ class MappedSources:
         return ItemEmbeddings(self.table(source), source, self.id_kind, later)
 
     def _together_before_shown(self) -> np.ndarray | None:
-        """`taken_together` as of the first impression, [I, E]: what items' signatures are made of where the mapping has no embeddings. An embedding has no
-        time, so it must not tell what followed from what was shown. None without impressions or such vectors."""
+        """`taken_together` as of the first impression, [I, E]: the source of signatures where the mapping has no embeddings. An embedding has no
+        time, so it must not depend on the outcomes of impressions. None without impressions or such vectors."""
         width = next((source.taken_together for source in self.item_features.values() if source.taken_together is not None), None)
         if self.shown is None or width is None or not len(self.shown_log):
             return None
@@ -336,13 +336,13 @@ class MappedSources:
         return states
 
     def _statistic(self, source: FeatureSource) -> AsOf:
-        """One for each feature: what it learnt as of one time serves the next."""
+        """One statistic for each feature, because it continues from one time to the next."""
         if source.name not in self._statistics:
             self._statistics[source.name] = self._open_statistic(source)
         return self._statistics[source.name]
 
     def _statistic_of(self, source: FeatureSource) -> Statistic | None:
-        """What a stream can keep of it."""
+        """The statistic that a stream can keep too; None: only an import computes it."""
         positive = [kind_name(kind) for kind in self.mapping.sampling.positive_kinds]
         outcomes = self.shown.outcomes if self.shown is not None else None
         try:
@@ -386,7 +386,7 @@ class MappedSources:
 
     @cached_property
     def sample_times(self) -> list[int]:
-        """The times at which item features are told, oldest first."""
+        """The times of item features, oldest first."""
         return plan_sample_times(self.mapping, self.usual_times[0], self.now_ms, self.window_ms())
 
     def _clusters(self, source: FeatureSource) -> np.ndarray:

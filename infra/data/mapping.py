@@ -1,9 +1,9 @@
 """A mapping file: which columns of which CSV, JSON-lines or Parquet files are which parts of a catalogue. docs/IMPORT.md is its manual.
 
-Here: the sections and the whole, read from one TOML file, and how errors of it are told. Not here: keys that all sections with a file have
-(mapping_source.py), the data files (files.py), what cells mean (columns.py), the schema that follows (inferred_schema.py).
-Invariant: whatever is wrong is a Misconfigured (`bad_mapping`) that names the file, the key and the expectation, with a suggestion for a misspelt name. A key
-that nothing reads is wrong.
+Here: the sections of the TOML file, and the messages of its errors. Not here: keys that all sections with a file share (mapping_source.py), the data
+files (files.py), the meaning of cells (columns.py), the schema that results (inferred_schema.py).
+Invariant: every error is a Misconfigured (`bad_mapping`) that names the file, the key and the expectation, with a suggestion for a misspelt name. A key
+without a reader is an error.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ _Time = Annotated[Any, BeforeValidator(lambda raw: raw.isoformat() if isinstance
 
 
 class SchemaChoices(Part):
-    """Fields that the file fixes of a FeatureSchema: see there."""
+    """Fields of a FeatureSchema that the file fixes: see there."""
 
     id_kind: Literal["int64", "text"] | None = None
     sim_category: str | None = None
@@ -57,7 +57,7 @@ class SchemaChoices(Part):
 
 
 class Items(Source):
-    """`every_days`: from one time at which features of items are told to the next; None: found in the data. `popularity`: whether they have `POPULARITY`."""
+    """`every_days`: the distance between times of item features; None: chosen from the data. `popularity`: whether items have `POPULARITY`."""
 
     section: ClassVar[str] = "items"
     id: Column
@@ -67,8 +67,8 @@ class Items(Source):
     popularity: bool = True
 
     def with_popularity(self) -> "Items":
-        """Items with `POPULARITY`, where none of their features is derived from behaviours: no column says how often an item is taken.
-        Not where a file has versions of an item, which are told when they say so and not as of a grid of times."""
+        """Items with `POPULARITY`, where none of their features is derived from behaviours: no column counts how often an item is taken.
+        Not where a file has versions of an item, because each version has a time of its own and no grid of times applies."""
         known = any(feature.from_behaviours or feature.name == POPULARITY.name for feature in self.features.values())
         if known or self.time is not None or not self.popularity:
             return self
@@ -88,9 +88,9 @@ class ItemHistory(Source):
 class Embeddings(Source):
     """The multimodal embedding of items.
 
-    width   None: found in the data
-    text    columns whose words it is made of (text.py); none: vectors are read
-    apart   each embedding has a small part of its item's own
+    width   numbers of it; None: inferred
+    text    columns whose words make it (text.py); none: vectors are read
+    apart   whether each embedding has a small part that is unique to its item
     """
 
     section: ClassVar[str] = "embeddings"
@@ -141,7 +141,7 @@ class Behaviours(Source):
 
 
 class Impressions(Source):
-    """What was shown, a row for each item of a request. `outcomes`: what else may come of it, flags, and tasks that a model may have beside the click."""
+    """Shown items, a row for each item of a request. `outcomes`: further flags, such as a purchase; a model may have a task for each."""
 
     section: ClassVar[str] = "impressions"
     user: Column
@@ -193,13 +193,13 @@ class Impressions(Source):
 class Sampling(Part):
     """How impressions are made where a source has positives only (sampled_impressions.py).
 
-    At every cut t (every `every_days`, the last one `window_days` before the evaluation) each user with a history gets one request. It shows up to
-    `positives_max` items that the user takes in the next `window_days`, and for each of them `negatives` items, drawn uniformly from those taken in the last
-    `pool_days` before t.
+    Cuts are `every_days` apart, the last one `window_days` before the evaluation. At each cut every user with a history gets one request. It shows up to
+    `positives_max` items that the user takes in the next `window_days`. For each of them it shows `negatives` items, drawn uniformly from those taken in the
+    last `pool_days` before the cut.
 
-    window_days      None: as long as the evaluation, four weeks at most
-    every_days       None: window_days
-    positive_kinds   kinds of behaviour that count as positives; none: every kind
+        window_days      None: as long as the evaluation, four weeks at most
+        every_days       None: window_days
+        positive_kinds   kinds of behaviour that count as positives; none: every kind
     """
 
     hint: ClassVar[str] = "; with a `file` it describes the shown items, without one how to sample them from [behaviours]"
@@ -219,10 +219,10 @@ class Sampling(Part):
 
 
 class Holdout(Part):
-    """What is held out for measuring: everything from `start` on, and nothing if `hold_out` is false.
+    """The part held out for evaluation: everything from `start` on, and nothing if `hold_out` is false.
 
     start        None: the time of the last 15% of the positives
-    end          items that are taken before it are right answers; what follows is neither told nor measured. None: the end of the data
+    end          items that are taken before it are right answers; later rows are neither published nor measured. None: the end of the data
     candidates   "all": the items of the catalogue; "recent": those with a positive in the last `pool_days` before the evaluation
     candidates_max, users_max   of more, a sample
     k            how many items of an answer count
@@ -241,7 +241,7 @@ class Holdout(Part):
 class DataMapping(Part):
     """One mapping file as values. A section that the file does not have is None.
 
-    model, train   fields that the file fixes of a ModelSpec and of TrainChoices
+    model, train   fields of a ModelSpec and of TrainChoices that the file fixes
     """
 
     path: Path = Field(Path(), exclude=True)
@@ -261,8 +261,7 @@ class DataMapping(Part):
     @model_validator(mode="before")
     @classmethod
     def _read_sections(cls, raw: Any) -> Any:
-        """[impressions] without a file is another section than with one. The file of [embeddings], and what goes with it, is that of [items] where it names
-        none."""
+        """[impressions] without a file is another section than with one. [embeddings] without a file has the file of [items] and its format."""
         sections = {**raw}
         items, own, impressions = (raw.get(name) for name in ("items", "embeddings", "impressions"))
         if isinstance(impressions, Mapping) and "file" not in impressions:
@@ -290,7 +289,7 @@ class DataMapping(Part):
 
     @property
     def embedding_name(self) -> str:
-        """What the embedding of items is called. Without [embeddings] they have their marks alone (item_embeddings.py)."""
+        """The name of the items' embedding. Without [embeddings] it is their marks alone (item_embeddings.py)."""
         return self.embeddings.name if self.embeddings is not None else _MARK_NAME
 
     @property
@@ -315,7 +314,7 @@ def read_mapping(path: Path) -> DataMapping:
 
 
 def reject(path: Path, key: str, expectation: str) -> Misconfigured:
-    """The error of a mapping file (`bad_mapping`): which file, which key, and what is expected there."""
+    """The error of a mapping file (`bad_mapping`): the file, the key and the expectation."""
     return Misconfigured("bad_mapping", f"{path.name}: {f'{key} {expectation}'.strip()}; docs/IMPORT.md describes the file")
 
 
@@ -330,7 +329,7 @@ def rejected(path: Path, error: ValidationError) -> Misconfigured:
 
 
 def _expectation(error: Any, section: str, key: str) -> str:
-    """What is wrong with the value, and what is expected."""
+    """The wrong value and the expectation."""
     context, value = error.get("ctx", {}), error["input"]
     if error["type"] == "value_error":
         return str(context["error"])

@@ -1,7 +1,7 @@
-"""One section of a mapping that reads files: which files, which rows count, which columns have which roles, which features come of them.
+"""One section of a mapping that reads files: its files, the rows that count, the columns and their roles, and features.
 
-Here: `Part`, the base of every table of the file, `Conditions`, `FileFormat`, `Column`, `FeatureSource` and `Source` as pydantic reads them. A key that is not
-known is an error with a suggestion. Not here: the sections themselves (mapping.py), which rows fulfil conditions (tables.py), decoding cells (columns.py).
+Here: `Part`, the base of every table of the file, and `Conditions`, `FileFormat`, `Column`, `FeatureSource`, `Source`, as pydantic reads them. An unknown key
+is an error with a suggestion. Not here: the sections themselves (mapping.py), evaluating conditions (tables.py), decoding cells (columns.py).
 """
 
 import codecs
@@ -32,7 +32,7 @@ from schemas.model.spec import ModelSpec
 from schemas.statistics import DAY_MS, HOUR_MS
 from schemas.train_choices import TrainChoices
 
-SAMPLED = "impressions without a file"  # how the section is told from the other one of its name
+SAMPLED = "impressions without a file"  # distinguishes the section from the other one of its name
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Number = Annotated[float, Field(gt=0, lt=1e12)]
@@ -52,7 +52,7 @@ _AND = re.compile(r"""\s+and\s+(?=(?:[^"']|"[^"]*"|'[^']*')*$)""", re.IGNORECASE
 
 
 class Part(BaseModel):
-    """A table of the file. A field that is excluded is no key of it; `hint` is said of a key that is not known."""
+    """A table of the file. An excluded field is no key of it; `hint` goes into the error about an unknown key."""
 
     model_config = ConfigDict(frozen=True, strict=True, populate_by_name=True)
     hint: ClassVar[str] = ""
@@ -60,7 +60,7 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _require_known_keys(cls, raw: Any, info: ValidationInfo) -> Any:
-        """First of all: a misspelt key says more than a missing one. Not for what is made in code, by the names of the fields."""
+        """Runs first, because a misspelt key explains more than a missing one. Values made in code use the names of fields and skip this check."""
         if info.context is not None and isinstance(raw, Mapping):
             require_known(
                 raw, [key for name, field in cls.model_fields.items() if not field.exclude for key in _keys(name, field)], cls.hint
@@ -69,7 +69,7 @@ class Part(BaseModel):
 
 
 def require_known(raw: Mapping[str, Any], keys: Iterable[str], hint: str = "") -> None:
-    """Raises ValueError for the first key that is none of these, with the nearest."""
+    """Raises ValueError for the first unknown key, with the nearest known one."""
     for key in raw:
         if key not in keys:
             section = next((section for section, names in _ELSEWHERE.items() if key in names), None)
@@ -182,16 +182,17 @@ FORMAT_KEYS = tuple(FileFormat.model_fields)
 
 
 class Column(Part):
-    """Where values come from: one or several `columns`, all columns that are `prefix` and a number, or the constant `value`.
+    """The source of values: one or several `columns`, all columns that are `prefix` and a number, or the constant `value`.
+    columns.py decodes their cells.
 
-    separator     what stands between the values of a text cell of a bag or a vector; None: found out for each cell
-    pattern       a regular expression: of each cell the part that matches counts, or its first group if it has one
-    decimal       what stands before the fraction of a number in text, "," or "."; the other one, blanks and ' only group its digits
-    where         conditions on other columns; a cell is missing where they do not hold
-    at_least      a flag is true from this number on
-    one_of        values that make a flag true; every other value makes it false
-    time_unit     what a number of a time counts, from "day" to "ns"; None: seen from its size
-    time_formats  strptime formats of times that are text, of which the first that fits counts; none: ISO 8601
+        separator     separates the values of a text cell of a bag or a vector; None: detected for each cell
+        pattern       a regular expression: the matching part of each cell counts, or its first group if it has one
+        decimal       the decimal mark of numbers in text, "," or "."; the other one, blanks and ' group the digits
+        where         conditions on other columns; a cell is missing where they do not hold
+        at_least      a flag is true from this number on
+        one_of        values that make a flag true; every other value makes it false
+        time_unit     the unit of a time that is a number, from "day" to "ns"; None: inferred from its size
+        time_formats  strptime formats of times in text; the first that fits counts; none: ISO 8601
     """
 
     columns: Texts = COLUMNS
@@ -252,17 +253,17 @@ class Column(Part):
 class FeatureSource(Column):
     """One feature: it is read from its column, or derived in one of these ways.
 
-    count_days       the number of the item's behaviours in that many days, or with `of = "users"` of the users who had any
-    days_since       days since the item's "first" or "last" behaviour
-    expected_days    how often the item will be taken in that many days, in percent of the average item (expected_takers.py)
-    taken_together   a vector of that many numbers; items that the same users took have vectors that are near (taken_together.py)
-    rate             how often what was shown was clicked, or had this outcome; or which share of the item's behaviours is of this kind (schemas/statistics.py).
-                     `by`: of all items with the same value of that feature; `window`: in a time like "6h" or "7d" before
-    count            how often the item was "shown", or "taken" in a behaviour, or how often an outcome came; `by` and `window` as above
-    mean_of          the mean of this number of [behaviours.features] in the item's behaviours before, smoothed
-    clusters         the group of the item's embedding, of that many groups
+        count_days       the number of the item's behaviours in that many days, or with `of = "users"` of its different users
+        days_since       days since the item's "first" or "last" behaviour
+        expected_days    how often the item will be taken in that many days, in percent of the average item (expected_takers.py)
+        taken_together   a vector of that many numbers; items that the same users took have similar vectors (taken_together.py)
+        rate             the share of shown items that were clicked, or had this outcome; or the share of the item's behaviours that are of this kind
+                         (schemas/statistics.py). `by`: of all items with the same value of that feature; `window`: in a time like "6h" or "7d" before
+        count            how often the item was "shown", or "taken" in a behaviour, or had an outcome; `by` and `window` as above
+        mean_of          the smoothed mean of this number of [behaviours.features] in the item's earlier behaviours
+        clusters         the group of the item's embedding, of that many groups
 
-    From `kind` on: fields of schemas.features.Feature that the mapping fixes. What it leaves open is inferred from the data.
+    From `kind` on: fields of schemas.features.Feature that the mapping fixes. The others are inferred from the data.
     """
 
     name: str = Field("", exclude=True)  # the key of its table
@@ -299,7 +300,7 @@ class FeatureSource(Column):
 
     @property
     def details(self) -> dict[str, Any]:
-        """What the mapping fixes of the feature beside its kind."""
+        """Parameters of the feature that the mapping fixes, without the kind."""
         return {name: getattr(self, name) for name in DETAILS if name in self.model_fields_set}
 
     @property
@@ -319,7 +320,7 @@ class FeatureSource(Column):
 
     @property
     def is_derived(self) -> bool:
-        """As of a column; see there."""
+        """Whether it is derived instead of read from a column."""
         return self.from_behaviours or self.clusters is not None
 
 
@@ -328,17 +329,18 @@ DETAILS = ("buckets", "transform", "mean", "scale", "default", "width", "realtim
 
 
 class Source(FileFormat):
-    """One section that reads files: its columns by role, its features, and which rows count. Fields that are columns are its roles.
+    """One section that reads files: its columns by role, its features, and the rows that count.
+    Fields that are columns are its roles.
 
-    section    its name in the mapping, such as "items"
-    file       the name of a file in the data folder, or a pattern of names
-    where      conditions that a row must fulfil
-    explode    columns of which each value of a cell is a row of its own, with the other cells of its row
-    distinct   of behaviours: a row that repeats user, item, time and kind of another does not count
+        section    its name in the mapping, such as "items"
+        file       the name of a file in the data folder, or a pattern of names
+        where      conditions that a row must fulfil
+        explode    columns of lists: each value becomes a row, with the other cells of its row
+        distinct   of behaviours: whether a row that repeats user, item, time and kind of another is dropped
     """
 
     section: ClassVar[str]
-    rows_are_events: ClassVar[bool] = False  # a row is a value or an event of its own, not a whole item: its features may have conditions
+    rows_are_events: ClassVar[bool] = False  # a row is one value or event, not a whole item, so its features may have conditions
     file: Text
     where: Conditions = ()
     explode: Column | None = None
@@ -378,5 +380,5 @@ class Source(FileFormat):
         return {name: feature for name, feature in self.features.items() if not feature.is_derived}
 
     def columns_by_key(self) -> Mapping[str, Column]:
-        """All columns, by what they are called in the mapping."""
+        """All columns, by their names in the mapping."""
         return {**self.roles, **{f"features.{name}": column for name, column in self.feature_columns().items()}}

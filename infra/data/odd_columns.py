@@ -1,6 +1,6 @@
-"""Columns that read in another way than they were meant: numbers as categories, several values as one, cancellations as clicks.
+"""Columns that are read in another way than meant: numbers as categories, several values as one, cancellations as clicks.
 
-Here: finding them, with what to write instead. Not here: columns that know the future (leakage.py).
+Here: finding them, with the remedy. Not here: columns that know the future (leakage.py).
 """
 
 import re
@@ -89,8 +89,8 @@ def _describe_bag(source: Source, name: str, column: Column, cells: pa.Array) ->
 
 
 def find_numbers_in_text(sources: MappedSources) -> Iterator[str]:
-    """Columns of numbers that read as categories, because a kind that the mapping leaves open is numeric only where every cell is a number
-    (inferred_schema.py): one "-" among prices makes categories of all of them, and so does a decimal comma."""
+    """Columns of numbers that are read as categories. A kind that the mapping leaves open is numeric only if every cell is a number (schemas/kinds.py), so
+    one "-" among prices makes categories of all of them. So does a decimal comma."""
     mapping = sources.mapping
     categories = {feature.name for feature in sources.features if feature.kind is CATEGORICAL} - {sources.roles["sim_category"]}
     for source in (mapping.items, mapping.item_history, mapping.users, mapping.behaviours, mapping.impressions):

@@ -1,6 +1,6 @@
-"""When: what is held out for measuring, how long sampled impressions look ahead, and at which times item features are told.
+"""Periods and times: the part held out for evaluation, the window of sampled impressions, and the grid of times of item features.
 
-Here: pure functions of a mapping and of the times in its log. Not here: what is told at these times (mapped_sources.py).
+Here: pure functions of a mapping and of the times in its log. Not here: the events at these times (mapped_catalogue.py).
 """
 
 import datetime as dt
@@ -17,7 +17,7 @@ from schemas.statistics import HOUR_MS
 _WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
 _HELD_OUT_SHARE = 0.15
 _TIMES_LEAST = 50  # of fewer none is far from the others
-_SHOWN_TIMES = 48  # at which rates of shown items are told, in a log of some days
+_SHOWN_TIMES = 48  # of item features, in a log of shown items of a few days
 _YEAR_MS = 31_556_952_000
 _CALENDAR_ENDS_MS = 8_000 * _YEAR_MS
 
@@ -47,8 +47,7 @@ def find_period(mapping: DataMapping, times: RowColumn, last_told: int) -> HeldO
 
 
 def usual_times(times: RowColumn) -> tuple[int, int]:
-    """The first and the last time, without a few that lie far from all others, like 2037 in a log of a week: of a thousand rows one at each end may. `times`
-    ascend."""
+    """The first and the last time without outliers, like 2037 in a log of a week. At each end one of a thousand rows may be an outlier. `times` ascend."""
     first, last = int(times[0]), int(times[-1])
     if len(times) < _TIMES_LEAST:
         return first, last
@@ -75,22 +74,22 @@ def _refuse(mapping: DataMapping, key: str, expectation: str) -> Misconfigured:
 
 
 def window_of(mapping: DataMapping, evaluation_ms: int) -> int:
-    """How long a sampled impression looks ahead: what the mapping says, else as long as the evaluation, four weeks at most."""
+    """The time that a sampled impression looks ahead: the mapping's, else the length of the evaluation, four weeks at most."""
     if mapping.sampling.window_days is not None:
         return round(mapping.sampling.window_days * DAY_MS)
     return max(1, min(evaluation_ms, _WINDOW_DAYS_MAX * DAY_MS))
 
 
 def cut_of(mapping: DataMapping, window_ms: int) -> int:
-    """How far apart the cuts of sampled impressions are."""
+    """The distance between cuts of sampled impressions."""
     days = mapping.sampling.every_days
     return window_ms if days is None else round(days * DAY_MS)
 
 
 def plan_sample_times(mapping: DataMapping, first_ms: int, now_ms: int, window_ms: int) -> list[int]:
-    """The times at which item features are told, oldest first: every `every_days` back from the evaluation time, to the first positive or just before, for
-    no item is known before the first of them. Left out: at the cuts of sampled impressions, between which nothing is asked; else every week, or as
-    often as the evaluation is long."""
+    """The times of item features, oldest first. They are `every_days` apart, back from the evaluation time to just before the first positive, because no
+    item is known before the first of them. Without `every_days` they are the cuts of sampled impressions, between which there is no request. With shown
+    impressions they are a week apart, or as far as the evaluation is long."""
     span, days = now_ms - first_ms, mapping.items.every_days
     of_shown = min(window_ms, 7 * DAY_MS, max(HOUR_MS, span // _SHOWN_TIMES))
     usual = cut_of(mapping, window_ms) if mapping.impressions is None else of_shown

@@ -27,8 +27,8 @@ def strongest_correlation(values: Sequence[Any], given_PN: np.ndarray, after_N: 
 
 
 def category_correlation(values: Sequence[Any], after_N: np.ndarray, given_PN: np.ndarray) -> float:
-    """The partial rank correlation of a column of categories. Each category stands for the mean of what followed in one half of the rows, and is measured on
-    the other. `values`: N cells, of which None is a category, too; after_N and given_PN as in `partial_rank_correlation`."""
+    """The partial rank correlation of a column of categories. Each category stands for the mean of after_N in one half of the rows, and is measured on the
+    other. `values`: N cells, of which None is a category, too; after_N and given_PN as in `partial_rank_correlation`."""
     rank_N = _ranks(after_N)
     _, code_N = np.unique(np.array([str(value) for value in values]), return_inverse=True)
     half_N = np.random.default_rng(_SEED).permutation(len(values)) % 2 == 0
@@ -36,14 +36,14 @@ def category_correlation(values: Sequence[Any], after_N: np.ndarray, given_PN: n
     for learnt_N in (half_N, ~half_N):
         rows_V = np.bincount(code_N[learnt_N], minlength=code_N.max() + 1)
         sum_V = np.bincount(code_N[learnt_N], rank_N[learnt_N], minlength=len(rows_V))
-        mean_V = (sum_V + rank_N[learnt_N].mean()) / (rows_V + 1)  # a category that is met here only counts as any other
+        mean_V = (sum_V + rank_N[learnt_N].mean()) / (rows_V + 1)  # a category without rows in the other half has the mean of all
         found.append(partial_rank_correlation(mean_V[code_N[~learnt_N]], after_N[~learnt_N], given_PN[:, ~learnt_N]))
     return float(np.mean(found))
 
 
 def partial_rank_correlation(one_N: np.ndarray, other_N: np.ndarray, given_PN: np.ndarray) -> float:
-    """The correlation of the ranks of one_N and other_N, after what the ranks of given_PN explain (least squares) is taken from both: -1 to 1, and 0 if one of
-    them is constant."""
+    """The correlation of the ranks of one_N and other_N, both without the part that the ranks of given_PN explain (least squares).
+    It is from -1 to 1, and 0 if one of them is constant."""
     given_NP = _explained(given_PN, len(one_N))
     left = [_rest(values_N, given_NP) for values_N in (one_N, other_N)]
     size = float(np.linalg.norm(left[0]) * np.linalg.norm(left[1]))
@@ -55,7 +55,7 @@ def _explained(given_PN: np.ndarray, owners: int) -> np.ndarray:
 
 
 def _rest(values_N: np.ndarray, given_NP: np.ndarray) -> np.ndarray:
-    """The ranks of some values without what is given."""
+    """The ranks of some values without the part that is explained."""
     rank_N = _ranks(values_N)
     return np.asarray(rank_N - given_NP @ np.linalg.lstsq(given_NP, rank_N, rcond=None)[0])
 

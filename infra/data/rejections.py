@@ -1,7 +1,7 @@
 """Rows that became no event, or of which a part was left out, with file, row and reason.
 
-Memory: the first 1,000 rows are kept with their reasons. All are counted, by section and what is wrong with them: a million are known, so that each counts
-once, and those after them count each time they are met.
+Memory: the first 1,000 rows are kept with their reasons. All are counted, by section and reason. The first million are remembered, so that each counts
+once; later ones count each time they are met.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ class RejectedRow:
 
 @dataclass
 class Rejections:
-    """Every rejected row once; the first 1,000 with their reasons. `counts` has their number by "[section] what", where what is a reason up to its colon."""
+    """Every rejected row once; the first 1,000 with their reasons. `counts` has their number by "[section] reason", up to the colon of the reason."""
 
     named: list[RejectedRow] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""Impressions sampled from positives alone, for data that has what was bought but not what was shown.
+"""Impressions sampled from positives alone, for data with purchases but without shown items.
 
     cut t       every `every_days`, the last one `window_days` before the evaluation begins
     request     one per user with a history before t and a positive in [t, t + window), at time t

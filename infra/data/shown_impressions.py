@@ -2,8 +2,8 @@
 
 Here: rows to requests, as records and as a log. Not here: sampling from positives (sampled_impressions.py).
 A request of more than 1,000 items is cut into several records. An item that occurs twice in one counts once, and as clicked if any of its rows was.
-Rows are sorted by user and request, then by the place of each request's first row, all in bounded memory (spool.py): the rows of a request need not lie
-together in the file. Rows from the evaluation time on are requests of their own.
+Rows are sorted by user and request, then by the place of each request's first row, all in bounded memory (spool.py). So the rows of a request may be
+anywhere in the file. Rows from the evaluation time on are requests of their own.
 
 Arrays: R rows.
 """
@@ -46,14 +46,14 @@ class ShownRows:
         return self._flags(rows, "clicked")
 
     def codes(self, rows: LoadedRows) -> np.ndarray:
-        """What came of each of some rows, [R] int64: the first bit is the click, the next ones are the outcomes in their order."""
+        """The outcomes of some rows as bits, [R] int64: the click first, then the outcomes in their order."""
         code_R = self.clicked(rows).astype(np.int64)
         for bit, name in enumerate(self.outcomes, start=1):
             code_R |= self._flags(rows, OUTCOME + name).astype(np.int64) << bit
         return code_R
 
     def by_request(self, users_max: int, tell: Callable[[LoadedRows], Iterable[T]]) -> list[list[T]]:
-        """What `tell` says of each row, together by request, of the first users of the file: what doubts are judged by."""
+        """The values that `tell` gives for each row, by request, of the first users of the file. Warnings use them."""
         users, found = None, dict[tuple[object, object], list[T]]()
         for rows in self.table.blocks():
             cells = plain(rows.array("user"))
@@ -91,8 +91,7 @@ class ShownRows:
 
 
 class ShownRequests:
-    """The rows by request, the requests in order of time. `found`: all rows that name a user, an item and a time, with their cells. No request goes over
-    `cut_ms`."""
+    """The rows by request, the requests in order of time. `found`: all rows with a user, an item and a time, and their cells. No request crosses `cut_ms`."""
 
     def __init__(self, shown: ShownRows, found: Interactions, cut_ms: int, bounds: SpoolBounds) -> None:
         assert found.rows is not None
@@ -121,7 +120,7 @@ class ShownRequests:
             yield from pa.table(columns, schema=schema).combine_chunks().to_batches()
 
     def count_repeats(self) -> tuple[int, int, int]:
-        """(rows, rows that repeat the item of another row of their request, those of them to which something else came)."""
+        """(rows, rows that repeat the item of another row of their request, those of them with another outcome)."""
         repeated = other = 0
         for table in _whole_requests(self._rows.blocks()):
             rows = np.stack([table.column(name).to_numpy() for name in (_FIRST, COLUMNS[1], COLUMNS[2])])
@@ -131,8 +130,8 @@ class ShownRequests:
         return len(self._rows), repeated, other
 
     def log(self) -> Interactions:
-        """What was shown, in order of time, as the events tell it: each item of a request once, at the time of the request's first row. `kinds` are the
-        click and the outcomes; a row's code holds a bit for each that came of any of its rows."""
+        """The shown items in order of time, as in the events: each item of a request once, at the time of the request's first row. The kinds are the
+        click and the outcomes; the code of an item has a bit for each outcome of any of its rows."""
         spool = Spool(pa.schema([(name, pa.int64()) for name in COLUMNS]), self._bounds)
         for table in _whole_requests(self._rows.blocks()):
             user_R, item_R, code_R, time_R, first_R = (table.column(name).to_numpy() for name in (*COLUMNS, _FIRST))
@@ -147,14 +146,14 @@ class ShownRequests:
         return Interactions(self._found.user_ids, self._found.item_ids, (CLICK, *self._shown.outcomes), user_X, item_X, kind_X, time_X)
 
     def records(self, period_ms: tuple[int, int], bids: Mapping[Id, float], context: Sequence[Feature]) -> Iterator[ImpressionRecord]:
-        """The requests of a period, [first, last) in ms, in order of time. `bids` serves rows that tell none; an item of neither has the bid 1."""
+        """The requests of a period, [first, last) in ms, in order of time. `bids` serves rows without one; an item without any has the bid 1."""
         begin, end = (bisect_left(self._rows.column(_FIRST), self._found.before(time_ms)) for time_ms in period_ms)
         for table in _whole_requests(self._rows.blocks(begin, end)):
             within = table.column(COLUMNS[3]).to_numpy() < period_ms[1]
             yield from self._records(self._shown.table.rows(table.filter(pa.array(within))), bids, context)
 
     def _records(self, rows: LoadedRows, bids: Mapping[Id, float], context: Sequence[Feature]) -> Iterator[ImpressionRecord]:
-        """The records of whole requests, each at the time of its first row: what was clicked later in it is no history of it."""
+        """The records of whole requests, each at the time of its first row, so that later clicks of the request are no history of it."""
         found = self._found
         user_R, item_R, code_R, time_R, first_R = (rows.numbers(name) for name in (*COLUMNS, _FIRST))
         bid_R, teacher_R = _optional_numbers(rows, "bid"), _optional_numbers(rows, "teacher_ecpm")
@@ -194,7 +193,7 @@ class ShownRequests:
 
 
 def _request_codes(rows: LoadedRows) -> np.ndarray:
-    """What groups rows into requests, always within one user: the request's id, or the time."""
+    """The code that groups rows of a user into requests: of the request's id, or the time."""
     if not rows.has("request"):
         return rows.numbers(COLUMNS[3])
     cells, places = distinct(rows.array("request"))

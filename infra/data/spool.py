@@ -1,8 +1,8 @@
 """Any number of rows in bounded memory: Arrow batches, in memory up to a bound and in a temporary file beyond it.
 
-Here: appending, reading by block, by range of a column, by row; and sorting by columns of numbers, ascending, in which rows that are equal keep their order:
-sorted runs, then merged (external merge sort; Knuth, The Art of Computer Programming 3, 5.4). Not here: decoding cells (columns.py).
-Invariants: rows are read as they were appended, from memory or disk. A column on disk offers only slices and single values, so that nobody reads all of it
+Here: appending, reading by block, by range of a column, by row; and sorting by columns of numbers, ascending and stable. The sort writes sorted runs and
+merges them (external merge sort; Knuth, The Art of Computer Programming 3, 5.4). Not here: decoding cells (columns.py).
+Invariants: rows are read as they were appended, from memory or disk. A column on disk offers only slices and single values, so that no code reads all of it
 by accident. The file has no name, so a kill leaves nothing behind; it is in the folder that TMPDIR names.
 """
 
@@ -24,8 +24,8 @@ BLOCK_ROWS = 65_536  # of columns that are walked through, some at a time
 
 @dataclass(frozen=True, slots=True)
 class SpoolBounds:
-    """`memory_bytes`: of one table in memory, and of the rows that are sorted at once; `block_rows`: rows of a block on disk; and how many sorted runs are
-    merged at once."""
+    """Bounds of memory. One table in memory, and the rows that are sorted at once, have at most `memory_bytes`. Blocks on disk have `block_rows` rows.
+    At most `merged_runs_max` sorted runs are merged at once."""
 
     memory_bytes: int = 64 * MIB
     block_rows: int = 8_192

@@ -1,7 +1,8 @@
 """The rows of a section that pass its filter, with the columns that the mapping names, and the file and number of each row.
 
-Here: `LoadedRows`, some rows in memory, and the features, ids and times in them; `LoadedTable`, all rows of a section, which need not fit there; which rows
-fulfil conditions: all of them must hold, and a missing cell fulfils `!=` and `not in` only. Not here: reading files (files.py), what cells mean (columns.py).
+Here: `LoadedRows`, some rows in memory, with their features, ids and times; `ColumnCells`, one column of them; `LoadedTable`, all rows of a section.
+These need not fit in memory. Also conditions: all of them must hold, and a missing cell fulfils `!=` and `not in` only.
+Not here: reading files (files.py), decoding cells (columns.py).
 Memory: the bound of a spool (spool.py), whatever the size of the files.
 """
 
@@ -43,7 +44,7 @@ from schemas.ids import Id, IdKind
 from schemas.limits import MIB
 
 _SEEN_CELLS = 1_000  # cells that are examined to distinguish a list of numbers from a bag
-ROW, FILE = "#row", "#file"  # columns of ours beside those of the files
+ROW, FILE = "#row", "#file"  # our own columns, next to those of the files
 SAMPLED_ROWS_MAX, SAMPLED_BYTES_MAX = 1_000_000, 64 * MIB
 ID_ROLES = ("id", "user", "item")
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {

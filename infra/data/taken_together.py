@@ -1,12 +1,16 @@
 """Vectors that are near for items which the same users took: the feature that `taken_together` in a mapping derives from behaviours before a time.
 
 Here: the vectors as of each time of a grid. Not here: which grid (mapped_sources.py), other statistics of behaviours (log_statistics.py).
-Users x items, log1p(how often), each row over the fourth root of its items, each column over the root of its users and the average item's
-together, by truncated SVD; axes times the fourth root of their singular values, then length 1. An item that nobody took has zeros.
-The average in the columns is a ridge: with the whole root an item of three users weighs as much as one of three hundred, and the first axes
-go to such items. Low-rank EASE (arXiv 1905.03375) with a ridge of that size has nearly these axes, for its inverse in a catalogue's square.
-Invariants: a vector as of t is the same whatever comes at t or later; the axes of one time are turned onto those of the time before
-(orthogonal Procrustes), so that a model trained on one time reads the next.  Source: scikit-learn, scipy.
+
+    matrix    users x items, log1p(count)
+    scaling   each row is divided by the fourth root of its number of items; each column by the root of its users plus the users of the average item
+    axes      truncated SVD; each axis times the fourth root of its singular value; then length 1. An item without users has zeros
+
+The average in the columns is a ridge. Without it an item of three users weighs as much as one of three hundred, and the first axes go to such items.
+Low-rank EASE (arXiv 1905.03375) with a ridge of that size has nearly these axes, but inverts a matrix of the catalogue's square.
+Invariants: a vector as of t does not depend on t or later. The axes of one time are turned onto those of the previous time (orthogonal Procrustes), so that
+a model trained on one time reads the next.
+Source: scikit-learn, scipy.
 
 Arrays: I items, U users, E width.
 """
@@ -29,7 +33,7 @@ _SIZE_POWER = 0.25
 class TogetherVectors:
     """Vectors [I, E] as of any time: those of the latest time of the grid `times_ms` (ascending) that is not after it; zeros before the first."""
 
-    is_signed = False  # what is negative is not known
+    is_signed = False  # a negative number means unknown
 
     def __init__(self, positives: Interactions, items: int, width: int, times_ms: Sequence[int]) -> None:
         self._positives, self._items, self._width, self._times = positives, items, width, np.asarray(times_ms, np.int64)

@@ -22,7 +22,7 @@ _MARK = 0.12
 
 
 class TextEmbedder:
-    """Words and pairs of words by TF-IDF, projected by SVD to at most `width` numbers of length 1. `width` is what was reached."""
+    """Words and pairs of words by TF-IDF, projected by SVD to at most `width` numbers of length 1. `width` is the width that was reached."""
 
     def __init__(self, texts: Sequence[str], width: int) -> None:
         from sklearn.decomposition import TruncatedSVD

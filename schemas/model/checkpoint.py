@@ -1,7 +1,7 @@
 """Checkpoints: a model as one safetensors file, and every check it must pass before anything else happens.
 
-Form: tensors = the network's parameters by name, and `w_hash`; metadata has one key, `aif`, a JSON manifest: format, model_id, spec, schema fingerprint,
-names with shapes and dtypes, sha256 of the tensors, LSH version, card (a free table: range of the data, metrics).
+Form: tensors = the network's parameters by name, and `w_hash`. The metadata has one key, `aif`, with a JSON manifest. The manifest has format, model_id,
+spec, schema fingerprint, names with shapes and dtypes, sha256 of the tensors, LSH version, card (a free table: range of the data, metrics).
 
 Invariants: nothing read from a file can run code (safetensors and JSON only). No memory is taken for a size that the file itself does not have. A file that
 fails any check is a RejectedInput whose code names the check. safetensors has no checksum and loads NaN, hence the checks here.

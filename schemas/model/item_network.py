@@ -6,9 +6,9 @@ Torch itself cannot compute stored rows: a row's bits depend on its batch there;
     layers       both networks' first layers are one product; then layer by layer, the two side by side   Eq. 4
     LayerNorm, the vector rounded to fp16; the key times the bridges, softmax, rounded to fp16            Algorithm 1, line 3
 
-BLOCK rows at a time, so that what is in between stays in cache; there is no padding, so a few rows cost what a few rows cost.
-Invariant: a row's bits depend on its own inputs and on the parameters alone. All sums are fp64 in an order that does not depend on the place of a row or on the
-processor; the result is rounded once, as torch rounds. Against torch's own fp64 what is left is about 2^-52 in front of a rounding step of 2^-11: no stored
+BLOCK rows at a time, so that intermediate values stay in cache. There is no padding, so a few rows cost little.
+Invariant: a row's bits depend on its own inputs and on the parameters alone. All sums are fp64. Their order does not depend on the place of a row or on the
+processor. The result is rounded once, as torch rounds. Against torch's own fp64 the difference is about 2^-52 before a rounding step of 2^-11: no stored
 number differs in the tests. Rows of different fingerprints must never mix in one version; it changes with this file's arithmetic, not with the machine.
 
 Cost: 0.5 us an item of the default sizes with 165 inputs; torch in blocks of 256 takes 1.8.
@@ -145,8 +145,8 @@ def _arrange_layers(parameters: Parameters) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def encoder_fingerprint() -> str:
-    """What the bits of a row depend on besides its inputs and the checkpoint: the arithmetic of this file, and a digest of rows of a fixed model, so that
-    one that visibly differs is distinguished even where the number agrees."""
+    """Identifies the arithmetic behind the bits of a row: the number of this file's arithmetic, and a digest of the rows of a fixed model. The digest shows
+    a difference even where the number agrees."""
     features = (
         Feature("a", Scope.ITEM, CATEGORICAL, buckets=61),
         Feature("b", Scope.ITEM, BAG, buckets=31),
@@ -170,5 +170,5 @@ def _fixed(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def compile_item_network() -> None:
-    """Takes the kernel from numba's cache, or compiles it: what is asked later never waits for it."""
+    """Takes the kernel from numba's cache, or compiles it, so that no later call waits for it."""
     encoder_fingerprint()

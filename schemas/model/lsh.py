@@ -2,7 +2,7 @@
 
 A signature is K/8 bytes, most significant bit first: the bits 00110101 are the byte 53.
 
-Invariant: a signature has the same bits on every CPU, with every BLAS, in every batch. W_hash lies on the grid 2^-10 and within +-8; an
+Invariant: a signature has the same bits on every CPU, with every BLAS, in every batch. W_hash lies on the grid 2^-10 and within +-8. An
 embedding is scaled by a power of two to max |m| in [0.5, 1) and rounded to the grid 2^-20. So a product is a whole number within +-2^33 on the
 grid 2^-30. A sum of at most 1,024 of them fits the 53 bits of fp64: every partial sum is exact, in any order.
 W_hash travels as bytes in the checkpoint, never as a seed.

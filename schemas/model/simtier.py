@@ -3,8 +3,8 @@
 Tier 0 is below the first edge; tier t is [edge t-1, edge t). The last of the default edges is 1.0: their top tier counts equal signatures only.
 
 Arrays: B users, C candidates, S behaviours, K bits, W bytes, N tiers.
-Source: AIF, eq. (9). Differs: the head reads log1p(count) and count / l instead of the bare counts; l is of the latest
-`simtier_behaviours` that have a signature, not of the whole history, which DIN sees.
+Source: AIF, eq. (9). Differs: the head reads log1p(count) and count / l instead of the bare counts. Here l counts the latest
+`simtier_behaviours` that have a signature, and not the whole history, which DIN reads.
 """
 
 import functools

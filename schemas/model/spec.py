@@ -45,24 +45,25 @@ _LATER: Mapping[str, Any] = {"recency": (), "behaviours_max": BEHAVIOURS_PER_USE
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Sizes and choices of one model. Raises Misconfigured (`bad_model_spec`) for one that makes no network.
+    """Sizes and choices of one model.
+    Raises Misconfigured (`bad_model_spec`) for one that makes no network.
 
-    width               D, async vector of an item (Eq. 4), and each of a user's three (profile, Eq. 2, Eq. 3)
-    bridges             n, bridge embeddings (Algorithm 1)
-    bridge_width        D', width of each of the n user vectors V (Algorithm 1, line 2)
-    hash_bits           K, bits of a signature (Eq. 5); a multiple of 8
-    embedding_width     width of a categorical or bag feature's embedding
-    item_id_buckets     rows of the behaviour item-id table, of which hashed ids take all but the first; 0 = no trainable ids (they overfit on small data)
-    item_hidden, user_hidden, bridge_hidden, head_hidden   widths of hidden layers
-    behaviours_max      of a user's history the model reads the latest so many, in training as in serving
-    attended_behaviours / simtier_behaviours / sim_behaviours   how many of the latest behaviours Eq. 2-3, SimTier, SIM-hard (per category) see
-    tier_edges          lower edges of the N - 1 upper tiers in LSH similarity (Eq. 9), ascending; tier 0 is below the first
-    din                 "centred" = sum((2 sim - 1) V) / l; "raw" = the sum of Eq. 8 as printed
-    rank_by             "ecpm" = y * bid; "click" = y; or a product of tasks and the bid, "click * buy^0.5 * bid" (score.py)
-    tasks               names of the head's outputs; the first is the click, the others are outcomes of an impression, or `shown`: whether an item of the
-                        catalogue is shown at all
-    recency             scales, in behaviours, at which Eq. 1 sees how many newer behaviours the user has (behaviour_codes.py); () = it does not
-    ranker              sizes of the ranker that orders AIF's answer; None = the checkpoint has none
+        width               D, async vector of an item (Eq. 4), and each of a user's three (profile, Eq. 2, Eq. 3)
+        bridges             n, bridge embeddings (Algorithm 1)
+        bridge_width        D', width of each of the n user vectors V (Algorithm 1, line 2)
+        hash_bits           K, bits of a signature (Eq. 5); a multiple of 8
+        embedding_width     width of a categorical or bag feature's embedding
+        item_id_buckets     rows of the behaviour item-id table, of which hashed ids take all but the first; 0 = no trainable ids (they overfit on small data)
+        item_hidden, user_hidden, bridge_hidden, head_hidden   widths of hidden layers
+        behaviours_max      number of the latest behaviours of a user that the model reads, in training as in serving
+        attended_behaviours / simtier_behaviours / sim_behaviours   how many of the latest behaviours Eq. 2-3, SimTier, SIM-hard (per category) see
+        tier_edges          lower edges of the N - 1 upper tiers in LSH similarity (Eq. 9), ascending; tier 0 is below the first
+        din                 "centred" = sum((2 sim - 1) V) / l; "raw" = the sum of Eq. 8 as printed
+        rank_by             "ecpm" = y * bid; "click" = y; or a product of tasks and the bid, "click * buy^0.5 * bid" (score.py)
+        tasks               names of the head's outputs; the first is the click, the others are outcomes of an impression, or `shown`: whether an item of the
+                            catalogue is shown at all
+        recency             scales, in behaviours, at which Eq. 1 sees how many newer behaviours the user has (behaviour_codes.py); () = it does not
+        ranker              sizes of the ranker that orders AIF's answer; None = the checkpoint has none
     """
 
     schema: FeatureSchema

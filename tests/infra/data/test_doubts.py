@@ -34,7 +34,7 @@ def check_doubts(folder: Path, words: str, mapping: str, **files: str) -> None:
         (
             'time = "day"',
             False,
-            "to 1970-01-01T00:01:39+00:00: its numbers were read in seconds to nanoseconds by their size; say what they count: time = { column = ",
+            "to 1970-01-01T00:01:39+00:00: its numbers were read in seconds to nanoseconds by their size; name their unit: time = { column = ",
         ),
         ('time = "date"', False, ""),
         ("", True, "Only 0% of the users of the last part are in the part before"),

@@ -146,7 +146,7 @@ METRICS = (
     Metric("clock_ahead_seconds", "gauge", "This machine's clock minus the broker's; NaN while it is unknown."),
     Metric("visible_seconds", "histogram", "From a record's time to visible in answers of the live version.", ("topic",), _FRESHNESS_S),
     Metric("versions_corrupted", "counter", "Loads that failed because a file was not what its manifest says."),
-    Metric("rows_not_servable", "gauge", "New ids that did not fit into the slot."),
+    Metric("rows_not_servable", "gauge", "New ids that did not fit into the arena."),
 )
 disable_created_metrics()
 _CLASSES: dict[Kind, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}

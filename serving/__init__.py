@@ -9,6 +9,6 @@
     audit       answers computed again by the reference, from files or beside the engine
     merger      a caller of both calls over several servers
 
-A request goes protocols, calls, engine. server.py wires the rooms together; reports.py, status_view.py and engine_metrics.py describe the
-process to others.
+A request goes protocols, calls, engine. server.py wires the rooms together; reports.py and status_view.py describe the process
+to others.
 """

@@ -110,7 +110,7 @@ def query(
         say(f"user {user}, the first on the topic of behaviours")
     candidates = read_items(items) if items is not None else draw_items(settings.index.store, random or 1_000, seed)
     if trace:
-        from serving.audit.superseded import describe_superseded
+        from serving.audit.topic_history import describe_superseded
         from serving.merger.trace import trace_request
 
         merged, lines = trace_request(settings, url, user, candidates, top_k, deadline_ms, retrieval)
@@ -178,12 +178,13 @@ def verify_answers(
     """
     from infra.progress import open_progress, tell_parts
     from infra.settings import load_settings
-    from serving.audit.parity import read_answers, recompute
+    from serving.audit.parity import recompute
+    from serving.audit.recorded_answers import read_answers
     from serving.settings import ServerSettings
 
     settings = load_settings(ServerSettings, {"index": {"store": store}, "kafka": {"bootstrap_servers": bootstrap}})
     if file is None:
-        from serving.audit.fresh_answers import ask_answers
+        from serving.query import ask_answers
 
         answers = ask_answers(settings, url)
     else:

@@ -99,9 +99,9 @@ class Client(Closeable):
         return self._post("/v1/rank", _rank_request(user_id, item_ids, options), RankAnswer)
 
     def rank_frame(self, user_id: Id, item_ids: Any, **options: Unpack[RankOptions]) -> "pd.DataFrame":
-        """`rank` for a notebook: columns item_id, score and one probability per task, best first; `frame.attrs` says what it was made of.
+        """`rank` for a notebook: columns item_id, score and one probability per task, best first; `frame.attrs` has the rest of the answer.
 
-        `item_ids`: a list, a NumPy array or a column of a DataFrame, and the frame's ids are of the same kind: it can be merged with what they came from.
+        `item_ids`: a list, a NumPy array or a column of a DataFrame. The frame's ids are of the same kind, so it can be merged with their source.
         Misconfigured (`pandas_missing`).
         """
         try:

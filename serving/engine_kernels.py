@@ -20,7 +20,7 @@ def load_table_kernels() -> None:
 
 def load_engine_kernels() -> None:
     """Loads all kernels, so that the engine starts at once."""
-    from serving.engine.devices.scorers import compile_kernels
+    from serving.engine.devices.scorer import compile_kernels
 
     load_table_kernels()
     with compiled_once("engine", _SOURCES):

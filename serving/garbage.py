@@ -14,7 +14,7 @@ _YOUNG, _MIDDLE, _FULL = 10_000, 20, 500  # new objects, young collections, midd
 
 
 def calm_collector() -> None:
-    """To be called once, when a server is ready. A second call also freezes what was created since."""
+    """To be called once, when a server is ready. A second call also freezes the objects created since."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _FULL)

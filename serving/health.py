@@ -1,7 +1,7 @@
 """Whether this server is able to answer: its engine turns, its rankings succeed, its threads run.
 
-A thread that fails begins again (infra/guarded_thread.py), and the server stays ready meanwhile: it answers from what it has. A fault in all servers at
-once would otherwise take every one of them from its load balancer.
+A thread that fails begins again (infra/guarded_thread.py). The server stays ready meanwhile and answers from its present data. Otherwise a fault in all
+servers at once would take every one of them from its load balancer.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""One ranking as `aif query` asks for it: its user, its candidates, its record for `aif verify-answers`.
+"""Rankings as `aif query` and `aif verify-answers` ask for them: user, candidates, and the record of the answer.
 
 Ids are sent as text; a server with an int64 catalogue reads them as numbers.
 """
@@ -15,10 +15,13 @@ from schemas.errors import RejectedInput, Unavailable
 from schemas.ids import Id, decode_index_key
 from schemas.index.digest import merge_parts
 from schemas.requests import PrerankRequest, RankAnswer
-from serving.audit.topic_history import read_history
+from serving.audit.recorded_answers import RecordedAnswer
+from serving.audit.topic_history import find_users, read_history
 from serving.client import client_of
 from serving.http_calls import make_body
 from serving.settings import ServerSettings
+
+_FRESH_USERS, _FRESH_CANDIDATES, _FRESH_DEADLINE_MS = 3, 200, 10_000
 
 
 def read_items(path: Path) -> list[Id]:
@@ -59,3 +62,16 @@ def ask(settings: ServerSettings, url: str | None, user: str, fields: dict[str, 
         with record.open("a") as file:
             file.write(json.dumps({"request": body.model_dump(mode="json"), "answer": answer.model_dump(mode="json")}) + "\n")
     return answer
+
+
+def ask_answers(settings: ServerSettings, url: str | None = None) -> list[RecordedAnswer]:
+    """Rank 200 items of the live version for three users of the topics. Each request carries the user's history, so it can be recomputed.
+
+    Raises Unavailable where the broker, the index store or the server does not answer, or no version or user is there.
+    """
+    candidates = draw_items(settings.index.store, _FRESH_CANDIDATES, seed=0)
+    fields = {"item_ids": candidates, "top_k": len(candidates), "deadline_ms": _FRESH_DEADLINE_MS}
+    with client_of(settings.serve, url) as client:
+        users = find_users(settings, _FRESH_USERS)
+        bodies = [make_body(PrerankRequest, {"user_id": user, **fields, **read_history(settings, user)}) for user in users]
+        return [RecordedAnswer(body, client.prerank(body)) for body in bodies]

@@ -35,8 +35,8 @@ from schemas.index.control import Init
 from serving.allocation.allocator import Allocator
 from serving.allocation.outcomes import Outcomes
 from serving.allocation.tables import Tables
-from serving.audit.answer_recorder import AnswerRecorder
 from serving.audit.parity_sampler import ParitySampler
+from serving.audit.recorded_answers import AnswerRecorder
 from serving.calls.carried_state import CarriedStates
 from serving.calls.final_call import FinalCall
 from serving.calls.paced_engine import PacedEngine
@@ -49,11 +49,9 @@ from serving.calls.version_choice import choose_version
 from serving.engine.loop.engine import Engine
 from serving.engine.work import RankResult, RankWork
 from serving.engine_kernels import load_engine_kernels
-from serving.engine_metrics import EngineMetrics
 from serving.garbage import calm_collector
 from serving.health import Health
-from serving.protocols.access import check_exposure
-from serving.protocols.front import Front
+from serving.protocols.front import Front, check_exposure
 from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener
 from serving.protocols.http_api import HttpApi, Views
@@ -62,13 +60,11 @@ from serving.relay.relay import Relay
 from serving.reports import Reporter
 from serving.settings import ServerSettings
 from serving.short_turns import share_the_interpreter
-from serving.status_view import STALE, find_stale, readiness, server_status
+from serving.status_view import STALE, EngineMetrics, find_stale, readiness, server_status
 from serving.topic_watch import TopicWatch
 from serving.users.user_follower import UserFollower
-from serving.users.user_store import StoreBounds
-from serving.users.user_store_start import ViewIdentity, open_user_store
-from serving.versions.end_watch import EndWatch
-from serving.versions.statistics_watch import StatisticsWatch
+from serving.users.user_store import StoreBounds, ViewIdentity, open_user_store
+from serving.versions.freshness import EndWatch, StatisticsWatch
 from serving.versions.version_follower import VersionFollower
 
 _HOUSEKEEPING_S = 0.2
@@ -91,10 +87,10 @@ class RankingServer:
         self.control_log = ControlLog(open_index_store(settings.index.store, look=False))
         self.engine = Engine(_device(settings.engine.device), settings.serve.requests_max)
         kafka = KafkaTopics(self.bootstrap, settings.kafka.topic_prefix)
-        self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.slot_bytes)
+        self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.arena_bytes)
         self.ends, self.statistics = EndWatch(kafka), StatisticsWatch(kafka)
         self.engine_metrics = EngineMetrics(self.metrics, self.engine, self.versions, self.ends.ages)
-        self.paced = PacedEngine(self.engine, self.metrics, settings.users.queued_work_max)
+        self.paced = PacedEngine(self.engine, self.metrics, settings.serve.flood_queue_max)
         self.paced.why_none = self.versions.why_none
         self.relay = Relay(settings.relay, self.metrics, self.engine.find_parameters, self.engine.device, lambda: self.engine.busy)
         tables = Tables(self.control_log.store, self._current_version, settings.allocation.tables_every_s)

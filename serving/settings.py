@@ -12,7 +12,7 @@ from infra.settings import ProcessSettings, Section
 from schemas.limits import CANDIDATES_MAX, DEADLINE_MS_MAX, MIB, QUEUED_REQUESTS_MAX, USER_STATES_MAX
 from schemas.requests import DEADLINE_MS_DEFAULT
 from serving.allocation.settings import AllocationSection
-from serving.core.admission import QUEUED_WORK_MAX
+from serving.core.admission import FLOOD_QUEUE_MAX
 from serving.relay.settings import RelaySection
 
 PORT_DEFAULT = 8100
@@ -31,13 +31,9 @@ class UsersSection(Section):
     states_max: int = Field(USER_STATES_MAX, ge=1, le=USER_STATES_MAX, description="States of call 1 that are kept")
     states_bytes_max: int = Field(512 * MIB, ge=MIB, description="Memory of the kept states")
     states_ttl_s: float = Field(600.0, gt=0, description="Age at which a kept state is no longer used")
-    # With a key, call 1 gives the user's state to a client that asks for it, signed; any server with the same key and index accepts it in call 2.
+    # With a key, call 1 gives the user's state, signed, to a client that asks for it. Any server with the same key and index accepts it in call 2.
     carried_state_key: SecretStr | None = Field(
         None, min_length=16, description="Key that signs states carried by clients; none: no states are carried"
-    )
-    # How much work may wait for the engine in a flood, in multiples of the mean work; a request beyond that is refused at once.
-    queued_work_max: float = Field(
-        QUEUED_WORK_MAX, ge=1, description="Work that may wait for the engine in a flood, in multiples of the mean work of a request"
     )
 
 
@@ -58,9 +54,14 @@ class ServeSection(Section):
     requests_max: int = Field(
         QUEUED_REQUESTS_MAX, ge=1, le=QUEUED_REQUESTS_MAX, description="Requests in work at once; the next one gets status 429"
     )
-    # A connection is closed if it sends no request, or reads no answer, for this long; over HTTP after a second if new clients wait and connections have all
-    # of the port's places (4,096, or a quarter of the process's files). A pool of connections should give up idle ones earlier, or now and then a request is
-    # sent on one that is being closed.
+    flood_queue_max: float = Field(
+        FLOOD_QUEUE_MAX,
+        ge=1,
+        description="Work that may wait for the engine in a flood, in multiples of a request's mean work; more is refused",
+    )
+    # A connection is closed if it sends no request, or reads no answer, for this long. Over HTTP it is a second if new clients wait and all of the port's
+    # places are taken (4,096, or a quarter of the process's files). A pool of connections should give up idle ones earlier. Otherwise now and then a request
+    # is sent on one that is being closed.
     idle_s: float = Field(10.0, ge=0.1, le=3600, description="Time without a request or a read after which a connection is closed")
     access_log: bool = Field(False, description="Log a line per request at level info instead of debug")
     broker_silent_s_max: float = Field(
@@ -92,7 +93,7 @@ class EngineSection(Section):
     """The engine: its device, the memory of versions, the checks of its answers."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device of the engine")
-    slot_bytes: int = Field(0, ge=0, description="Memory of each of the two version slots at the start; 0: 1.5 times the first version")
+    arena_bytes: int = Field(0, ge=0, description="Memory of each of the two version arenas at the start; 0: 1.5 times the first version")
     poll_s: float = Field(0.2, gt=0, le=60, description="Time between two reads of the control log")
     parity_share: float = Field(0.001, ge=0, le=1, description="Share of answers that the reference recomputes; 0: none")
     parity_every_s: float = Field(10.0, ge=0, description="Least time between two recomputed answers")

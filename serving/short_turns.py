@@ -5,11 +5,11 @@ The engine computes on every core. A thread of the ports that wakes up must wait
 its share; it gets no more time in total. This needs Linux 6.12; an older kernel ignores the request, and a refusal changes nothing.
 
 By default a thread that runs Python code keeps the interpreter for 5 ms while others wait. A load, a report or a topic follower does so for some
-milliseconds at a time, but the engine and the event loop need the interpreter several times per request. So the interpreter's slices are short too.
+milliseconds at a time. But the engine and the event loop need the interpreter several times per request. So the interpreter's slices are short too.
 
 The engine's threads keep long slices, which suit them; threads and processes that the ports' threads start later have the system's default again.
-Measured at ten times the possible load, on two cores shared with a dozen other processes: a refusal takes 1.5 ms instead of 3.3 (p99 7.5 instead of 11),
-an admitted request 16 ms instead of 20 (p50).
+Measured at ten times the possible load, on two cores shared with a dozen other processes: A refusal takes 1.5 ms instead of 3.3 (p50) and 7.5 instead of 11
+(p99). An admitted request takes 16 ms instead of 20 (p50).
 Source: sched_setattr(2); EEVDF's custom slices.
 """
 

@@ -3,7 +3,7 @@
 A side is a version of this store (`4`, `4.1` or a token), or a folder: what `aif replay --directory` left, or another index store.
 Invariants: both sides are read in key order, block by block, so memory does not depend on their size. Every part is checked against its manifest while it is
 read. An item with other inputs differs in *data*. One with the same inputs and another row differs in *floats*: it comes from another model, or
-from the same model on another processor. Orders and positions are not compared.
+from the same model on another processor. Stamps and positions are not compared.
 """
 
 import bisect

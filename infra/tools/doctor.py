@@ -218,7 +218,7 @@ def check_disk(settings: InfraSettings) -> Finding:
 
 
 def check_memory(_: InfraSettings) -> Finding:
-    """Two slots of a version live in it: anonymous memory, which the size of /dev/shm does not bound."""
+    """Two arenas of a version live in it: anonymous memory, which the size of /dev/shm does not bound."""
     free = next(int(line.split()[1]) << 10 for line in _MEMORY.read_text().splitlines() if line.startswith("MemAvailable"))
     state = OK if free > _MEMORY_BYTES_WARN else WARN
     return Finding("memory", state, f"{free / (1 << 30):.1f} GiB are available", "" if state == OK else "more memory for the server")

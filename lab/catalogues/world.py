@@ -16,7 +16,7 @@ Every signal of a click is one that a named part of AIF can pick up, and is meas
 
 Histories are short by default. `LIGHT` and `KUAIRAND_1K` give lengths as real services have them, and more interests than the recent behaviours show.
 
-Arrays: I items, U users, H behaviours of all users, L slots of a history, S items of one user, Z latent width, Q interests, G facets,
+Arrays: I items, U users, H behaviours of all users, L places of a history, S items of one user, Z latent width, Q interests, G facets,
 F facet width, A attributes.
 """
 
@@ -32,8 +32,8 @@ STYLES, QUALITY_ATTRIBUTES, FACETS, FACET_WIDTH = 4, 6, 6, 4
 _FAITHFUL = 0.9  # share of a run's behaviours that follow its interest
 RECENT = 20  # behaviours dominated by the current interest
 CHUNK_ITEMS = 65_536
-WAVE_SLOTS = 1 << 20  # slots of the histories that are drawn together
-BLOCK_SLOTS = 256 * 96
+WAVE_PLACES = 1 << 20  # places of the histories that are drawn together
+BLOCK_PLACES = 256 * 96
 NOISE_CHUNK_ITEMS = 256  # small chunks, so that the embedding of a single item is cheap
 SIGNALS = {"interest": 1.5, "current": 0.7, "style": 0.3, "facet": 0.9, "quality": 0.9, "price": 0.5}
 CLICK_BIAS = -4.5
@@ -128,7 +128,7 @@ class Users:
 
 @dataclass(frozen=True)
 class Histories:
-    """Behaviours, user after user, the newest of each last. `waves` has (users, slots): those that are drawn together, right-aligned in so many slots."""
+    """Behaviours, user after user, the newest of each last. `waves` has (users, places): those that are drawn together, right-aligned in so many places."""
 
     item_H: np.ndarray
     bought_H: np.ndarray
@@ -141,9 +141,9 @@ class Histories:
         return self.item_H[end - int(self.length_U[user]) : end]
 
 
-def used_slots(length_U: np.ndarray, slots: int) -> np.ndarray:
-    """Which slots of right-aligned histories hold a behaviour, bool [U, L]."""
-    return np.arange(slots) >= slots - length_U[:, None]
+def used_places(length_U: np.ndarray, places: int) -> np.ndarray:
+    """Which places of right-aligned histories hold a behaviour, bool [U, L]."""
+    return np.arange(places) >= places - length_U[:, None]
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
@@ -245,33 +245,33 @@ class World:
         """Behaviours of every user: an interest, then the best of six items of its category by taste and quality."""
         rng, shape, n = self.rng(_HISTORIES), self.size.history, len(self.users.current_U)
         length_U = shape.lengths_of(rng.standard_normal(n))
-        together, waves, parts, much = max(1, WAVE_SLOTS // shape.longest), [], [], None
+        together, waves, parts, much = max(1, WAVE_PLACES // shape.longest), [], [], None
         for first in range(0, n, together):
             wave = slice(first, min(first + together, n))
-            slots = shape.longest if n <= together else max(RECENT, int(length_U[wave].max()))
-            item_UL, utility_UL = self._draw_histories(rng, wave, slots)
+            places = shape.longest if n <= together else max(RECENT, int(length_U[wave].max()))
+            item_UL, utility_UL = self._draw_histories(rng, wave, places)
             much = np.quantile(utility_UL, 0.85) if much is None else much
-            used_UL = used_slots(length_U[wave], slots)
+            used_UL = used_places(length_U[wave], places)
             parts.append((item_UL[used_UL], utility_UL[used_UL] > much))
-            waves.append((wave, slots))
+            waves.append((wave, places))
         item_H, bought_H = (np.concatenate(part) for part in zip(*parts, strict=True))
         return Histories(item_H, bought_H, length_U, tuple(waves))
 
-    def _draw_histories(self, rng: np.random.Generator, wave: slice, slots: int) -> tuple[np.ndarray, np.ndarray]:
+    def _draw_histories(self, rng: np.random.Generator, wave: slice, places: int) -> tuple[np.ndarray, np.ndarray]:
         """(items, how much each is liked) of the users of a wave, [U, L] each."""
         users, shape = self.users, self.size.history
         n = len(users.current_U[wave])
-        which = (rng.random((n, slots, 1)) > np.cumsum(users.weight_UQ[wave], 1)[:, None]).sum(2).clip(0, shape.interests - 1)
+        which = (rng.random((n, places, 1)) > np.cumsum(users.weight_UQ[wave], 1)[:, None]).sum(2).clip(0, shape.interests - 1)
         if shape.run > 1:
-            begins = rng.random((n, slots)) < 1 / shape.run
-            of_run = np.take_along_axis(which, np.maximum.accumulate(begins * np.arange(slots), axis=1), 1)
-            which = np.where(rng.random((n, slots)) < _FAITHFUL, of_run, which)
+            begins = rng.random((n, places)) < 1 / shape.run
+            of_run = np.take_along_axis(which, np.maximum.accumulate(begins * np.arange(places), axis=1), 1)
+            which = np.where(rng.random((n, places)) < _FAITHFUL, of_run, which)
         recent = rng.random((n, RECENT)) < 0.7
         which[:, -RECENT:] = np.where(recent, users.current_U[wave, None], which[:, -RECENT:])
-        stray = rng.random((n, slots)) < shape.stray  # curiosity: any item of any category
+        stray = rng.random((n, places)) < shape.stray  # curiosity: any item of any category
         any_category = rng.integers(0, self.size.categories, which.shape)
         category = np.where(stray, any_category, np.take_along_axis(users.interests_UQ[wave], which, 1))
-        step = max(1, BLOCK_SLOTS // slots)
+        step = max(1, BLOCK_PLACES // places)
         blocks = [
             self._choose(rng, np.arange(n)[a : a + step] + wave.start, which[a : a + step], stray[a : a + step], category[a : a + step])
             for a in range(0, n, step)

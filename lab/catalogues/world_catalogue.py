@@ -13,7 +13,7 @@ import numpy as np
 from infra.clock import DAY_MS
 from infra.data.interactions import HeldInteractions, Log
 from lab.catalogues.catalogue import Evaluation, HeldOutUser
-from lab.catalogues.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, QUALITY_ATTRIBUTES, STYLES, World, used_slots
+from lab.catalogues.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, QUALITY_ATTRIBUTES, STYLES, World, used_places
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, RawFeatures, ShownItem, UserFeaturesRecord
 from schemas.features import Feature, FeatureSchema, Scope
 from schemas.ids import Id
@@ -138,10 +138,10 @@ class WorldCatalogue:
     def behaviour_columns(self) -> dict[str, np.ndarray]:
         """All behaviours in order of time: user row, item row, bought, dwell_s, time_ms. Thirty days a user, evenly with jitter."""
         histories, rng, parts = self.world.histories, self.world.rng(_TIMES), []
-        for wave, slots in histories.waves:
+        for wave, places in histories.waves:
             length = histories.length_U[wave]
-            used_UL = used_slots(length, slots)
-            age_UL = (slots - np.arange(slots) - rng.random(used_UL.shape)) / length[:, None]
+            used_UL = used_places(length, places)
+            age_UL = (places - np.arange(places) - rng.random(used_UL.shape)) / length[:, None]
             time_ms = NOW_MS - 1 - (age_UL * 30 * DAY_MS).astype(np.int64)
             parts.append((time_ms[used_UL], rng.normal(3.0, 0.7, used_UL.shape)[used_UL]))
         time_H, dwell_H = (np.concatenate(part) for part in zip(*parts, strict=True))

@@ -55,8 +55,8 @@ def _compare(world: RankWorld, scorer: CudaScorer, figures: Figures) -> None:
     compared = []
     for _ in range(_USERS):
         state = scorer.user_state(UserWork(PROFILE, world.history(_LENGTH)))
-        slots_C = world.rng.choice(len(world.ids), min(10_000, len(world.ids)), replace=False)
-        ours, theirs = (world.engine.run(partial(one.score, state, slots_C, CONTEXT)).result()[0] for one in (scorer, world.scorer))
+        row_C = world.rng.choice(len(world.ids), min(10_000, len(world.ids)), replace=False)
+        ours, theirs = (world.engine.run(partial(one.score, state, row_C, CONTEXT)).result()[0] for one in (scorer, world.scorer))
         compared.append(compare_scores(ours, theirs))
     differences, overlaps = zip(*compared, strict=True)
     figures.add("cuda_difference_max", max(differences))

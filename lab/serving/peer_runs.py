@@ -49,16 +49,16 @@ def measure_peers(world: RankWorld, plan: Plan, figures: Figures) -> None:
 def write_arrays(world: RankWorld, candidates: int, folder: Path) -> None:
     """Writes the arrays that a peer reads. A catalogue of more than 200,000 items is cut to the candidates and as many others as fit."""
     requests_RC = np.stack(world.requests(candidates))
-    slot_of = {int(one): slot for slot, one in enumerate(world.ids.tolist())}
+    row_of = {int(one): row for row, one in enumerate(world.ids.tolist())}
     asked = np.unique(requests_RC)
     others = np.setdiff1d(world.ids[: max(0, _ITEMS_MAX - len(asked))], asked)
     ids = np.concatenate([asked, others])
-    slots = np.fromiter((slot_of[one] for one in ids.tolist()), np.int64, len(ids))
+    rows = np.fromiter((row_of[one] for one in ids.tolist()), np.int64, len(ids))
     np.save(folder / "ids.npy", ids)
     np.save(folder / "requests.npy", requests_RC)
-    np.save(folder / "vectors.npy", np.ascontiguousarray(world.tables.columns["vector"][slots]))
+    np.save(folder / "vectors.npy", np.ascontiguousarray(world.tables.columns["vector"][rows]))
     for name, column in world.tables.columns.items():
-        np.save(folder / f"column_{name}.npy", np.ascontiguousarray(column[slots]))
+        np.save(folder / f"column_{name}.npy", np.ascontiguousarray(column[rows]))
     for place, layer in enumerate(_layers(world)):
         np.save(folder / f"layer_{place}.npy", layer)
 

@@ -35,8 +35,7 @@ from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener
 from serving.protocols.messages import pb
 from serving.settings import ServeSection
-from serving.users.user_store import StoreBounds
-from serving.users.user_store_start import ViewIdentity, open_user_store
+from serving.users.user_store import StoreBounds, ViewIdentity, open_user_store
 
 KINDS = ("http_binary", "grpc", "http_json")
 _LENGTH = 1_000  # behaviours of the user

@@ -27,7 +27,7 @@ from schemas.model.inputs import behaviour_row, build_user_inputs, candidate_row
 from schemas.model.lsh import equal_bits_min
 from schemas.model.network import InFloat64
 from schemas.users import BehaviourEvent
-from serving.engine.call_one.history import find_slots
+from serving.engine.call_one.history import find_rows
 from serving.engine.call_one.user_state import EngineUserState
 from serving.engine.call_two.tier_counts import arrange_behaviours, build_word_table, pack_words, plan_limits, take_beyond
 from serving.engine.devices.workers import WORKERS
@@ -47,7 +47,7 @@ def measure_rank(items: int, candidates: tuple[int, ...], quick: bool) -> Figure
     """All figures of the command."""
     plan = Plan(candidates, 3 if quick else 12, 12 if quick else 50)
     config = {"items": items, "candidates": list(candidates), "threads": WORKERS.threads, "calls": plan.turns * plan.calls, "top_k": TOP_K}
-    say(f"filling a slot with {items} items ...")
+    say(f"filling an arena with {items} items ...")
     with open_rank_world(items) as world:
         figures = Figures(RANK, config | {"model": world.spec.to_dict() | {"schema": "as in lab/serving/world.py"}})
         for measure in (measure_engine, measure_protocols, measure_peers, measure_lengths, measure_pairs, measure_parity):
@@ -70,9 +70,9 @@ def floor_case(world: RankWorld, candidates: int) -> Case:
     @torch.inference_mode()
     def call() -> None:
         torch.set_num_threads(WORKERS.threads)
-        slots = places[next(turn) % len(places)]
+        rows = places[next(turn) % len(places)]
         for column in columns:
-            column.index_select(0, slots)
+            column.index_select(0, rows)
         head.rest(torch.addmm(base, inputs, matrix))
         torch.set_num_threads(1)
 
@@ -81,8 +81,8 @@ def floor_case(world: RankWorld, candidates: int) -> Case:
 
 def without_simtier(state: UserState) -> UserState:
     """The same user, without behaviours for SimTier."""
-    assert isinstance(state, EngineUserState) and state.folded is not None
-    return dataclasses.replace(state, folded=dataclasses.replace(state.folded, behaviours=arrange_behaviours(NO_SIGNATURES)))
+    assert isinstance(state, EngineUserState) and state.tables is not None
+    return dataclasses.replace(state, tables=state.tables._replace(behaviours=arrange_behaviours(NO_SIGNATURES)))
 
 
 def pairs_case(engine: Engine, items_CW: np.ndarray, behaviours_SW: np.ndarray, edges: tuple[float, ...]) -> Case:
@@ -172,9 +172,9 @@ def measure_parity(world: RankWorld, plan: Plan, figures: Figures) -> None:
     candidates, compared, bids = min(10_000, len(world.ids)), [], []
     for user in range(max(1, plan.turns // 3)):
         history = world.history(LENGTH)
-        slots = world.rng.choice(len(world.ids), candidates, replace=False)
-        compared.append(compare_scores(_engine_scores(world, history, slots), _reference_scores(world, history, slots)))
-        bids.append(float(world.tables.columns["bid"][slots].max()))
+        rows = world.rng.choice(len(world.ids), candidates, replace=False)
+        compared.append(compare_scores(_engine_scores(world, history, rows), _reference_scores(world, history, rows)))
+        bids.append(float(world.tables.columns["bid"][rows].max()))
         say(f"  user {user}: {compared[-1][0]:.2e}")
     differences, overlaps = zip(*compared, strict=True)
     widest = max(parameter.shape[-1] for parameter in world.network.head.parameters() if parameter.ndim == 2)
@@ -183,14 +183,14 @@ def measure_parity(world: RankWorld, plan: Plan, figures: Figures) -> None:
     figures.add("parity_overlap", float(np.mean(overlaps)))
 
 
-def _engine_scores(world: RankWorld, history: Sequence[BehaviourEvent], slots: np.ndarray) -> np.ndarray:
+def _engine_scores(world: RankWorld, history: Sequence[BehaviourEvent], rows: np.ndarray) -> np.ndarray:
     state = world.user(history)
-    return world.engine.run(lambda: world.scorer.score(state, slots, CONTEXT)).result()[0]
+    return world.engine.run(lambda: world.scorer.score(state, rows, CONTEXT)).result()[0]
 
 
-def _reference_scores(world: RankWorld, history: Sequence[BehaviourEvent], slots: np.ndarray) -> np.ndarray:
-    joint = candidate_rows(world.spec, world.tables.rows_at(slots), CONTEXT)
-    seen = zip(history, world.tables.rows_at(find_slots(world.tables, history)), strict=True)
+def _reference_scores(world: RankWorld, history: Sequence[BehaviourEvent], rows: np.ndarray) -> np.ndarray:
+    joint = candidate_rows(world.spec, world.tables.rows_at(rows), CONTEXT)
+    seen = zip(history, world.tables.rows_at(find_rows(world.tables, history)), strict=True)
     behaviours = [behaviour_row(world.spec, event.item_id, event.kind, event.features, row) for event, row in seen]
     with InFloat64():
         states = world.network.user_states(build_user_inputs(world.spec, PROFILE, behaviours))

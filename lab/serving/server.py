@@ -48,8 +48,7 @@ from serving.relay.relay import Relay
 from serving.relay.settings import RelaySection
 from serving.settings import ServeSection
 from serving.short_turns import share_the_interpreter
-from serving.users.user_store import StoreBounds, UserStore
-from serving.users.user_store_start import ViewIdentity, open_user_store
+from serving.users.user_store import StoreBounds, UserStore, ViewIdentity, open_user_store
 
 REQUESTS = 32  # how many lists of candidates
 STATES_BYTES_MAX = 512 * MIB

@@ -1,6 +1,6 @@
 """`aif bench switch`: latency while versions are loaded and flipped to every few seconds, compared with the same server at rest; and `--mixed N`.
 
-    server      a real `aif serve` with its loader process and slots, on a real broker and index store; users with histories in its topics
+    server      a real `aif serve` with its loader process and arenas, on a real broker and index store; users with histories in its topics
     load        `/v1/rank` at a constant rate over HTTP in an open loop; all answers are stored and judged afterwards
     switching   every few seconds a new version is published, loaded beside the running one, and flipped to after the user halves have moved
     --mixed N   small versions, loaded in a fraction of a second; inferences from a few senders in a closed loop, of which N answers are judged, not timed

@@ -99,7 +99,7 @@ class Way:
 def measure_table1(traffic: Traffic, world_items: int, calls: int) -> Figures:
     """All figures of the command."""
     figures = Figures(TABLE_1, asdict(traffic) | {"world_items": world_items})
-    say(f"filling a slot with {world_items} items ...")
+    say(f"filling an arena with {world_items} items ...")
     with open_rank_world(world_items) as world:
         costs = measure_costs(world, replace(traffic, candidates=min(traffic.candidates, world_items)), calls)
     for name in ("row", "block", "item_half", "user_half", "gather"):
@@ -161,8 +161,8 @@ def measure_costs(world: RankWorld, traffic: Traffic, calls: int) -> Costs:
         world.tables.apply(Changes(world.ids[:count].copy(), orders, np.zeros(count, np.uint8), rows))
 
     def gather() -> None:
-        slots_C = world.tables.find(ids)
-        world.tables.columns["vector"][slots_C], world.tables.columns["bridge"][slots_C]
+        row_C = world.tables.find(ids)
+        world.tables.columns["vector"][row_C], world.tables.columns["bridge"][row_C]
 
     @torch.inference_mode()
     def compute_items() -> None:

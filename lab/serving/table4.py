@@ -99,8 +99,8 @@ class _Traffic:
         self._histories = [world.history(plan.behaviours) for _ in range(plan.users)]
         self._store, category = store, world.tables.columns["category"]
         # In a sequential system a candidate's category comes with its features; here the look-up is not timed.
-        slots = [world.tables.find(np.asarray(ids)) for ids in self._candidates]
-        self._categories = [np.unique(category[slots_C]).tolist() for slots_C in slots]
+        rows = [world.tables.find(np.asarray(ids)) for ids in self._candidates]
+        self._categories = [np.unique(category[row_C]).tolist() for row_C in rows]
         for user, history in enumerate(self._histories if store else ()):
             assert store is not None
             store.put(user, cut_history(history, category[world.tables.find(np.asarray(history.item_ids))], world.spec.sim_behaviours))
@@ -135,7 +135,7 @@ def measure_table4(plan: Table4Plan, store: SubSequences | None = None) -> Figur
 
 def _measure(plan: Table4Plan, store: SubSequences | None) -> Figures:
     config = asdict(plan)
-    say(f"filling a slot with {plan.items} items ...")
+    say(f"filling an arena with {plan.items} items ...")
     share_the_interpreter()  # as in a server
     with open_rank_world(plan.items) as world:
         traffic, rows = _Traffic(world, plan, store), _admit_rows(world, plan)

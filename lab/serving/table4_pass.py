@@ -15,7 +15,7 @@ import numpy as np
 
 from schemas.kernels.compiled import kernel, part
 from schemas.kernels.float32_code import widen
-from schemas.kernels.products import BLOCK, multiply
+from schemas.kernels.products import BLOCK, multiply, run_layers
 from schemas.kernels.vector_blocks import address
 from serving.engine.call_two.joint_pass import (
     RequestUser,
@@ -25,7 +25,6 @@ from serving.engine.call_two.joint_pass import (
     join_tiers,
     order_candidates,
     prefetch_row,
-    run_later_layers,
     sum_signs,
 )
 from serving.engine.call_two.version_weights import VersionWeights
@@ -48,34 +47,22 @@ class Places(NamedTuple):
 
 @part
 def _gather_row_block(
-    columns: Columns, weights: VersionWeights, user: RequestUser, places: Places, slots_B: np.ndarray, scratch: Scratch
+    columns: Columns, weights: VersionWeights, user: RequestUser, places: Places, row_B: np.ndarray, scratch: Scratch
 ) -> None:
     """Fills the block's starts of the sums, the item's own columns, and w V."""
-    for i in range(slots_B.shape[0]):
+    for i in range(row_B.shape[0]):
         for h in range(weights.first_width):
             scratch.first_BH[i, h] = user.base_GH[0, h] + user.context_H[h]
         for n in range(columns.bridge.shape[1]):
-            scratch.second_BH[i, n] = widen(columns.bridge[slots_B[i], n])
+            scratch.second_BH[i, n] = widen(columns.bridge[row_B[i], n])
         if places.item >= 0:
             for d in range(places.width):
-                scratch.inputs_BX[i, places.item + d] = widen(columns.vector[slots_B[i], d])
+                scratch.inputs_BX[i, places.item + d] = widen(columns.vector[row_B[i], d])
     if places.bea >= 0:
         inputs, stride, joined = address(scratch.second_BH), 4 * scratch.second_BH.shape[1], scratch.joined_BD
         zeros, none = address(scratch.zeros_D), np.float32(-np.inf)
-        bridges = columns.bridge.shape[1]
-        multiply(
-            slots_B.shape[0],
-            inputs,
-            stride,
-            address(user.bea_panels),
-            bridges,
-            joined.shape[1],
-            zeros,
-            0,
-            address(joined),
-            4 * joined.shape[1],
-            none,
-        )
+        rows, bridges, bea, out = row_B.shape[0], columns.bridge.shape[1], address(user.bea_panels), address(joined)
+        multiply(rows, inputs, stride, bea, bridges, joined.shape[1], zeros, 0, out, 4 * joined.shape[1], none)
 
 
 @part
@@ -84,7 +71,7 @@ def _join_row_block(
     weights: VersionWeights,
     user: RequestUser,
     places: Places,
-    slots_B: np.ndarray,
+    row_B: np.ndarray,
     entry_B: np.ndarray,
     near_BE: np.ndarray,
     places_B: np.ndarray,
@@ -92,14 +79,14 @@ def _join_row_block(
     next_B: np.ndarray,
     scratch: Scratch,
 ) -> None:
-    """Fills the parts of inputs_BX that depend on user and item. next_B: slots to prefetch, as in the engine's pass."""
+    """Fills the parts of inputs_BX that depend on user and item. next_B: rows to prefetch, as in the engine's pass."""
     width, has_sim = places.width, entry_B[0] > 0
     if places.din >= 0:
-        sum_signs(columns, user, slots_B, scratch.signs_BF)
-    for i in range(slots_B.shape[0]):
-        slot, x = slots_B[i], scratch.inputs_BX[i]
+        sum_signs(columns, user, row_B, scratch.signs_BF)
+    for i in range(row_B.shape[0]):
+        row, x = row_B[i], scratch.inputs_BX[i]
         prefetch_row(columns, next_B, i)
-        has = columns.has_signature[slot]
+        has = columns.has_signature[row]
         if places.bea >= 0:
             for d in range(width):
                 x[places.bea + d] = scratch.joined_BD[i, d]
@@ -113,7 +100,7 @@ def _join_row_block(
             for d in range(width):
                 x[places.sim + d] = user.sim_GD[entry, d]
         if places.raw >= 0:
-            join_realtime(columns, weights, slot, places.raw, x)
+            join_realtime(columns, weights, row, places.raw, x)
         if places.given >= 0:
             for g in range(given_CG.shape[1]):
                 x[places.given + g] = given_CG[places_B[i], g]
@@ -127,7 +114,7 @@ def _run_row_layers(weights: VersionWeights, places: Places, rows: int, has_sim:
     used = places.inputs if has_sim or places.sim < 0 else places.sim
     width, least = weights.first_width, np.float32(0)
     multiply(rows, inputs, stride, joint, used, width, at, at_stride, at, at_stride, least, places.inputs)
-    run_later_layers(weights, rows, scratch)
+    run_layers(weights.layers, weights.rest, weights.layers.shape[0], rows, scratch.first_BH, scratch.second_BH)
 
 
 @kernel
@@ -136,22 +123,22 @@ def score_row(
     weights: VersionWeights,
     user: RequestUser,
     places: Places,
-    slots_C: np.ndarray,
+    row_C: np.ndarray,
     given_CG: np.ndarray,
     scratch: Scratch,
     logits_CT: np.ndarray,
 ) -> None:
-    """Writes the logits float32 [C, T] of the slots. `scratch` must belong to the calling thread alone."""
-    with_sim, count = order_candidates(columns, weights, slots_C, scratch), slots_C.shape[0]
-    ordered_C = scratch.slots_C[:count]
+    """Writes the logits float32 [C, T] of the rows. `scratch` must belong to the calling thread alone."""
+    with_sim, count = order_candidates(columns, weights, row_C, scratch), row_C.shape[0]
+    ordered_C = scratch.row_C[:count]
     if places.tiers >= 0:
         count_tiers(columns, weights, user, ordered_C, scratch)
     for at in range(0, count, BLOCK):
         end = min(count, at + BLOCK)
         next_B = ordered_C[end : min(count, end + BLOCK)]
-        slots_B, entry_B, places_B = ordered_C[at:end], scratch.entry_C[at:end], scratch.places_C[at:end]
-        _gather_row_block(columns, weights, user, places, slots_B, scratch)
-        _join_row_block(columns, weights, user, places, slots_B, entry_B, scratch.near_CE[at:end], places_B, given_CG, next_B, scratch)
+        row_B, entry_B, places_B = ordered_C[at:end], scratch.entry_C[at:end], scratch.places_C[at:end]
+        _gather_row_block(columns, weights, user, places, row_B, scratch)
+        _join_row_block(columns, weights, user, places, row_B, entry_B, scratch.near_CE[at:end], places_B, given_CG, next_B, scratch)
         _run_row_layers(weights, places, end - at, at < with_sim, scratch)
         logits_BH = scratch.second_BH if weights.layers.shape[0] % 2 else scratch.first_BH
         for i in range(at, end):

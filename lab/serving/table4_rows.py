@@ -13,7 +13,7 @@ All rows are computed from the same features: in `async` and `aif` an item's raw
 ranking time. Three simplifications favour the base: raw features lie in memory beside the index, where a sequential system asks a feature service; they
 are gathered and multiplied by the same compiled code as in AIF; and its user side is computed once per request and not once per mini-batch.
 
-Arrays: C candidates, L behaviours, D width, H first hidden width, K bits, M multimodal width, Q raw columns, R slots, E edges.
+Arrays: C candidates, L behaviours, D width, H first hidden width, K bits, M multimodal width, Q raw columns, R rows, E edges.
 Source: AIF, Table 4.
 """
 
@@ -93,13 +93,13 @@ class RawFeatures:
         """How many inputs of the first layer they become."""
         return self.numbers + CATEGORICAL * EMBEDDING
 
-    def embeddings(self, slots: np.ndarray) -> np.ndarray:
+    def embeddings(self, rows: np.ndarray) -> np.ndarray:
         """[..., M] multimodal embeddings of unit length."""
-        return np.ascontiguousarray(self.rows_RQ[slots, NUMERIC : self.numbers])
+        return np.ascontiguousarray(self.rows_RQ[rows, NUMERIC : self.numbers])
 
 
 def draw_raw_features(world: RankWorld) -> RawFeatures:
-    """Random features of every slot."""
+    """Random features of every row."""
     rows = len(world.tables.columns["category"])
     embeddings = world.rng.standard_normal((rows, world.spec.schema.mm_width), np.float32)
     embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
@@ -160,7 +160,7 @@ class RowScorer(CpuScorer):
         return Places(**places, inputs=at, width=width)
 
     def _cut_columns(self) -> Columns:
-        """The slot's columns; what the row does not read has no elements."""
+        """The version's columns; what the row does not read has no elements."""
         columns = self.call_one.columns
         if "raw" in self._parts:
             columns = columns._replace(realtime=self._raw.rows_RQ)
@@ -217,13 +217,13 @@ class RowScorer(CpuScorer):
             signs_KF = pad_columns(cross_KD / (spec.hash_bits * np.maximum(count, 1)), SIGN_CHUNK)
             return {"signs": signs_KF, "arranged": arrange_behaviours(sums.signatures_SW[sums.has_S != 0])}
         projected_LD = half.read(history, length, 0, length, 0).attended_AD[:, : spec.width]
-        return {"direct_LD": np.ascontiguousarray(projected_LD), "direct_LM": self._raw.embeddings(history.slots_L)}
+        return {"direct_LD": np.ascontiguousarray(projected_LD), "direct_LM": self._raw.embeddings(history.row_L)}
 
     def _read_latest(self, work: UserWork) -> HistorySums:
         """The latest behaviours, projected."""
         attended = self.spec.attended_behaviours
         history = join_history(self._half.weights, self._half.tables, work.behaviours[-attended:])
-        return self._half.read(history, attended, 0, len(history.slots_L), 0)
+        return self._half.read(history, attended, 0, len(history.row_L), 0)
 
     def _base_row(self, work: UserWork) -> np.ndarray:
         """The base's user, the profile and the mean of the latest behaviours, through the first layer."""
@@ -235,19 +235,19 @@ class RowScorer(CpuScorer):
 
     # --- call 2 --------------------------------------------------------------------------------------------------------------
 
-    def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    def score(self, state: UserState, row_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Call 2 of the row: (scores [C], probabilities [C, T])."""
         assert isinstance(state, RowState)
         made, weights = state.made, self.weights
         if "panels" in made:
             weights = weights._replace(joint_panels=made["panels"])
         user = self._row_user(made, made["base"] if "base" in made else self._base_row(state.work))
-        given_CG = self._direct(made, slots_C) if "direct" in self._parts else np.zeros((len(slots_C), 0), np.float32)
+        given_CG = self._direct(made, row_C) if "direct" in self._parts else np.zeros((len(row_C), 0), np.float32)
 
         def compute(share: slice, scratch: Scratch, logits_CT: np.ndarray) -> None:
-            score_row(self._columns, weights, user, self._places, slots_C[share], given_CG[share], scratch, logits_CT)
+            score_row(self._columns, weights, user, self._places, row_C[share], given_CG[share], scratch, logits_CT)
 
-        return self.score_in_shares(slots_C, made.get("categories", np.zeros(0, np.int64)), compute)
+        return self.score_in_shares(row_C, made.get("categories", np.zeros(0, np.int64)), compute)
 
     def _row_user(self, made: Mapping[str, Any], base_GH: np.ndarray) -> RequestUser:
         arranged = made.get("arranged") or arrange_behaviours(NO_SIGNATURES)
@@ -269,20 +269,20 @@ class RowScorer(CpuScorer):
         )
 
     @torch.inference_mode()
-    def _direct(self, made: Mapping[str, Any], slots_C: np.ndarray) -> np.ndarray:
+    def _direct(self, made: Mapping[str, Any], row_C: np.ndarray) -> np.ndarray:
         """DIN and SimTier's features from the embeddings themselves: [C, D + 2 tiers], in mini-batches on the engine's threads."""
         spec = self.spec
         behaviours_LM, values_LD = torch.from_numpy(made["direct_LM"]), torch.from_numpy(made["direct_LD"])
         edges = [math.cos(math.pi * (1 - edge)) for edge in spec.tier_edges[:-1]] + [1 - 1e-6]
-        given_CG = np.empty((len(slots_C), spec.width + 2 * spec.tiers), np.float32)
+        given_CG = np.empty((len(row_C), spec.width + 2 * spec.tiers), np.float32)
 
         def compute(first: int, end: int, _: int) -> None:
             for at in range(first, end, MINI_BATCH):
                 chosen = slice(at, min(end, at + MINI_BATCH))
-                items_CM = torch.from_numpy(self._raw.embeddings(slots_C[chosen]))
+                items_CM = torch.from_numpy(self._raw.embeddings(row_C[chosen]))
                 given_CG[chosen] = _join_direct(items_CM, behaviours_LM, values_LD, edges).numpy()
 
-        WORKERS.run(compute, len(slots_C))
+        WORKERS.run(compute, len(row_C))
         return given_CG
 
 

@@ -29,8 +29,8 @@ from serving.engine.devices.cpu import CpuScorer
 from serving.engine.devices.scorer import Scorer
 from serving.engine.loop.engine import Engine
 from serving.engine.loop.resident import Resident
+from serving.engine.tables.arena import ArenaMemory, open_arrays, plan_arena, plan_arena_bytes, reset_arrays
 from serving.engine.tables.changes import Changes, pack_stamps
-from serving.engine.tables.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables.tables import Tables
 from serving.engine.work import RankWork, UserState, UserWork
 
@@ -90,7 +90,7 @@ class RankWorld:
     tables: Tables
     scorer: CpuScorer
     ids: np.ndarray
-    memory: SlotMemory
+    memory: ArenaMemory
     rng: np.random.Generator
 
     @property
@@ -104,8 +104,8 @@ class RankWorld:
 
     def history(self, length: int) -> BehaviourColumns:
         """A history of random items of 30 categories, oldest first, in the form that a server keeps."""
-        slots = np.flatnonzero(self.tables.columns["category"][: len(self.ids)] <= _INTERESTS)
-        return EMPTY.append([(int(i), "click", at, {}) for at, i in enumerate(self.ids[self.rng.choice(slots, length)])], length)
+        rows = np.flatnonzero(self.tables.columns["category"][: len(self.ids)] <= _INTERESTS)
+        return EMPTY.append([(int(i), "click", at, {}) for at, i in enumerate(self.ids[self.rng.choice(rows, length)])], length)
 
     def user(self, history: Sequence[BehaviourEvent]) -> UserState:
         """The state of a user with this history, computed by the engine (call 1)."""
@@ -156,7 +156,7 @@ def open_rank_world(items: int, ranker: RankerSpec | None = None, simtier_behavi
     rng, spec = np.random.default_rng(_SEED), bench_spec(ranker, simtier_behaviours)
     network = AifNetwork(spec, make_w_hash(_SEED, spec.hash_bits, spec.schema.mm_width)).eval()
     ids = rng.permutation(np.unique(rng.integers(0, 1 << 62, items + items // 100 + 16)))[:items]
-    tables, memory = _fill_slot(spec, ids, rng)
+    tables, memory = _fill_arena(spec, ids, rng)
     engine, scorer = Engine(), CpuScorer(parameters_of(network), VERSION, tables)
     world = RankWorld(engine, network, tables, scorer, ids, memory, rng)
     engine.start()
@@ -167,11 +167,11 @@ def open_rank_world(items: int, ranker: RankerSpec | None = None, simtier_behavi
         engine.close()
 
 
-def _fill_slot(spec: ModelSpec, ids: np.ndarray, rng: np.random.Generator) -> tuple[Tables, SlotMemory]:
+def _fill_arena(spec: ModelSpec, ids: np.ndarray, rng: np.random.Generator) -> tuple[Tables, ArenaMemory]:
     layout = row_layout(spec)
-    memory = SlotMemory(plan_slot_bytes(layout, len(ids), 0))
+    memory = ArenaMemory(plan_arena_bytes(layout, len(ids), 0))
     memory.populate()
-    plan = plan_slot(layout, memory.size_bytes, len(ids), 0)
+    plan = plan_arena(layout, memory.size_bytes, len(ids), 0)
     arrays = open_arrays(plan, memory.buffer)
     reset_arrays(arrays)
     tables = Tables(layout, plan, arrays)

@@ -32,18 +32,18 @@ REFUSED_KEPT = 100  # entries
 class VersionStatus:
     """One version in the fold. Times are in milliseconds since 1970, 0 where it has not happened.
 
-    reason, by        why it is in its state, and who said so
-    cause             why its newest revision was wanted
-    wanted_revision   the revision that is wanted and not yet published; None if absent
-    revision          the last published revision, -1 before the first
-    ended_at_ms       when it became removed, rejected or aborted
-    last_wanted       the highest revision that was ever wanted. A number is never used again: the seals of a revision that was given up are of another time,
-                      and must not become part of one that is wanted after a freeze
-    frozen_revision   the revision that it had when it was last frozen; a reader that has loaded this one or an older one has missed changes since
-    withheld          its canary failed
-    approved          an operator has overruled its canary, or said so beforehand
-    turned_away       it was live and was rolled back from; nothing brings it back by itself
-    wish              what happens to it once its revival is published
+    - reason, by: why it is in its state, and who decided so
+    - cause: why its newest revision was wanted
+    - wanted_revision: the revision that is wanted and not yet published; None if absent
+    - revision: the last published revision, -1 before the first
+    - ended_at_ms: when it became removed, rejected or aborted
+    - last_wanted: the highest revision that was ever wanted. A number is never used again: the seals of a revision that was given up are of another time.
+      They must not become part of one that is wanted after a freeze
+    - frozen_revision: its revision when it was last frozen. A reader that has loaded this revision or an older one has missed changes since
+    - withheld: its canary failed
+    - approved: an operator has overruled its canary, now or beforehand
+    - turned_away: it was live and was rolled back from; nothing brings it back by itself
+    - wish: what happens to it once its revival is published
     """
 
     version: int
@@ -89,11 +89,11 @@ class VersionStatus:
 class ControlState:
     """The fold of a log up to before entry `next_number`.
 
-    index_id   which index this is: a digest of its first entry, which says when and by whom it was begun
-    versions   versions by number: all that are not final, and the newest of the final ones (at least `FINAL_KEPT` of them, or all)
-    held       nothing is promoted by itself; `held_why` says who holds and why, and is empty while nobody does
-    unknown_entry   number and kind of an entry that this code does not know, empty if absent
-    refused    number and reason of the newest entries that were refused, at most `REFUSED_KEPT`
+    - index_id: which index this is: a digest of its first entry, which says when and by whom it was begun
+    - versions: by number: all that are not final, and the newest of the final ones (at least `FINAL_KEPT` of them, or all)
+    - held: nothing is promoted by itself; `held_why` says who holds and why, and is empty without a hold
+    - unknown_entry: number and kind of an entry that this code does not know, empty if absent
+    - refused: number and reason of the newest entries that were refused, at most `REFUSED_KEPT`
     """
 
     next_number: int = 0

@@ -22,9 +22,9 @@ from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 class Init:
     """The identity of an index (A1). Another number of shards or user partitions, id kind or topic is another index.
 
-    topics      whole name of each topic, by its name without prefix
-    topic_ids   Kafka's id of the topics whose offsets the index names, by name without prefix; empty where a broker has none
-    format      number of the index format
+    - topics: whole name of each topic, by its name without prefix
+    - topic_ids: Kafka's id of the topics whose offsets the index names, by name without prefix; empty where a broker has none
+    - format: number of the index format
     """
 
     shards: int
@@ -39,12 +39,12 @@ class Init:
 class Entry:
     """One decision. Which fields matter depends on `kind`:
 
-    want     version, revision, cause, checkpoint_sha256, model_id, feature_schema, encoder_fingerprint, label; revive: wish
-    reject   version, reason (with its code first)
-    publish  version, revision, manifest_sha256
-    promote, rollback, withhold, pin, freeze, drop, abort, approve   version
-    hold, release, unpin   nothing
-    init     init
+    - want: version, revision, cause, checkpoint_sha256, model_id, feature_schema, encoder_fingerprint, label; to revive: wish
+    - reject: version, reason (with its code first)
+    - publish: version, revision, manifest_sha256
+    - promote, rollback, withhold, pin, freeze, drop, abort, approve: version
+    - hold, release, unpin: nothing
+    - init: init
     """
 
     kind: EntryKind

@@ -154,7 +154,7 @@ def decode_layout(raw: Mapping[str, Any]) -> RowLayout:
     return layout
 
 
-def _bad_stamp(shown: object) -> Corrupted:
+def _bad_order(shown: object) -> Corrupted:
     return Corrupted(
         "bad_order",
         f"no shard writes the stamp {shown}: versions count from 0, offsets from -1 to {OFFSET_END - 1}, and the delete flag is 0 or 1",
@@ -167,7 +167,7 @@ def check_stamps(stamps: np.ndarray) -> None:
     for offsets in (stamps["features_offset"], stamps["embedding_offset"]):
         bad |= (offsets < -1) | (offsets >= OFFSET_END)
     if bad.any():
-        raise _bad_stamp(stamps[bad][0])
+        raise _bad_order(stamps[bad][0])
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def decode_increment(layout: RowLayout, raw: bytes) -> tuple[np.ndarray, np.ndar
         raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes, expected at least {STAMP.itemsize}")
     version, features_offset, _, embedding_offset, _, _, dead = fields = _STAMP.unpack_from(raw)
     if version < 0 or not (-1 <= features_offset < OFFSET_END and -1 <= embedding_offset < OFFSET_END) or dead > 1:
-        raise _bad_stamp(fields)
+        raise _bad_order(fields)
     expected = STAMP.itemsize + (0 if dead else layout.row_bytes)
     if len(raw) != expected:
         raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes (dead = {dead}), expected {expected}")
@@ -290,10 +290,10 @@ def list_increments(block: RowBlock) -> list[tuple[bytes, bytes]]:
 class DeltaHeader:
     """What a delta record says besides rows.
 
-    version        whose rows they are; WATERMARK_VERSION where no version receives any
-    sequence       counts up by one in a shard, again from its snapshot under a new owner
-    next_offsets   of item-features and new-items in the shard after the batch
-    source_ms      record time of the newest source record in it
+    - version: whose rows they are; WATERMARK_VERSION if no version receives any
+    - sequence: counts up by one in a shard, again from its snapshot under a new owner
+    - next_offsets: of item-features and new-items in the shard after the batch
+    - source_ms: record time of the newest source record in it
     """
 
     version: int

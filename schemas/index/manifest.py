@@ -68,11 +68,11 @@ class Part:
 class Seal:
     """One shard of a version, as it was at one moment.
 
-    delta_position   the offset in the shard's partition of index-deltas from which a reader of these parts goes on
-    source_offsets   the next offset of each topic of the shard: what is before it is in the parts
-    rows, digest, data_digest   of the merged view of both parts
-    source_ms        record time of the newest source record in the parts, 0 if absent: how fresh a reader of these parts alone is
-    work             by cause: rows that were computed, and rows and updates that needed no network, since the version began in this shard
+    - delta_position: the offset in the shard's partition of index-deltas from which a reader of these parts continues
+    - source_offsets: the next offset of each topic of the shard; the parts include all earlier records
+    - rows, digest, data_digest: of the merged view of both parts
+    - source_ms: record time of the newest source record in the parts, 0 if absent: how fresh a reader of these parts alone is
+    - work: by cause: rows that were computed, and rows and updates that needed no network, since the version began in this shard
     """
 
     shard: int
@@ -90,7 +90,7 @@ class Seal:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One revision of a version: a seal of each shard, in the order of shards, and the facts that readers need to read its rows and to rank with them."""
+    """One revision of a version: a seal of each shard, in the order of shards, and the facts that readers need."""
 
     version: int
     revision: int

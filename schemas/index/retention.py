@@ -199,7 +199,7 @@ class _Plan:
         if status is not None and _is_open(status) and revision > status.revision:
             return None
         at_ms = max(file.put_ms, self._ended_ms(version)) + self._rules.grace_ms
-        return Removal(file.path, at_ms, "a seal that its manifest contains or nobody took", shard, file.size_bytes)
+        return Removal(file.path, at_ms, "a seal that its manifest contains, or that no manifest took", shard, file.size_bytes)
 
     def _judge_sample(self, file: StoreFile, version: int, revision: int, shard: int) -> Removal | None:
         """A sample stays as long as the manifest of its revision: an operator may hold, and the canary reads it later."""

@@ -18,12 +18,12 @@ from schemas.index.manifest import UNIQUE_DIGITS, PartFile, checked_name, decode
 class ShardSnapshot:
     """One snapshot.
 
-    unique        the `<unique>` of its place in the store, with a checksum of all the rest (`named`); older ones have none
-    identity      what it belongs to (index, number of shards, id kind, topic ids, format of its components), in a text that is compared as a whole
-    files         files of the checkpoint
-    next_offsets  the next offset of each source topic: applying the log from there completes it
-    updates       number of updates consumed since offset 0, of all topics
-    parts         directories of the full parts that its versions use; they are kept as long as the snapshot (B12)
+    - unique: the `<unique>` of its place in the store, with a checksum of all the rest (`named`); older ones have none
+    - identity: its index, number of shards, id kind, topic ids and format of components, in a text that is compared as a whole
+    - files: files of the checkpoint
+    - next_offsets: the next offset of each source topic: applying the log from there completes it
+    - updates: number of updates consumed since offset 0, of all topics
+    - parts: directories of the full parts that its versions use; they are kept as long as the snapshot (B12)
     """
 
     shard: int

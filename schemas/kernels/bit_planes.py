@@ -5,7 +5,7 @@ Two forms, by what the machine has; a test compares both with the reference wher
 
     AVX-512     a plane is a register, and a carry one instruction: distance > limit is the carry out of distance + ~limit, plane by plane. Population counts
                 of eight limits lie side by side as bytes, so that one instruction adds up all of them
-    else        a plane is two registers, one after the other. What is beyond each low and each high digit is made once for all limits, which then take two
+    else        a plane is two registers. The behaviours beyond each low and each high digit are found once for all limits, which then take two
                 instructions each; population counts are added up in lanes
 
 Nothing here checks a bound: the callers own every size.
@@ -26,8 +26,11 @@ WORD_PLANES = 7  # a distance of one word is at most 64
 PLANES_MAX = 11  # of 1,024 bits
 BATCH = 8  # candidates
 EDGES_TOGETHER = 8  # bytes of a lane
-# Rows of the scratch memory: eight pairs of (mask, digit) of how often behaviours count, and these digits by lane; for each limit a total of its lanes, and
-# its own two digits; what is beyond each low digit and each high one, as half rows; counters.
+# Rows of the scratch memory, in this order:
+#     eight pairs of (mask, digit): how often behaviours count; then these digits by lane
+#     for each limit a total of its lanes; then the limit's own two digits
+#     the behaviours beyond each low digit and each high one, as half rows
+#     counters
 SHIFTS, _TOTALS = 2, 3
 PLACES = _TOTALS + TIERS_MAX // 2
 DIGITS_BEYOND = PLACES + TIERS_MAX // 4
@@ -223,8 +226,11 @@ def _take_in_bytes(context: Any, builder: Any, planes: int, arguments: Sequence[
 
 
 def _take_in_lanes(context: Any, builder: Any, planes: int, arguments: Sequence[Any]) -> None:
-    """In half planes, without an instruction for carries: distance > limit is its high digit > the limit's, or >= it and the low digit > the limit's low
-    one; what is beyond every digit is made once for all limits. Population counts, shifted as their lanes count, are added up over lanes at the end."""
+    """In half planes, without an instruction for carries.
+
+    A distance is beyond a limit if its high digit is greater, or if its high digit is not less and its low digit is greater. The behaviours beyond every
+    digit are found once for all limits. Population counts, shifted as their lanes count, are added up over lanes at the end.
+    """
     scratch, count, _, edges, _, near, near_stride = arguments
     vector, low_planes = _vector(context), planes // 2
     size, lanes = 8 * vector.count, ir.VectorType(INT32, vector.count)
@@ -260,7 +266,7 @@ def _take_in_lanes(context: Any, builder: Any, planes: int, arguments: Sequence[
             rows = [load(builder, totals, vector, _TOTALS * PLANE_BYTES + size * edge) for edge in range(EDGES_TOGETHER)]
             sums = [builder.trunc(row, lanes) for row in rows]
             while len(sums) * vector.count > EDGES_TOGETHER:
-                sums = [_fold(builder, *sums[i : i + 2]) for i in range(0, len(sums), 2)]
+                sums = [_add_neighbours(builder, *sums[i : i + 2]) for i in range(0, len(sums), 2)]
             taken = builder.shuffle_vector(*sums, ir.Constant(_NEAR, list(range(EDGES_TOGETHER))))
             _subtract(builder, taken, offset(builder, offset(builder, near, index, near_stride), group, 4 * EDGES_TOGETHER))
             return []
@@ -287,7 +293,7 @@ def _beyond_digits(builder: Any, planes: list[Any]) -> list[Any]:
     return more
 
 
-def _fold(builder: Any, left: Any, right: Any) -> Any:
+def _add_neighbours(builder: Any, left: Any, right: Any) -> Any:
     """Neighbouring lanes added up: those of the left in the first half, those of the right in the second."""
     even, odd = (ir.Constant(left.type, [2 * i + at for i in range(left.type.count)]) for at in (0, 1))
     return builder.add(builder.shuffle_vector(left, right, even), builder.shuffle_vector(left, right, odd))

@@ -5,7 +5,7 @@ pass tuples of ten arrays for every block of candidates. A call on three such tu
 needed: the caller of a kernel holds every array until it returns.
 
 Invariants: a kernel allocates nothing; its caller gives it the memory (numba refuses to compile one that does). Code in the cache was made from today's
-sources: numba itself compares only the file of a kernel, so the index also holds a hash of this room and of the parts that the kernel calls.
+sources. Numba itself compares only the file of a kernel. So the index also holds a hash of this room and of the parts that the kernel calls.
 """
 
 import functools

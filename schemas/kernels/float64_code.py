@@ -1,8 +1,8 @@
 """The steps of the item half that the compiler does not vectorise by itself, written as vector code: rows in fp64.
 
-Invariant: the result of a row depends on that row alone, to the bit, on every processor. IEEE 754 fixes each step (sum, product, fused multiply-add,
-quotient, square root, comparison), and this file fixes their order: vectors of 8, whose sums are added up in halves. e^x is our own series. So a processor
-with other vectors, or another math library, changes nothing.
+Invariant: the result of a row depends on that row alone, to the bit, on every processor. IEEE 754 fixes each step: sum, product, fused multiply-add,
+quotient, square root, comparison. This file fixes their order: vectors of 8, whose sums are added up in halves. e^x is our own series. So a processor with
+other vectors, or another math library, changes nothing.
 
 Addresses are int64, strides in bytes; nothing here checks a bound.
 

@@ -17,7 +17,20 @@ from numba import types
 
 from schemas.kernels.compiled import part
 from schemas.kernels.float32_code import LANES
-from schemas.kernels.vector_blocks import DOUBLE, FLOAT, VECTOR_BYTES, aligned, fused, instruction, load, loop, offset, splat, store
+from schemas.kernels.vector_blocks import (
+    DOUBLE,
+    FLOAT,
+    VECTOR_BYTES,
+    address,
+    aligned,
+    fused,
+    instruction,
+    load,
+    loop,
+    offset,
+    splat,
+    store,
+)
 
 TILE_ROWS = 6  # with two vectors a row: 12 sums, which fit the 16 registers of AVX2 too; wider tiles gain nothing here
 BLOCK = 8 * TILE_ROWS  # rows that a pass takes together, so that they stay in the cache
@@ -42,7 +55,7 @@ def pad_columns(matrix_KH: np.ndarray, multiple: int, dtype: Any = np.float32) -
 
 
 def pack_panels(matrix_KH: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
-    """[K * padded H]: panels [K, P] of two vectors' columns one after another; the last has one vector's if that is enough."""
+    """[K * padded H]: panels [K, P] of two vectors' columns, side by side in memory; the last has one vector's if that is enough."""
     lanes = VECTOR_BYTES // np.dtype(dtype).itemsize
     wide_KH = pad_columns(matrix_KH, lanes, dtype)
     out, (depth, width), panel = aligned((wide_KH.size,), dtype), wide_KH.shape, 2 * lanes
@@ -146,7 +159,7 @@ def multiply(
 ) -> None:
     """out [rows, width] = max(least, start + source x panels) in the precision of `least` (0 = ReLU, -inf = none); depth K >= 1.
 
-    Ints are addresses, and strides in bytes; a start stride of 0 is one row (a bias) for all. `rows` are rounded up to whole tiles, which are read and
+    Ints are addresses, and strides in bytes. A start stride of 0 is one row (a bias) for all. Rows are rounded up to whole tiles, which are read and
     written. `stored`: depth of the panels, if only their first K rows are read.
     """
     number = _number_bytes(least)
@@ -158,3 +171,17 @@ def multiply(
                 _multiply_tile(inputs, source_stride, panel, depth, first, start_stride, into, out_stride, least)
             else:
                 _multiply_half_tile(inputs, source_stride, panel, depth, first, start_stride, into, out_stride, least)
+
+
+@part
+def run_layers(layers: np.ndarray, values: np.ndarray, count: int, rows: int, here: np.ndarray, there: np.ndarray) -> None:
+    """Runs the first `count` layers of `pack_layers` in float32; all have ReLU but the last of `layers`, which is linear.
+
+    Inputs [rows, width] lie in `here`. Outputs alternate: the first layer's lie in `there`, the second's in `here`.
+    """
+    stride, start = 4 * here.shape[1], address(values)
+    for layer in range(count):
+        least = np.float32(0) if layer + 1 < layers.shape[0] else np.float32(-np.inf)
+        panels, bias = start + 4 * layers[layer, 0], start + 4 * layers[layer, 1]
+        multiply(rows, address(here), stride, panels, layers[layer, 2], layers[layer, 3], bias, 0, address(there), stride, least)
+        here, there = there, here

@@ -1,8 +1,8 @@
 """The audit of answers (invariant I2): every answer recomputed by the reference network from the files of the version it names.
 
 Nothing of serving/engine is imported: the audit shares only `schemas` with it. The user half is computed from the history recorded with the answer, on the
-rows at the answer's watermark. So record requests that bring their history: an answer from a kept state of an older watermark may differ if the row of a
-behaviour changed in between (protocol D1).
+rows at the answer's watermark. So record requests that bring their history. An answer from a kept state may differ: the row of a behaviour may have changed
+since the state was made (protocol D1).
 
 Tolerance of a probability: server and reference may sum in different orders, so both differ from the exact value by rounding errors of the same size. The
 network itself gives that size: the greatest difference between its fp32 and its fp64 form on the first answers of the version. The tolerance is 8 times as
@@ -13,12 +13,10 @@ Arrays: C known candidates, T tasks.
 """
 
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,17 +26,28 @@ from infra.figures import Figures, Measured
 from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore, open_index_store
 from infra.kafka.security import Bootstrap
-from schemas.decoding import describe_errors
-from schemas.errors import Corrupted, RejectedInput
+from schemas.errors import Corrupted
+from schemas.features import Scope, encode_features
 from schemas.ids import Id, IdKind, decode_id, encode_index_key
 from schemas.index.manifest import Manifest, decode_manifest, manifest_path
+from schemas.model.behaviour_codes import encode_kind
 from schemas.model.checkpoint import read_checkpoint
-from schemas.model.inputs import BehaviourRow, CandidateRows, UserStates, behaviour_row, build_user_inputs, candidate_rows
+from schemas.model.inputs import (
+    BehaviourRow,
+    CandidateRows,
+    FeatureTensors,
+    UserStates,
+    behaviour_row,
+    build_user_inputs,
+    candidate_rows,
+    encode_context,
+)
 from schemas.model.network import AifNetwork, InFloat64
+from schemas.model.ranker.spec import encode_items
 from schemas.model.score import rank_scores
-from schemas.requests import InlineBehaviour, PrerankRequest, RankAnswer
+from schemas.requests import InlineBehaviour, PrerankRequest
 from schemas.token import VersionToken, decode_token
-from serving.audit.final_answer import FINAL_TOLERANCE, rank_finally
+from serving.audit.recorded_answers import RecordedAnswer
 from serving.audit.version_rows import VersionRows, positions_of
 from serving.core.answer_check import Claim, Reference, check_answer
 from serving.core.ladder import take_first
@@ -55,19 +64,13 @@ VERIFY_ANSWERS = Measured(
     },
 )
 
+FINAL_TOLERANCE = 5e-3  # of a logit of the final order: the server stores keys and values in fp16
+LOGIT_MAX = 20.0  # as the server clips AIF's
 AIF_ORDER = "aif_order"  # the rung of a final answer that the ranker did not order
 _REASONS_MAX = 10
 _MEASURED_ANSWERS = 4  # answers of each version that are also computed in fp64
 _STATES_KEPT = 256
 _TOLERANCE_MIN = 32 * float(np.finfo(np.float32).eps)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedAnswer:
-    """A request whose features and behaviours are those that the server used, and its answer."""
-
-    request: PrerankRequest
-    answer: RankAnswer
 
 
 @dataclass
@@ -104,32 +107,6 @@ class Report:
         figures.add("score_error_max", self.error_max)
         figures.add("seconds_total", self.seconds)
         return figures
-
-
-def read_answers(path: Path) -> list[RecordedAnswer]:
-    """Reads JSON lines {request, answer[, history: {features, behaviours}]}. Raises RejectedInput (`bad_answers_file`), which names the line."""
-    with path.open() as file:
-        answers = [_decode_line(line, number) for number, line in enumerate(file, 1) if line.strip()]
-    if not answers:
-        raise RejectedInput("bad_answers_file", f"{path} has no answer; record some, one object a line with request and answer")
-    return answers
-
-
-def _decode_line(line: str, number: int) -> RecordedAnswer:
-    try:
-        raw = json.loads(line)
-        request = PrerankRequest.model_validate({**raw["request"], **raw.get("history", {})})
-        answer = RankAnswer.model_validate(raw["answer"])
-    except (ValueError, KeyError, TypeError) as error:
-        why = describe_errors(error) if hasattr(error, "error_count") else repr(error)  # type: ignore[arg-type] # pydantic's
-        raise RejectedInput(
-            "bad_answers_file",
-            f"line {number} is unreadable: {why}; expected one object a line with request (a body of /v1/prerank) and answer",
-        ) from error
-    if request.features is None and request.behaviours is None and "cold_user" not in answer.degraded:
-        message = f"line {number} has no history to recompute from; record requests with features and behaviours, or add `history`"
-        raise RejectedInput("bad_answers_file", message)
-    return RecordedAnswer(request, answer)
 
 
 def recompute(
@@ -260,7 +237,7 @@ class _Auditor:
         kept_C = aif.scores_C >= last - 2 * aif.tolerance_C
         ids = [i for i, place in aif.place.items() if kept_C[place]]
         history = [self._ids[b.item_id] for b in one.request.behaviours or ()]
-        final_CT = rank_finally(self._network, one.request, history, report.history_start, ids, aif.probabilities_CT[kept_C])
+        final_CT = _rank_finally(self._network, one.request, history, report.history_start, ids, aif.probabilities_CT[kept_C])
         spec, tolerance = self._network.spec, max(self.tolerance, FINAL_TOLERANCE)
         scores_C = rank_scores(spec.rank_terms, spec.tasks, final_CT, bids_C[kept_C])
         tolerance_C = self._score_tolerance(scores_C, final_CT, bids_C[kept_C], tolerance)
@@ -315,3 +292,30 @@ class _Auditor:
         ids = [self._ids[item.item_id] for item in items]
         count = one.request.top_k if one.request.final is None else min(one.request.top_k, one.request.final.top_k)
         return Claim(ids, [i.score for i in items], [i.probabilities for i in items], one.answer.unknown_count, count)
+
+
+@torch.inference_mode()
+def _rank_finally(
+    network: AifNetwork, request: PrerankRequest, history: Sequence[Id], start: int, ids: Sequence[Id], aif_CT: np.ndarray
+) -> np.ndarray:
+    """Final probabilities [C, T] from AIF's, by one pass of the ranker over the whole window: no prefix, no pages, no pieces.
+
+    `history`: the items of the request's behaviours; `start`: the first of them that is read.
+    """
+    ranker, spec = network.ranker, network.spec
+    assert ranker is not None
+    read = (request.behaviours or [])[start:]
+    block = FeatureTensors.from_block(encode_features(spec.schema.of(Scope.USER), [request.features or {}]))
+    items = torch.from_numpy(encode_items(ranker.spec, history[start:]))
+    kinds = torch.tensor([encode_kind(spec, one.kind) for one in read], dtype=torch.int64)
+    tokens = (
+        ranker.profile_token(block),
+        ranker.behaviour_tokens(items[None], kinds[None]),
+        ranker.context_token(encode_context(spec, request.context)),
+    )
+    before = torch.cat(tokens, 1)
+    logits = torch.logit(torch.from_numpy(aif_CT).double()).clamp(-LOGIT_MAX, LOGIT_MAX).float()[None]
+    candidates = ranker.candidate_tokens(torch.from_numpy(encode_items(ranker.spec, ids))[None], logits)
+    count = before.shape[1]
+    seen = torch.ones(1, count, dtype=torch.bool)
+    return torch.sigmoid(ranker.full(before, torch.arange(count)[None], seen, candidates, logits))[0].numpy()

@@ -42,7 +42,7 @@ class ParityFigures:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """Copies of what the reference needs, which no later change of the slot can touch."""
+    """Copies of what the reference needs, which no later change of the rows can touch."""
 
     parameters: Parameters
     ids: Sequence[Id]
@@ -93,7 +93,7 @@ class ParitySampler:
             return None
         found = find_candidates(resident.tables, work.item_ids)
         ids = found.ids_K.tolist() if isinstance(found.ids_K, np.ndarray) else found.ids_K
-        return _Copied(resident.scorer.parameters, ids, resident.tables.rows_at(found.slots_K))
+        return _Copied(resident.scorer.parameters, ids, resident.tables.rows_at(found.row_K))
 
     def _check(self, copied: "Future[_Copied | None]", work: RankWork, result: RankResult) -> None:
         try:

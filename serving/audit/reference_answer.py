@@ -1,7 +1,7 @@
 """Call 2 computed slowly: the head in its plain form, in fp64 and NumPy, from the arrays of a user's state and the rows.
 
-Nothing is folded, counted by bits or shared with the engine's passes: it is schemas/model/head.py line by line (a test compares the two), but without
-torch, which a server on a CPU never loads.
+Nothing is prepared ahead, counted by bits or shared with the engine's passes. It is schemas/model/head.py line by line, and a test compares the two; but
+without torch, which a server on a CPU never loads.
 
 Arrays: C candidates, D width, K bits, S for SimTier, G categories, Q real-time columns, T tasks.
 """

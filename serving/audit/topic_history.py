@@ -1,25 +1,33 @@
-"""A user's history as the topics have it now, in the form of a request: what `aif query --record` sends, so that the answer can be recomputed."""
+"""The topics as they are now: a user's history for `aif query --record`, and updates without an effect for `aif query --trace`."""
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from infra.index.control_log import ControlLog
+from infra.index.parts import read_manifest
+from infra.index.sample import find_stamps
 from infra.index.store import open_index_store
-from infra.kafka.admin import start_offsets
+from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import read_topic
 from infra.settings import ProcessSettings
 from schemas.decoding import decode_updates, decode_user_features
 from schemas.errors import Incompatible, RejectedInput, Unavailable
-from schemas.events import Behaviour, BehavioursRecord
-from schemas.ids import decode_id, encode_wire_id, partition_of
+from schemas.events import Behaviour, BehavioursRecord, ItemFeaturesRecord, ItemFeaturesUpdate
+from schemas.ids import Id, decode_id, encode_index_key, encode_wire_id, partition_of
 from schemas.index.control import Init
 from schemas.limits import BEHAVIOURS_PER_REQUEST_MAX
-from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
+from schemas.topics import ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
+
+RECORDS_MAX = 10_000
+LINES_MAX = 10
 
 
 def find_users(settings: ProcessSettings, count: int) -> list[str]:
-    """The first users with a behaviour on the topic, at most `count`, by id. Raises Unavailable (`no_behaviours`) if there is none."""
+    """The first users with a behaviour on the topic, at most `count`, by id. Raises Unavailable (`no_behaviours`) on an empty topic."""
     init = _read_init(settings)
     bootstrap, prefix, partitions = settings.connection(), settings.kafka.topic_prefix, init.user_partitions
     found: dict[str, None] = {}
@@ -72,3 +80,48 @@ def read_history(settings: ProcessSettings, user_id: str) -> dict[str, Any]:
             {"item_id": encode_wire_id(b.item_id), "kind": b.kind, "time_ms": b.time_ms, "features": dict(b.features)} for b in newest
         ],
     }
+
+
+def describe_superseded(settings: ProcessSettings, candidates: Iterable[Id]) -> list[str]:
+    """A line for each of the first candidates whose newest update in the topic is older than the index's: such an update changed nothing.
+
+    The files have the row stamp of each item at their seal; everything after it is in the topic. At most RECORDS_MAX records of a partition are read.
+    Raises Unavailable, Corrupted.
+    """
+    store = open_index_store(settings.index.store)
+    current = ControlLog(store).refresh().current
+    if current is None:
+        return []
+    manifest = read_manifest(store, current)
+    kind, shards = manifest.layout.id_kind, len(manifest.seals)
+    ids = {decode_id(one, kind) for one in candidates}
+    stamps = find_stamps(store, manifest, [encode_index_key(one) for one in ids])
+    newest = {one: stamp_of(stamps[key]) for one in ids if (key := encode_index_key(one)) in stamps}
+    bootstrap, topic = settings.connection(), settings.kafka.topic_prefix + ITEM_FEATURES
+    begins, ends = start_offsets(bootstrap, topic), end_offsets(bootstrap, topic)
+    used = {partition_of(one, shards) for one in ids}
+    start = {p: max(begins[p], ends[p] - RECORDS_MAX) for p in used}
+    lost: dict[Id, str] = {}
+    for record in read_topic(bootstrap, ITEM_FEATURES, start=start, prefix=settings.kafka.topic_prefix):
+        decoded = decode_updates(
+            ItemFeaturesRecord, ItemFeaturesUpdate, record.value, kind, record.partition, shards, lambda update: update.item_id
+        )
+        for index, update in decoded.accepted:
+            if update.item_id not in ids:
+                continue
+            stamp = (update.version, record.offset, index)
+            held = newest.get(update.item_id, stamp)
+            if stamp < held:
+                lost[update.item_id] = (
+                    f"item {update.item_id}: its update with version {update.version} (partition {record.partition}, offset {record.offset}) was superseded, "
+                    f"the index holds version {held[0]}; publish a higher version, such as the time in ms"
+                )
+            else:
+                newest[update.item_id] = stamp
+                lost.pop(update.item_id, None)
+    return list(lost.values())[:LINES_MAX]
+
+
+def stamp_of(stamp: np.ndarray | np.void) -> tuple[int, int, int]:
+    """(version, offset, index) of the features in a STAMP element."""
+    return int(stamp["features_version"]), int(stamp["features_offset"]), int(stamp["features_index"])

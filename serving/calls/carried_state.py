@@ -6,8 +6,8 @@
 
 Any server with the same key and the same index accepts it, so the two calls need not reach the same server. It costs bandwidth (Base64 adds a third, as
 in the paper) and 0.3 ms on either side, but no memory between the calls. Without a key it is off.
-Invariant: nothing is decoded before the signature was verified. A valid state that is too old, or of a version that is gone, is not an error: it counts
-as lost, and the ladder goes on to the next rung.
+Invariant: nothing is decoded before the signature was verified. A valid state that is too old, or of a version that is gone, counts as lost, not as an
+error: the ladder continues with the next rung.
 """
 
 import base64

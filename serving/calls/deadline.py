@@ -1,8 +1,8 @@
 """The time that a request has, counted from its arrival.
 
 Invariant: only the monotonic clock is read; the difference of two wall clocks may be wrong.
-The wait uses one future, which the engine's thread wakes with one call. asyncio's own way (`wrap_future` inside `wait_for`) takes three futures, three
-calls and two more turns of the loop: 20 us per request with warm caches, 60 us after the engine has emptied them.
+The wait uses one future, which the engine's thread wakes with one call. By asyncio's own means, `wrap_future` inside `wait_for`, it takes three futures,
+three calls and two more turns of the loop. That costs 20 us per request with warm caches, and 60 us after the engine has emptied them.
 """
 
 import asyncio
@@ -39,6 +39,10 @@ class Deadline:
         if left <= 0:
             raise self.passed("the request was not answered")
         return left
+
+    def require_time(self) -> None:
+        """Raises Unavailable (`deadline_passed`) if no time is left."""
+        self.left_s()
 
     def passed(self, what: str) -> Unavailable:
         """The error that says that the deadline has passed; `what` begins its message."""

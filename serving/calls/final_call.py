@@ -45,7 +45,7 @@ class FinalCall:
     async def order(
         self, asked: Asked, history: KnownUser | None, result: RankResult, context: Mapping[str, Any], top_k: int, deadline: Deadline
     ) -> tuple[RankResult, FinalReport]:
-        """AIF's answer in the ranker's order, and what it was computed from. `history`: what AIF's user half was made of, None: the server's view now."""
+        """AIF's answer in the ranker's order, and a report of its inputs. `history`: that of AIF's user half; None: the server's view now."""
         spec = self._relay.spec(result.token.version)
         if spec is None or not result.ids:
             return cut(result, top_k), _report(FinalRung.AIF_ORDER)

@@ -1,8 +1,8 @@
 """The engine behind an admission control: it measures what each piece of work takes, predicts waits, and refuses work that would be too late, or a flood.
 
 - The engine works in the order of arrival. So a piece of work began when it was submitted or when the piece before it was done, whichever was later.
-- The user half of a long history is made by a helper outside the queue (`Engine.is_long`), so it waits for other such halves alone, and nothing in the
-  queue waits for it. Were it counted there, one half of 50,000 behaviours would have every ranking refused for 20 ms.
+- A helper makes the user half of a long history outside the queue (`Engine.is_long`). It waits only for other such halves, and nothing in the queue waits
+  for it. Counted in the queue, one half of 50,000 behaviours would have every ranking refused for 20 ms.
 - In a flood, one decision is given to every request until a place may be free. So a refusal costs almost no time of the cores that compute.
 - Called from the event loop. Futures finish in the engine's threads, so a lock protects the state.
 """
@@ -20,7 +20,7 @@ from infra.metrics import Metrics
 from schemas.errors import Unavailable
 from schemas.token import VersionToken
 from serving.core.admission import (
-    QUEUED_WORK_MAX,
+    FLOOD_QUEUE_MAX,
     Costs,
     Job,
     Offered,
@@ -53,7 +53,7 @@ class PacedEngine:
     """Takes the same work as the engine. `work_max`: how much work may wait in a flood, in multiples of the mean work."""
 
     def __init__(
-        self, engine: Engine, metrics: Metrics, work_max: float = QUEUED_WORK_MAX, clock: Callable[[], float] = time.monotonic
+        self, engine: Engine, metrics: Metrics, work_max: float = FLOOD_QUEUE_MAX, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine, self._metrics, self._work_max, self._clock = engine, metrics, work_max, clock
         self._lock = threading.Lock()
@@ -88,8 +88,11 @@ class PacedEngine:
         return self._engine.status()
 
     def submit_user(self, work: UserWork, *, asked_for: bool = True, received_s: float | None = None) -> "Future[UserResult]":
-        """Call 1. `asked_for` False: the server's own work, which must not count as offered load; a lone client would be refused because of it.
-        `received_s`: when the request arrived, on the monotonic clock; None: now."""
+        """Call 1.
+
+        `asked_for` False: the server's own work. It does not count as offered load, or a lone client would be refused because of it.
+        `received_s`: when the request arrived, on the monotonic clock; None: now.
+        """
         job = self._user_job(work)
         if self._engine.is_long(work):
             return self._watch_beside(work, job)
@@ -114,8 +117,10 @@ class PacedEngine:
             return self._left_ms(sum(predicted_ms), predicted_ms[0], self._beside_began_s) if predicted_ms else 0.0
 
     def _left_ms(self, predicted_ms: float, first_ms: float, began_s: float) -> float:
-        """What is left of work of `predicted_ms`, whose first piece, of `first_ms`, was begun then. Those behind one that takes longer than predicted are
-        not shorter for it."""
+        """The rest of work of `predicted_ms`, whose first piece, of `first_ms`, was begun at `began_s`.
+
+        If the first piece takes longer than predicted, the pieces behind it are not shorter for it.
+        """
         return max(0.0, predicted_ms - min(first_ms, (self._clock() - began_s) * 1000))
 
     @property
@@ -148,7 +153,7 @@ class PacedEngine:
             self.costs = fold_doubt(self.costs, self._user_job(work))
 
     def _user_job(self, work: UserWork) -> Job:
-        """By what it has to read: the few new behaviours of a kept state take a thousandth of the whole of a long history."""
+        """Its size counts only behaviours that must be read: the few new ones of a kept state take a thousandth of a long history's time."""
         return Job("user", self._engine.count_unread(work))
 
     def check_queue(self) -> None:
@@ -165,7 +170,7 @@ class PacedEngine:
             self._withdraw_beyond(queue_ms_max(costs, self._work_max, load), load)
         elif refusal is not None:  # there is no waiting work to withdraw
             with self._lock:
-                if self._ended == ended:  # else a place became free meanwhile, and nobody would take it until the refusal no longer holds
+                if self._ended == ended:  # else a place became free meanwhile, and would stay empty until the refusal no longer holds
                     self._closed, self._closed_until_s = refusal, now_s + refusal.holds_ms / 1000
         self._refuse(refusal, "queue")
 
@@ -199,7 +204,7 @@ class PacedEngine:
         self._refused[reason].inc()
 
     def _withdraw_beyond(self, bound_ms: float, load: float) -> None:
-        """Cancels rankings that would begin later than the bound; deadline.py tells their requests. User halves stay: several requests may wait for one."""
+        """Cancels rankings that would begin later than the bound; deadline.py answers their requests. User halves stay: several requests may wait for one."""
         with self._lock:
             waiting, spent_ms = list(self._waiting.items()), (self._clock() - self._began_s) * 1000
         kept = count_kept([predicted for _, (_, predicted, _) in waiting], spent_ms, bound_ms, load)

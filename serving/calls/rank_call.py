@@ -70,9 +70,9 @@ class _Plan:
 class Ranked:
     """A ranking before it takes the form of a protocol: the engine's result, and what the answer says about itself.
 
-    final     the inputs of the ranker's order, if the request asked for it
-    receipt   schemas.requests.Receipt, as it travels
-    history   from which the user half was made for this ranking alone; None if the half was kept, carried, or continued from a kept one
+    - final: the inputs of the ranker's order, if the request asked for it
+    - receipt: schemas.requests.Receipt, as it travels
+    - history: of a user half that was made for this ranking alone; None if the half was kept, carried, or continued from a kept one
     """
 
     request_id: str
@@ -99,8 +99,12 @@ class RankCall:
         stale: Callable[[], Iterable[str]] = tuple,
         ages: Callable[[Sequence[Mapping[str, int]]], RowAges] = lambda watermark: UNKNOWN,
     ) -> None:
-        """`sample` is called with every answer and the work it came from; `stale` gives the reasons why answers of this server may be out of date;
-        `ages`: how old the rows of a watermark are now."""
+        """Functions that the answer needs or feeds.
+
+        - sample: called with every answer and its work
+        - stale: returns the reasons why answers of this server may be out of date
+        - ages: returns how old the rows of a watermark are now
+        """
         self._engine, self._users, self._candidates_max, self._metrics = engine, users, candidates_max, metrics
         self._allocator = allocator
         self._sample, self._stale, self._ages = sample, stale, ages

@@ -22,8 +22,12 @@ def too_many_candidates(count: int, allowed: int) -> RejectedInput:
 def decode_candidates(ids: Sequence[Id] | np.ndarray, kind: IdKind, candidates_max: int) -> Sequence[Id] | np.ndarray:
     """Candidates in the catalogue's kind: an int64 array, or a list of text. Raises RejectedInput (`too_many_candidates`, `bad_id`).
 
-    Four paths by cost, with times for 10^4 ids: an array of numbers is copied (2 us); plain numbers, or ASCII text, are checked all at once (0.2 ms);
-    so are numbers written as text, which is how ids beyond 2**53 travel (0.6 ms); anything else is decoded one by one (4 ms).
+    Four paths, with times for 10^4 ids:
+
+        an array of numbers                  is copied               2 us
+        plain numbers, or ASCII text         are checked at once     0.2 ms
+        numbers as text (ids beyond 2**53)   are parsed at once      0.6 ms
+        anything else                        is decoded one by one   4 ms
     """
     if len(ids) > candidates_max:
         raise too_many_candidates(len(ids), candidates_max)

@@ -1,13 +1,17 @@
 """Users for both calls: finding a user's history, computing the user half once for all requests that need it, keeping its state.
 
 A request that brings features or behaviours is answered from these alone, and its state is kept under its request id.
+Each user half (user, version, history) is computed at most once at a time, and every request that needs it waits for that computation. Work that has begun
+is never cancelled: it costs the same whether a request waits or not, and call 2 may still come for its state. Everything runs in the server's event loop.
 """
 
 import asyncio
+import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from structlog.contextvars import bind_contextvars
 
@@ -19,10 +23,10 @@ from serving.calls.deadline import Deadline
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.request_ids import decode_behaviours
 from serving.calls.state_pool import StateKey, StatePool
-from serving.calls.user_flights import Flight, Flights
 from serving.engine.work import UserResult, UserState, UserWork
 from serving.users.user_store import HistoryOffsets, KnownUser, UserStore
 
+FlightKey = tuple[StateKey, HistoryOffsets | None]
 _AT_ONCE_MAX = 500  # behaviours of a request that the event loop reads itself: 1 ms
 
 
@@ -54,6 +58,62 @@ class FoundUser:
     def profile_work(self, version: int | None) -> UserWork:
         """The work on the profile alone, without behaviours."""
         return UserWork(self.history.profile, (), version)
+
+
+@dataclass
+class Flight:
+    """One user half being computed. `work`: the engine's future; `shared`: the same in the event loop; `due_s`: when it should be done, on the monotonic
+    clock."""
+
+    work: "Future[UserResult]"
+    shared: "asyncio.Future[UserResult]"
+    due_s: float
+    waiters: int = field(default=0)
+
+    async def wait(self, deadline: Deadline, left_s: float | None = None) -> UserResult:
+        """Its result. Raises Unavailable (`deadline_passed`) after `left_s` (None: at the deadline). The last waiter to leave cancels unstarted work."""
+        self.waiters += 1
+        try:
+            return await asyncio.wait_for(asyncio.shield(self.shared), deadline.left_s() if left_s is None else left_s)
+        except TimeoutError as error:
+            raise deadline.passed("the engine did not answer") from error
+        finally:
+            self.waiters -= 1
+            if not self.waiters and self.work.cancel():
+                self.shared.cancel()  # the work's cancellation would do it too, but one turn of the event loop later
+
+
+class Flights:
+    """All running flights. `joined` counts the requests that found theirs already running."""
+
+    def __init__(self) -> None:
+        self._flights: dict[FlightKey, Flight] = {}
+        self.joined = 0
+
+    def find(self, user_key: StateKey) -> Flight | None:
+        """The newest flight of this user half, whatever the history was when it began."""
+        found = [flight for (key, _), flight in self._flights.items() if key == user_key and not flight.shared.cancelled()]
+        return found[-1] if found else None
+
+    def join_or_start(
+        self, key: FlightKey, start: Callable[[], "Future[UserResult]"], expected_ms: float, landed: Callable[[UserState], None]
+    ) -> Flight:
+        """The flight under `key`, started if absent. `landed` is called with the state of a flight that was started here."""
+        flight = self._flights.get(key)
+        if flight is not None and not flight.shared.cancelled():  # a cancelled one is still listed until the event loop's next turn
+            self.joined += 1
+            return flight
+        work = start()
+        flight = Flight(work, asyncio.wrap_future(work), time.monotonic() + expected_ms / 1000)
+        self._flights[key] = flight
+        flight.shared.add_done_callback(lambda done: self._end(key, done, landed))
+        return flight
+
+    def _end(self, key: FlightKey, done: "asyncio.Future[UserResult]", landed: Callable[[UserState], None]) -> None:
+        if self._flights[key].shared is done:  # else the next one has begun instead of a cancelled one
+            del self._flights[key]
+        if not done.cancelled() and done.exception() is None:
+            landed(done.result().state)
 
 
 class Users:

@@ -1,8 +1,8 @@
 """Before a version goes live, the kept user halves are computed on it too, so that its first requests find them.
 
-A user half belongs to one version. Without this, each user's first request after a flip computes it again: with a flip every few seconds that is one
-answer in ten, 3.5 ms later than the others. Here the same work is done while the former version still answers: one half at a time and only while no
-request waits, so that a request waits for at most one of them.
+A user half belongs to one version. Without this, each user's first request after a flip computes it again. With a flip every few seconds that is one answer
+in ten, 3.5 ms later than the others. Here the same work is done while the former version still answers, one half at a time, and only while no request waits.
+So a request waits for at most one of them.
 
 Bounds: the most recently used halves come first. After MOVE_S_MAX the version goes live with those that are done; requests compute the rest. A half whose
 history came in a request is not moved, because only that request knows the history.

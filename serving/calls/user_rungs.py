@@ -12,8 +12,7 @@ from schemas.token import VersionToken
 from serving.calls.deadline import Deadline
 from serving.calls.paced_engine import PacedEngine
 from serving.calls.state_pool import Lease, StateKey, prior_key
-from serving.calls.user_flights import Flight
-from serving.calls.user_halves import Asked, FoundUser, Users
+from serving.calls.user_halves import Asked, Flight, FoundUser, Users
 from serving.core.ladder import DEGRADED, Rung, Situation, choose_rung
 from serving.engine.work import UserState, UserWork
 from serving.users.user_store import KnownUser

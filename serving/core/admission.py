@@ -5,7 +5,7 @@ A request is refused only if it cannot be answered within its deadline, or in a 
 Deadline: the engine has one queue, so a request's wait is the work before it. Wait and work must fit into the time that the request has left.
 
 Flood: a queue that empties again is a burst, and harms no request that has the time. A queue that stays gains nothing: every answer is late, and none more
-is given. The two differ in what comes afterwards. So the first `BURST_WORK` mean pieces of work of a rush count as a burst. If later arrivals exceed what
+is given. Only the later arrivals distinguish the two. So the first `BURST_WORK` mean pieces of work of a rush count as a burst. If later arrivals exceed what
 the engine can do by `EXCESS_WORK` mean pieces, the rush is a flood. In a flood the queue only has to keep the engine busy until the next request comes.
 With more load that time is shorter, so the bound on the queue falls as the load grows. Waiting work beyond the bound gets the refusal too.
 
@@ -25,7 +25,7 @@ BURST_WORK = 2.5  # of a rush, in mean pieces of work, and at least
 BURST_MS_MIN = 30.0
 EXCESS_WORK = 12.0  # at 80% load, chance hardly ever exceeds this; at least
 EXCESS_MS_MIN = 30.0
-QUEUED_WORK_MAX = 6.0  # bound on the queue in a flood that is no more than
+FLOOD_QUEUE_MAX = 6.0  # bound on the queue in a flood that is no more than
 LOAD_MAX = 1.25
 FLOOD = 2.5  # from this load on waiting work is judged again
 OFFERED_WORK = 3.0  # the offered load is measured over this many times the mean work, and at least over
@@ -117,8 +117,8 @@ def _toward(before: float | None, seen: float) -> float:
 class Offered:
     """The work offered until `at_ms`, refused requests included. `load`: recently; 1 = as much as the engine can do.
 
-    A rush began at `rush_ms` and lasts while `backlog_ms`, the offered work that the engine had no time for, is above 0. `late_ms`: the same of what came
-    after the rush's burst.
+    A rush began at `rush_ms`. It lasts while `backlog_ms` is above 0: the offered work for which the engine had no time. `late_ms`: the same of work that
+    came after the rush's burst.
     """
 
     load: float = 0.0
@@ -160,7 +160,7 @@ def _window_ms(mean_ms: float) -> float:
     return max(OFFERED_MS_MIN, OFFERED_WORK * mean_ms)
 
 
-def queue_ms_max(costs: Costs, work_max: float = QUEUED_WORK_MAX, load: float = 0.0) -> float:
+def queue_ms_max(costs: Costs, work_max: float = FLOOD_QUEUE_MAX, load: float = 0.0) -> float:
     """How long the queue may be in a flood, in ms of work, under an offered load."""
     return max(QUEUE_MS_MIN, work_max * costs.mean_ms) / max(1.0, load / LOAD_MAX) ** 2
 
@@ -174,7 +174,7 @@ class Refusal:
     holds_ms: float = 0.0
 
 
-def decide_queue(costs: Costs, queue_ms: float, work_max: float = QUEUED_WORK_MAX, load: float = 0.0) -> Refusal | None:
+def decide_queue(costs: Costs, queue_ms: float, work_max: float = FLOOD_QUEUE_MAX, load: float = 0.0) -> Refusal | None:
     """None if one more request may wait in a flood, else the refusal. Asked before a body is read. The higher the load, the later the retry."""
     bound = queue_ms_max(costs, work_max, load)
     if queue_ms <= bound:

@@ -1,6 +1,6 @@
 """Whether an answer is a correct top-k of known scores, given how much two correct computations may differ.
 
-Items whose scores differ by less than the tolerance may be in either order, and at the end of the list either may be missing; all else must agree.
+Items whose scores differ by less than the tolerance may be in either order. At the end of the list either may be missing. All else must agree.
 
 Arrays: C known candidates, T tasks.
 """

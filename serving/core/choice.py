@@ -1,7 +1,7 @@
 """What to do with one request: argmax of value - price x cost over the allowed actions, or what a random slice prescribes; with a receipt.
 
-The random slices are drawn by the hash of the request's id. `probe` does full work, `random` any action that is allowed, `undropped` is never dropped by the
-drop rule. They make fits and judgements unbiased. So every decision has its propensity: the chance with which this request gets this action.
+The hash of the request's id draws the random slices. In `probe` a request gets full work, in `random` any action that is allowed. In `undropped` the drop
+rule never drops it. They make fits and judgements unbiased. So every decision has its propensity: the chance with which this request gets this action.
 
 Here: pure functions. Not here: the price (core/price.py), cost and value (schemas/allocation.py), carrying it out (serving/allocation).
 """
@@ -37,7 +37,7 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The receipt: the action and its runner-up as places in the table's actions, why, and what was expected of it."""
+    """The receipt: the action and its runner-up as places in the table's actions, why, and its expected cost and value."""
 
     action: int
     runner_up: int

@@ -1,7 +1,7 @@
 """Dropping by rule: after `row` invalid requests of a user in a row the next one is dropped, and the count starts again.
 
 Only a shown answer can be invalid: a request that was dropped, refused or failed is "not ranked", and says nothing of the user. A drop resets the count. If
-it counted as invalid, or left the count as it was, each drop would cause the next one, and a user once dropped would never be seen again.
+it counted as invalid, or left the count as it was, each drop would cause the next one. A user once dropped would never be seen again.
 
 Here: pure functions. Not here: what a server counts as valid (serving/allocation/answers_in_row.py), the choice of `row`
 (streams/allocation/drop_fit.py).

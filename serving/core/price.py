@@ -5,8 +5,8 @@
     floor   PI control on the share of late and failed answers (DCAF's MaxPower): a last resort against costs that nobody predicted
 
 Each is 0 when the server is idle, so an idle server always does full work and cannot lock itself out. Admission (core/admission.py) stays behind all three.
-Prices are values per ms. `unit` is the table's `queue_price`, at which the mean request costs a quarter of full work, where that
-fits the table's own costs (serving/allocation/decisions.py).
+Prices are values per ms. `unit` is the table's `queue_price`: there the mean request gets a quarter of full work, if that fits the table's own costs
+(serving/allocation/decisions.py).
 
 Here: pure functions of numbers. Not here: the choice at a price (core/choice.py, schemas/knapsack.py).
 """
@@ -40,7 +40,7 @@ class Price:
 def queue_price(wait_ms: float, bound_ms: float, unit: float) -> float:
     """unit (2 x^2 / (1 - x))^2 of the filled share x = wait / bound: 0 without a queue, the unit at half the bound, infinite at the bound.
 
-    So steep, because the plan holds the mean: this price has to end the peaks, and a gentle one would shorten lists in calm times for nothing.
+    The plan holds the mean, and this price has to end the peaks. A gentler curve would shorten lists in calm times for nothing.
     `bound_ms` is at least the dearest action's cost.
     """
     x = max(0.0, wait_ms) / bound_ms

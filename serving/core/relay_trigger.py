@@ -3,7 +3,7 @@
     a signal arrives -> what would this ranking take, computed whole, at its 99th percentile? -> more than the budget: at risk
     at risk          -> are there pages for its KV, beside all that rankings in flight hold? is there load left for prefixes? -> admitted
 
-The percentile counts the queue: a service time that fits the budget is late as soon as two requests meet (M/D/1). At low load the wait is what is left of
+The percentile counts the queue: a service time that fits the budget is late as soon as two requests meet (M/D/1). At low load the wait is the rest of
 the one job ahead.
 Here: decisions from numbers. Not here: computing a prefix (serving/relay).
 Source: RelayGR, sequence-aware trigger.
@@ -91,7 +91,7 @@ def predict_p99_ms(service_ms: float, per_s: float) -> float:
 def decide(at_risk: bool, work_ms: float, load: Load, pages_wanted: int, pages_free: int) -> Decision:
     """What to do with a prefix that is not there. `pages_free`: those that no ranking in flight needs.
 
-    Monotone: what is refused stays refused with less room, less load left, or more work.
+    Monotone: a refused prefix stays refused with less room, less load left, or more work.
     """
     if not at_risk:
         return Decision.NOT_AT_RISK

@@ -1,7 +1,7 @@
 """How old rows are: the time since a watermark was at the end of the source topics, per shard.
 
-A shard's rows are as old as the newest look at the ends that its watermark has reached. So a shard without new events stays fresh, a shard that lags in
-one topic does not look fresh because of the other, and no clock of another machine takes part. An age is at most one look too high, and never too low.
+A shard's rows are as old as the newest look at the ends that its watermark has reached. So a shard without new events stays fresh. A shard that lags in one
+topic does not look fresh because of the other. No clock of another machine takes part. An age is at most one look too high, and never too low.
 """
 
 import bisect

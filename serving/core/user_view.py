@@ -169,8 +169,12 @@ def _append_to_block(block: bytes, events: Sequence[BehaviourEvent]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ViewState:
-    """Where a view stands. `next_offsets`: by topic and partition; `topic_ids`: of the topics it was made from; `seen_ms`: when the log was last read to its
-    end, or the view begun."""
+    """Where a view stands.
+
+    - next_offsets: by topic and partition
+    - topic_ids: of the topics it was made from
+    - seen_ms: when the log was last read to its end, or the view begun
+    """
 
     next_offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)

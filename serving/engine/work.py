@@ -34,7 +34,7 @@ class UserWork:
 
 
 class UserState(Protocol):
-    """What call 1 leaves for call 2. Immutable, opaque to all but the scorer that made it, and without references into a slot."""
+    """What call 1 leaves for call 2. Immutable, opaque to all but the scorer that made it, and without references into an arena."""
 
     @property
     def version(self) -> int:
@@ -90,10 +90,12 @@ class RankWork:
 class RankResult:
     """Call 2's answer: scores descending, then ids ascending (numbers, or bytes of text).
 
-    scores_A float32; probabilities_AT float32 in the order of the model's tasks; unknown = the first 100 candidates without a live row;
-    candidates = how many different ids were asked for; watermark[shard] = next offset per source topic that the rows include;
-    state = what was ranked with;
-    unsigned_count = known candidates without a signature where the model has them: no embedding, or one of another version's width.
+    - probabilities_AT: in the order of the model's tasks
+    - unknown: the first 100 candidates without a live row
+    - candidates: how many different ids were asked for
+    - watermark[shard]: next offset per source topic that the rows include
+    - state: the user state of the ranking
+    - unsigned_count: known candidates without a signature, in a model that reads signatures: no embedding, or one of another width
     """
 
     token: VersionToken
@@ -110,9 +112,14 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class VersionReport:
-    """One resident version. `positions`: next offset per partition of index-deltas; `source_ms`: by shard, the time of its newest source record;
-    `tiers_by`: what counts SimTier (compiled, triton, or torch and why); `device_error`: why the CPU ranks instead of the device;
-    `statistics`: names of the item features that `aif statistics` keeps current."""
+    """One resident version.
+
+    - positions: next offset per partition of index-deltas
+    - source_ms: by shard, the time of its newest source record
+    - tiers_by: the code that counts SimTier: compiled, triton, or torch and why
+    - device_error: why the CPU ranks instead of the device
+    - statistics: names of the item features that `aif statistics` keeps current
+    """
 
     token: VersionToken
     rows: int
@@ -132,8 +139,8 @@ class VersionReport:
 class EngineStatus:
     """A snapshot, readable from any thread. `current` None: nothing is live yet.
 
-    faults      unexpected errors of the engine's thread outside a request, and the last of them ("" = none)
-    turn_age_s  how long ago the thread last began a turn or looked for work, in seconds; infinite if it has ended
+    - faults: unexpected errors of the engine's thread outside a request; last_fault: the last of them, "" = none
+    - turn_age_s: how long ago the thread last began a turn or looked for work, in seconds; infinite if it has ended
     """
 
     device: str

@@ -4,8 +4,8 @@
               └── call 1 (user half) ── version token ───┘
 
 Invariants: call 2 is sent as soon as there are candidates; if call 1 is late, the server waits for it. If a server is lost between the two calls, the next
-one computes the user half again, without an error; with `carries_state` it does not even have to, because call 2 brings the state. After a refusal the
-next server is asked. If all refuse, they are asked again after the time that they named, a few times and within the deadline.
+one computes the user half again, without an error. With `carries_state` it need not, because call 2 brings the state. After a refusal the next server is
+asked. If all refuse, they are asked again after the time that they named, a few times and within the deadline.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from schemas.errors import Incompatible, Unavailable
 from schemas.ids import Id, encode_wire_id
 from schemas.requests import RankAnswer, UserAnswer
 from serving.core.routing import ServerLoad, plan_route
-from serving.core.timeline import Span
 from serving.http_calls import decode_error, name_unreachable
 
 POLL_S_DEFAULT = 0.5
@@ -37,9 +36,26 @@ Open = Callable[[str], httpx.AsyncClient]
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """A step that lasted from `start_ms` to `end_ms`, counted from the arrival of the request."""
+
+    name: str
+    start_ms: float
+    end_ms: float
+    detail: str = ""
+
+    @property
+    def took_ms(self) -> float:
+        """Its duration in ms."""
+        return self.end_ms - self.start_ms
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
-    """An answer, the server that gave it, how many calls it took, and the timeline. `user_answer` None: call 1 gave no answer in time.
-    `signalled`: the server that took the signal for the ranker's prefix."""
+    """An answer, the server that gave it, the number of calls, and the timeline.
+
+    `user_answer` None: call 1 gave no answer in time. `signalled`: the server that took the signal for the ranker's prefix.
+    """
 
     answer: RankAnswer
     server: str
@@ -80,8 +96,10 @@ class Merger:
         poll_s: float = POLL_S_DEFAULT,
         carries_state: bool = False,
     ) -> None:
-        """`open_client` makes the client of an address: one of your own brings a token, or trusts a certificate. `poll_s`: time between two probes,
-        from the first request on. `carries_state`: the servers have a key for it (calls/carried_state.py)."""
+        """`open_client` makes the client of an address; give your own to bring a token or trust a certificate.
+
+        `poll_s`: time between two probes, from the first request on. `carries_state`: the servers have a key for it (calls/carried_state.py).
+        """
         self._poll_s, self._carries_state = poll_s, carries_state
         self._polling: asyncio.Task[None] | None = None
         self._servers = {url: _Server(url, open_client(url)) for url in urls}
@@ -195,7 +213,7 @@ class Merger:
             server.lost_until_s = float("-inf")
 
     def _begin(self, call: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """A call beside retrieval, whose failure does no harm."""
+        """A call in parallel with retrieval, whose failure does no harm."""
         task = asyncio.create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._forget)
@@ -260,7 +278,7 @@ async def is_ready(http: httpx.AsyncClient) -> bool:
 async def poll_servers(servers: Mapping[str, httpx.AsyncClient], tell: Callable[[str, bool], None], every_s: float) -> None:
     """Asks every server each `every_s` whether it is ready, and calls `tell(url, ready)`. Never ends by itself. A slow server does not delay the others.
 
-    A request learns only about the server it was sent to, and at its own cost; a probe notices one that drains, hangs or is back before a request does.
+    A request learns only about its own server, and at its own cost. A probe notices a server that drains, hangs or is back before a request does.
     """
 
     async def poll(url: str) -> None:

@@ -12,12 +12,13 @@ import httpx
 
 from schemas.errors import RejectedInput
 from schemas.ids import Id
-from serving.core.timeline import draw_timeline
 from serving.http_calls import bearer_headers, check_url, trust
-from serving.merger.merger import Merged, Merger
+from serving.merger.merger import Merged, Merger, Span
 from serving.settings import ServerSettings
 
 _ARGUMENTS = {"fixed": 1, "uniform": 2, "lognormal": 2}
+
+_BAR = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +88,23 @@ def describe(merged: Merged) -> list[str]:
     lines = draw_timeline(sorted(merged.spans, key=lambda span: span.start_ms))
     first, retrieved = spans.get("call 1"), spans["retrieval"]
     hidden_ms = 0.0 if first is None else min(first.end_ms, retrieved.end_ms) - first.start_ms
-    return [*lines, f"{merged.took_ms:.1f} ms in all; {max(0.0, hidden_ms):.1f} ms of the user half passed beside retrieval"]
+    return [*lines, f"{merged.took_ms:.1f} ms in all; {max(0.0, hidden_ms):.1f} ms of the user half passed during retrieval"]
+
+
+def draw_timeline(spans: Sequence[Span], width: int = _BAR) -> list[str]:
+    """One line per span, all on the same scale; a span is at least one mark wide.
+
+    call 1      |####                    |   0.1 ..   7.9 ms  inline, 5 behaviours
+    """
+    if not spans:
+        return []
+    end_ms = max(1e-9, *(span.end_ms for span in spans))
+    names = max(len(span.name) for span in spans)
+    return [_draw(span, names, end_ms, width) for span in spans]
+
+
+def _draw(span: Span, names: int, end_ms: float, width: int) -> str:
+    start = min(width - 1, int(width * span.start_ms / end_ms))
+    marks = max(1, min(width - start, round(width * span.took_ms / end_ms)))
+    bar = " " * start + "#" * marks
+    return f"{span.name:<{names}}  |{bar:<{width}}|  {span.start_ms:7.1f} .. {span.end_ms:7.1f} ms  {span.detail}".rstrip()

@@ -2,16 +2,16 @@
 
 - Messages are parsed here, not by the library: it would answer INTERNAL to a malformed message, which is the sender's fault.
 - Only unary calls: in Python a stream is slower. They are registered as calls with a stream of messages, of which the first is read. On the wire both
-  are the same. But this way a call that is one too many is refused before its message is read, and a call whose message never comes can be ended; the
+  are the same. But this way a call that is one too many is refused before its message is read, and a call whose message never comes can be ended. The
   library's unary form would wait for the message permanently.
 - Answers carry their tensors as raw bytes (`raw_output_contents`), in whichever form the inputs came.
 An error is a status, and a message that begins with our code:
 
-RejectedInput   INVALID_ARGUMENT; UNAUTHENTICATED without the token, NOT_FOUND for an unknown model or version, UNIMPLEMENTED for a method
-Incompatible    FAILED_PRECONDITION: the version of the token is gone
-Unavailable     RESOURCE_EXHAUSTED too many requests in work, DEADLINE_EXCEEDED, UNAVAILABLE the rest; with retry-after-ms and
-                grpc-retry-pushback-ms in the trailers
-anything else   INTERNAL with an id that is in the log
+- RejectedInput: INVALID_ARGUMENT; UNAUTHENTICATED without the token, NOT_FOUND for an unknown model or version, UNIMPLEMENTED for a method
+- Incompatible: FAILED_PRECONDITION, the version of the token is gone
+- Unavailable: RESOURCE_EXHAUSTED for too many requests in work, DEADLINE_EXCEEDED, UNAVAILABLE for the rest; the trailers have retry-after-ms and
+  grpc-retry-pushback-ms
+- anything else: INTERNAL with an id that is in the log
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from schemas.errors import AifError, Incompatible, RejectedInput, Unavailable
 from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, FEATURES_PER_SCHEMA_MAX
 from schemas.requests import DEADLINE_HEADER
 from serving.calls.deadline import decode_deadline_header
-from serving.core.infer_body import InferCall, WantedOutput
+from serving.core.infer_body import INPUTS_MAX, InferCall, WantedOutput
 from serving.core.tensors import BYTES, DTYPES, Tensor, count_elements, decode_raw, encode_raw
 from serving.protocols.front import Front
 from serving.protocols.http_reply import encode_error
@@ -49,11 +49,10 @@ _CONTENTS: Mapping[str, str] = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
-_INPUTS_MAX = 16
 _PARAMETERS_MAX = 2 * FEATURES_PER_SCHEMA_MAX  # features of the context, and a few of the protocol's own
 _INFER, _STREAM = "ModelInfer", "ModelStreamInfer"
 _MESSAGE_S_MAX = 10.0
-# A message has nearly always come when its call has. The library keeps what has come of it, and does not say how much: each may be BODY_BYTES_MAX.
+# A message has nearly always come when its call has. The library keeps the part that has come and does not say how much: each may be BODY_BYTES_MAX.
 _SLOW_S = 0.25
 _SLOW_MAX = BODIES_BYTES_MAX // BODY_BYTES_MAX
 _Handler = Callable[[Any, Any], Awaitable[bytes]]
@@ -105,8 +104,10 @@ class GrpcApi:
         return {**looks, _INFER: grpc.stream_unary_rpc_method_handler(self._infer_handler())}
 
     def stream_handler(self) -> dict[str, grpc.RpcMethodHandler]:
-        """Of the method that is not here and that stock clients have. Its message is read first: an asyncio client whose call ends while it sends that tells of
-        an internal error of its library."""
+        """Of the method that stock clients have and this server lacks.
+
+        Its message is read first: an asyncio client whose call ends while it sends reports an internal error of its library.
+        """
 
         async def refuse(raw: bytes, context: Any, received_s: float) -> bytes:
             raise RejectedInput("no_such_method", f"{_STREAM}: there is no such method; {NOT_HERE}; call {_INFER} for each ranking")
@@ -204,8 +205,8 @@ def _budget_ms(context: Any) -> int | None:
 def report_error(context: Any, error: Exception, method: str) -> str:
     """Makes the error's status that of the call, whose handler then returns; its message is dropped. Returns the status's name.
 
-    Not by the library's `abort`: the call keeps what that raises, its frames keep the call, and so the message stayed in memory, up to 8 MiB of it, until
-    Python's collector came by: after a hundred such calls.
+    Not by the library's `abort`: the call keeps the error that it raises, and the error's frames keep the call. So a message of up to 8 MiB stayed in memory
+    until Python's collector ran, after a hundred such calls.
     """
     message, trailers, error_id = encode_grpc_error(error)
     if not isinstance(error, AifError):
@@ -254,8 +255,8 @@ def decode_infer(message: Any) -> InferCall:
     """The call in a ModelInferRequest. Raises RejectedInput (`bad_request`, `bad_tensor`)."""
     raws = message.raw_input_contents
     for listed, what, most in (
-        (message.inputs, "inputs", _INPUTS_MAX),
-        (message.outputs, "outputs", _INPUTS_MAX),
+        (message.inputs, "inputs", INPUTS_MAX),
+        (message.outputs, "outputs", INPUTS_MAX),
         (message.parameters, "parameters", _PARAMETERS_MAX),
     ):
         if len(listed) > most:

@@ -1,14 +1,14 @@
 """The gRPC port: grpc.aio in our event loop, next to the HTTP one. Its health service and its reflection.
 
 A refused token ends a call before its message is read. Bounds (I8): a message is dropped by the library beyond BODY_BYTES_MAX, also when it arrives
-packed; headers beyond its own 16 KiB. A connection that does not speak HTTP/2, has no call, or does not read is closed after `idle_s`: silent ones would
-take the files that the process may open, and with them the HTTP port. A client's library connects again by itself. A client that closes its sending side
-gets no answer, as over HTTP: the library ends the connection.
-The port is open before a version is live (protocol C4). A client that spreads its calls over servers by itself should have its library ask the health
-service (`healthCheckConfig` in the service config): then restarts sequentially cost it no call.
+packed; headers beyond its own 16 KiB. A connection that does not speak HTTP/2, has no call, or does not read is closed after `idle_s`. Silent ones would take
+the files that the process may open, and with them the HTTP port. A client's library connects again by itself. A client that closes its sending side gets no
+answer, as over HTTP: the library ends the connection.
+The port is open before a version is live (protocol C4). A client may spread its calls over servers by itself. Then its library should ask the health service
+(`healthCheckConfig` in the service config), so that a rolling restart costs it no call.
 
-`GrpcServer` is the library's asyncio server, without a fault by which any client can end its port. grpc.aio decodes the method name of a call inside the
-loop that accepts calls, before any interceptor. A name that is not UTF-8 raises there, which ends the loop, and with it the port and every running call.
+`GrpcServer` is the library's asyncio server without one fault, by which any client can end the port. The library decodes the method name of a call inside the
+loop that accepts calls, before any interceptor. A name that is not UTF-8 raises there. That ends the loop, and with it the port and every running call.
 The loop decodes only names that no handler is registered for. So every method here is registered, and `_Calls` answers the calls of all other methods
 itself: they never reach that loop. It overrides `_request_call` of the library's compiled class, which is not public. `pyproject.toml` pins the library's
 version, and tests/serving/protocols/test_grpc_port.py fails if an upgrade changes this.

@@ -141,8 +141,12 @@ class ClientWatch:
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """What the GET routes show. `status`: the server's state as plain values; `before_metrics`: called before the metrics are read, to update gauges;
-    `allocator`: decides how much work requests get."""
+    """The sources of the GET routes.
+
+    - status: returns the server's state as plain values
+    - before_metrics: called before the metrics are read, to update gauges
+    - allocator: decides how much work requests get
+    """
 
     status: Callable[[], Mapping[str, Any]]
     before_metrics: Callable[[], None]
@@ -249,7 +253,7 @@ class HttpApi:
     async def _call(self, path: str, raw: bytes, scope: Any, received_s: float) -> Reply:
         body: Any = await self._decode(self._calls[path], raw)
         deadline = Deadline(received_s, body.deadline_ms or _header_ms(scope) or self._front.settings.deadline_ms)
-        deadline.left_s()
+        deadline.require_time()
         if path not in self._handlers:
             raise no_index()
         return Reply(_ACCEPTED if path == "/v1/prefix" else 200, await self._handlers[path](body, deadline))

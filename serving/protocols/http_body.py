@@ -21,7 +21,7 @@ from schemas.errors import RejectedInput
 from schemas.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, KIB
 from serving.calls.request_ids import too_many_candidates
 from serving.core.json_bounds import check_json, check_keys
-from serving.protocols.intake import Intake
+from serving.protocols.front import Intake
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -52,8 +52,8 @@ async def read_body(scope: Any, protocol: Any, intake: Intake) -> bytes:
 class UnwantedBodies:
     """Bodies of requests that were refused, read after the answer: a connection with an unread body could never carry another request.
 
-    Granian's own threads read a small body while no task of ours waits for it: in a flood, a second turn of the event loop for each body would cost
-    as much as the refusal itself. A body that never ends must still be cancelled: each new body checks two older ones, and a timer checks all.
+    Granian's own threads read a small body while no task of ours waits for it. In a flood, a second turn of the event loop for each body would cost as much
+    as the refusal itself. A body that never ends must still be cancelled: each new body checks two older ones, and a timer checks all.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,12 +1,10 @@
 """One HTTP answer as a value, and how an error becomes one. The only place that maps our own and foreign errors.
 
-RejectedInput   400 not JSON, 401 no token, 404, 405, 408, 413 too large, 414, 415, 431, 422 everything
-                else the sender got wrong;
-                499, which nobody reads, where the client went away. The Open Inference Protocol's servers and clients know 400 for
-                whatever is wrong with a request, so its routes answer that where ours answer 422
-Incompatible    409 the version of the token is gone; the answer names the current one
-Unavailable     429 too many requests in work, 504 the deadline passed, 503 the rest; with Retry-After
-anything else   500 with an id that is also in the log; the server goes on
+- RejectedInput: 400 not JSON, 401 no token, 404, 405, 408, 413 too large, 414, 415, 431; 422 for all other mistakes of the sender; 499, without a reader,
+  if the client went away. Clients of the Open Inference Protocol know 400 for every mistake, so its routes answer 400 where ours answer 422
+- Incompatible: 409, the version of the token is gone; the answer names the current one
+- Unavailable: 429 too many requests in work, 504 the deadline passed, 503 the rest; with Retry-After
+- anything else: 500 with an id that is also in the log; the server goes on
 """
 
 import functools

@@ -3,9 +3,10 @@
 - We give Granian a listening socket. Its own would set SO_REUSEPORT, so that two servers could share a port unnoticed, and it would wait permanently for a
   client that does not read its answer.
 - An open connection holds one of `backpressure` places (ports.py). If all are taken and clients wait, the longest idle are closed
-  (`close_longest_idle`): with 5,000 idle ones of one moment a new client has its answer after 1 to 2 s and the next after 0.2, not after `idle_s`.
-- HTTP/1.1 only. With HTTP/2 enabled, Granian never closes a connection that sends no byte: it first waits for bytes that tell the two protocols apart,
-  and only then starts its time limit. Clients that want many calls on one connection can use gRPC.
+  (`close_longest_idle`). With 5,000 connections that went idle at once, a new client has its answer after 1 to 2 s, and the next after 0.2, instead of
+  after `idle_s`.
+- HTTP/1.1 only. With HTTP/2 enabled, Granian never closes a connection that sends no byte: its time limit starts only once bytes show the protocol.
+  Clients that want many calls on one connection can use gRPC.
 - A client that closes its sending side after its request gets no answer. Granian has no setting for hyper's option that would allow it, so it closes the
   connection, and the request is given up (`ClientWatch`).
 - Requests that hyper cannot parse get its own 400, 414 or 431, which have no body. A request with Content-Length and Transfer-Encoding is read as chunks, and
@@ -13,8 +14,8 @@
 
 Granian takes no more connections than it has places, and a client that comes then waits in the kernel. Granian cannot be told to close one. But the
 kernel knows when bytes last went over a connection, and how many clients wait for the listening socket.
-A connection is idle if nothing ever came on it, or if an answer went over it later than all that came, as whole ticks of the kernel tell. So one whose
-request is in work, or is still coming, stays; so do those whose answer took less than a tick, until `idle_s`. Every look is at a copy of a file
+A connection is idle if nothing ever came on it, or if an answer went over it later than all that came. Times are whole ticks of the kernel. So a connection
+whose request is in work, or is still coming, stays; so do those whose answer took less than a tick, until `idle_s`. Every look is at a copy of a file
 descriptor, because its number may be another file's a moment later.
 """
 

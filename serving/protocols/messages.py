@@ -2,9 +2,9 @@
 
 open_inference.binpb is the .proto as protoc compiles it: `python -m serving.protocols.messages` writes it (needs grpcio-tools, which is a tool of
 development), and a test holds the two together.
-The messages are registered in a descriptor pool of our own, not in protobuf's default one. A stock `tritonclient` registers the same names (they are the
-protocol) in that, and it refuses a name twice; so one process may hold both: a notebook with two clients, a test. Reflection answers from this pool, so
-it also knows the services beside ours.
+The messages are registered in a descriptor pool of our own. A stock `tritonclient` registers the same names, the protocol's, in protobuf's default pool, and
+that refuses a name twice. So one process may hold both: a notebook with two clients, a test. Reflection answers from this pool, so the pool also has the
+health service and reflection itself.
 """
 
 import tempfile

@@ -178,7 +178,7 @@ class OpenInference:
             counted, token = version, self._tokens(model, version)[version] if version else None
             request = plan_request(call, calls.id_kind, token, self._candidates_max)
             deadline = Deadline(received_s, self._budget_ms(call.parameters, transport_ms))
-            deadline.left_s()
+            deadline.require_time()
             ranked = await calls.rank.rank(request, deadline)
             counted = str(ranked.result.token.version)
             encoded = encode_ranked(call, ranked, deadline, calls.id_kind)
@@ -224,8 +224,7 @@ def no_index() -> Unavailable:
     """The error of every call until the server has the index's identity (protocol C4)."""
     return Unavailable(
         "no_index",
-        "this server does not know its index yet: it has started just now, or no worker has opened the index store; ask again in a moment, and see "
-        "that `aif worker` runs on the same store",
+        "this server does not know its index yet: it has just started, or no worker has opened the store; ask again in a moment; does `aif worker` run?",
     )
 
 

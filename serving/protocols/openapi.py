@@ -1,6 +1,6 @@
 """The OpenAPI document of the HTTP routes, made from the models that check the bodies: `python -m serving.protocols.openapi > docs/openapi.json`.
 
-A test holds docs/openapi.json to what is made here, and the routes to the document.
+A test holds docs/openapi.json to this module, and the routes to the document.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """The server's view of users: both user topics folded into a local database.
 
-user_follower.py        the thread that follows the topics: read it first
-user_store.py           the database, and decoded users in memory; user_store_start.py: opening it; user_batch.py: what a batch changes
-user_dead_letters.py    refused records to their dead-letter topics; refused_records.py: their bytes until then
+- user_follower.py: the thread that follows the topics: read it first
+- user_store.py: the database, and decoded users in memory; user_batch.py: what a batch of records changes, and the bytes of refused ones
+- user_dead_letters.py: refused records to their dead-letter topics
 """

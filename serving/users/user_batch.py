@@ -1,18 +1,20 @@
-"""What records of the user topics change in the server's view of users, as one database batch.
+"""The changes that records of the user topics make in the server's view of users, as one database batch.
 
 The rules of order are those of schemas/users.py: profile and behaviours each carry the last offset folded, and a change that is not newer changes nothing.
 """
 
 import dataclasses
 import json
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
+from infra.kafka.dead_letters import truncate_oversized
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database
 from schemas.decoding import Rejection, decode_updates, decode_user_features
-from schemas.errors import RejectedInput
+from schemas.errors import Corrupted, RejectedInput
 from schemas.events import Behaviour, BehavioursRecord
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.topics import USER_FEATURES
@@ -20,11 +22,12 @@ from schemas.users import BehaviourEvent
 from serving.core.user_view import BLOCK, Head, append_events, decode_head, encode_block_key, encode_head
 
 HEADS, PROFILES, BEHAVIOURS = "heads", "profiles", "behaviours"
+_LENGTH = struct.Struct(">I")
 
 
 @dataclass
 class UserChange:
-    """What one record says of one user: a new profile (without features: forget it), or more behaviours."""
+    """One record's change of one user: a new profile (without features: forget it), or more behaviours."""
 
     user: Id
     offset: int
@@ -49,7 +52,7 @@ class DecodedUserRecord:
 
 
 def decode_user_record(record: SourceRecord, kind: IdKind, partitions: int) -> DecodedUserRecord:
-    """A record of either topic. Raises nothing: what is wrong becomes a rejection (protocol A10)."""
+    """A record of either topic. Raises nothing: a mistake becomes a rejection (protocol A10)."""
     try:
         if record.topic == USER_FEATURES:
             return DecodedUserRecord(record, [_decode_profile(record, kind, partitions)])
@@ -129,3 +132,54 @@ class UserBatch:
         for block_key in self._written:
             batch.put(BEHAVIOURS, block_key, self._blocks[block_key])
         return batch
+
+
+# --- refused records: stored until their dead letters are in their topic -------------------------------------------------
+
+
+def refused_key(record: SourceRecord) -> bytes:
+    """The key under which a record with refused updates is stored; sorts by topic, partition and offset."""
+    return f"{record.topic}/{record.partition}/{record.offset:020d}".encode()
+
+
+def encode_refused(refused: DecodedUserRecord) -> bytes:
+    """The bytes of a record and its rejections: length of the head, head as JSON, then the record's key, value and header values byte for byte.
+
+    A record is stored once, however many of its updates were refused. Its dead letters (up to 256 of 4 MiB each) are made when sent, one at a time. An
+    oversized record is stored as its dead letters keep it: truncated.
+    """
+    record = truncate_oversized(refused.record)
+    head = {
+        "at": [record.topic, record.partition, record.offset, record.timestamp_ms],
+        "rejections": [astuple(one) for one in refused.rejections],
+        "names": [name for name, _ in record.headers],
+        "lengths": [None if part is None else len(part) for part in (record.key, record.value, *(value for _, value in record.headers))],
+    }
+    raw = json.dumps(head, separators=(",", ":")).encode()
+    return b"".join([_LENGTH.pack(len(raw)), raw, *_parts(record)])
+
+
+def decode_refused(raw: bytes) -> DecodedUserRecord:
+    """The record, without its changes, and its rejections. Raises Corrupted (`bad_refused_record`)."""
+    try:
+        end = _LENGTH.size + _LENGTH.unpack_from(raw)[0]
+        head = json.loads(raw[_LENGTH.size : end])
+        parts: list[bytes | None] = []
+        for length in head["lengths"]:
+            parts.append(None if length is None else raw[end : end + length])
+            end += length or 0
+        if end != len(raw):
+            raise ValueError(f"it ends at {len(raw)}, its head says {end}")
+        topic, partition, offset, timestamp_ms = head["at"]
+        key, value, *values = parts
+        record = SourceRecord(topic, partition, offset, key, value, tuple(zip(head["names"], values, strict=True)), timestamp_ms)
+        return DecodedUserRecord(record, (), [Rejection(*one) for one in head["rejections"]])
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Corrupted(
+            "bad_refused_record",
+            f"a refused record of {len(raw)} bytes in the view of users does not read: {error}; remove the view's folder",
+        ) from error
+
+
+def _parts(record: SourceRecord) -> list[bytes]:
+    return [record.key or b"", record.value or b"", *(value or b"" for _, value in record.headers)]

@@ -1,12 +1,12 @@
 """Sends the dead letters of the user topics, for the refused records that the view stores (user_store.py).
 
-Every server follows all partitions, so every server stores every refused record and any of them may send its letters. The servers do not know each other:
-each waits for a random time of its own, looks whether the letter is already in its topic, and sends it if not. So normally the server with the shortest
-wait sends; a server with an empty view finds the letters of earlier ones; and if one dies, another sends. Two servers may still send the same letter:
+Every server follows all partitions, so every server stores every refused record and any of them may send its letters. The servers do not know each other.
+Each waits for a random time of its own, looks whether the letter is already in its topic, and sends it if not. So normally the server with the shortest
+wait sends. A server with an empty view finds the letters of earlier ones, and if one dies, another sends. Two servers may still send the same letter:
 infra/kafka/redrive.py counts a place once.
 Invariants:
-- A refused record is stored in the same batch as the offset after it, and deleted only after the broker acknowledged its letters or they were found in
-  their topic. So a kill in between may send a letter twice, but never loses one.
+- A refused record is stored in the same batch as the offset after it. It is deleted only after the broker acknowledged its letters, or they were found
+  in their topic. So a kill in between may send a letter twice, but never loses one.
 - Neither rankings nor the view wait for this. If the broker does not take letters, the records stay on disk, up to DEAD_LETTERS_WAITING_BYTES_MAX; then
   the view stops and says why. Memory: one portion and the client's queue.
 """
@@ -24,7 +24,7 @@ from infra.kafka.sent_letters import SentLetters
 from infra.metrics import Metrics
 from schemas.errors import AifError, Unavailable
 from schemas.limits import MIB
-from serving.users.refused_records import decode_refused
+from serving.users.user_batch import decode_refused
 from serving.users.user_store import UserStore
 
 _ROUND_S = 0.5

@@ -2,8 +2,8 @@
 
 Ready = the view has reached the end offsets that were read at the start, or at its last rebuild. It stays ready afterwards: an older view may answer,
 because a user's history is not part of a version. For the same reason a stored view answers after a start without a broker; `behind` says so until the log
-was read. A topic with more partitions than the index has user partitions is followed in all of them: what clients put into the wrong one is refused by
-name, with a dead letter, and nothing of it vanishes. Partitions that are added later are found within seconds.
+was read. A topic may have more partitions than the index has user partitions. Then all are followed: an update in the wrong one is refused with a dead
+letter, so nothing vanishes. Partitions that are added later are found within seconds.
 Surplus partitions of item topics are looked for in the same turns, and named: the workers stop there.
 Gaps: user-features is compacted, so gaps are normal there. In user-behaviours transactions may have taken the offsets, which is normal too. Any other gap is
 read again; if it is still there, the records are lost for every reader, and the view continues after the gap and counts it.
@@ -143,7 +143,9 @@ class UserFollower:
                 self._log_at_start = None  # ready again once it has what the log holds now
 
     def _follow(self) -> None:
-        if not self._store.is_open:  # it could not be opened again: with no record to fold, nobody would try, and nobody would say why
+        if (
+            not self._store.is_open
+        ):  # it could not be opened again: without a record to fold, no call would try it, and no error would say why
             self._store.reopen()
         log = self._check_log()
         with contextlib.ExitStack() as stack:
@@ -204,8 +206,8 @@ class UserFollower:
         for topic, found in log.items():
             if len(found.starts) != self._store.partitions:
                 _log.error(
-                    "other_partitions: %s has %d partitions, the index has %d user partitions: clients that compute a partition from their number send users "
-                    "to where they do not belong, and each such update becomes a dead letter (`aif dlq list %s`); have them use %d",
+                    "other_partitions: %s has %d partitions, the index has %d user partitions; clients that count the topic's choose wrong ones, and "
+                    "such updates become dead letters (`aif dlq list %s`); let clients use %d",
                     *(topic, len(found.starts), self._store.partitions, topic, self._store.partitions),
                 )
 

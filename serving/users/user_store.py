@@ -8,21 +8,28 @@ Invariants:
 - A snapshot shows one moment and never changes afterwards. One thread folds, one deletes records whose letters were sent, any thread may read.
 - Memory is bounded by the number of decoded users and of their behaviours; the least recently used user is dropped first. Everything is on disk, and
   losing the disk costs a replay of the log.
+
+Directory: <data_dir>/<hash of the view's identity>/<number>. Each server of an index on one host takes the first that no other process holds. A view from an
+earlier run continues from its offsets, so a restart takes seconds. One that cannot be opened is deleted and built again, which costs time but never an answer.
 """
 
 import dataclasses
+import hashlib
+import json
+import logging
 import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database, open_database
 from schemas.behaviour_columns import EMPTY, BehaviourColumns
-from schemas.errors import Corrupted
+from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.limits import BEHAVIOURS_PER_USER_MAX, DEAD_LETTERS_WAITING_BYTES_MAX, WRITE_BATCH_UPDATES_MAX
 from serving.core.user_view import (
@@ -35,12 +42,24 @@ from serving.core.user_view import (
     encode_block_key,
     encode_view_state,
 )
-from serving.users.refused_records import RefusedRecord, encode_refused, refused_key
-from serving.users.user_batch import BEHAVIOURS, HEADS, PROFILES, DecodedUserRecord, UserBatch, UserChange, decode_user_record
+from serving.users.user_batch import (
+    BEHAVIOURS,
+    HEADS,
+    PROFILES,
+    DecodedUserRecord,
+    UserBatch,
+    UserChange,
+    decode_user_record,
+    encode_refused,
+    refused_key,
+)
 
 META, REFUSED = "meta", "refused"
 FAMILIES = (HEADS, PROFILES, BEHAVIOURS, META, REFUSED)
 STATE_KEY = b"state"
+FORMAT = 3  # of the directory; another format has another folder, so a view of format 2, with events as JSON, is not read
+_SERVERS_PER_HOST_MAX = 64
+_log = logging.getLogger("aif.serving.users")
 
 HistoryOffsets = tuple[int, int]  # last offset folded of user-features and of user-behaviours
 
@@ -87,7 +106,7 @@ class UserStore:
     # --- looking -------------------------------------------------------------------------------------------------------
 
     def find(self, user: Id) -> KnownUser:
-        """What is known of a user; an unknown user is cold. Reads the disk if the user is not in memory; one whom a damaged disk hides is cold too."""
+        """A user's profile and history; an unknown user is cold, and so is one on a damaged disk. Reads the disk if the user is not in memory."""
         known = self.find_in_memory(user)
         if known is not None:
             return known
@@ -197,7 +216,7 @@ class UserStore:
         for one in portion:
             offsets.setdefault(one.record.topic, {})[one.record.partition] = one.record.offset + 1
         after = dataclasses.replace(self.state, next_offsets=offsets, users=len(self) + batch.new_users)
-        refused = {refused_key(one.record): encode_refused(RefusedRecord(one.record, one.rejections)) for one in portion if one.rejections}
+        refused = {refused_key(one.record): encode_refused(one) for one in portion if one.rejections}
         self._commit(batch.encode(), after, folded, refused)
         return sum(len(one.rejections) + len(one) for one in portion) - sum(map(len, folded))
 
@@ -229,7 +248,7 @@ class UserStore:
         self._decoded_behaviours += len(behaviours) - len(history.behaviours)
         self._keep_bounds()
 
-    # --- what was refused ----------------------------------------------------------------------------------------------
+    # --- refused records -----------------------------------------------------------------------------------------------
 
     @property
     def is_full_of_refused(self) -> bool:
@@ -237,7 +256,7 @@ class UserStore:
         return self.refused_bytes >= DEAD_LETTERS_WAITING_BYTES_MAX
 
     def read_refused(self, bytes_max: int, after: bytes = b"") -> list[tuple[bytes, bytes]]:
-        """Refused records after the key `after`, as (key, bytes of refused_records.py): about `bytes_max` in all, at least one if there is any."""
+        """Refused records after the key `after`, as (key, bytes of `encode_refused`): about `bytes_max` in all, at least one if there is any."""
         rows: list[tuple[bytes, bytes]] = []
         with self._lock:
             for row in self._database.scan(REFUSED, after + b"\0"):
@@ -288,3 +307,54 @@ class UserStore:
         """Closes the database, so that another process can open the directory."""
         with self._lock:
             self._database.close()
+
+
+# --- where it lies ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ViewIdentity:
+    """What a view shows: the users of one index, from the topics under one prefix."""
+
+    index: str
+    topic_prefix: str
+    id_kind: IdKind
+    partitions: int
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder."""
+        text = json.dumps([FORMAT, self.index, self.topic_prefix, self.id_kind.value, self.partitions])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def open_user_store(data_dir: Path, identity: ViewIdentity, bounds: StoreBounds) -> UserStore:
+    """Opens the first view that no other process holds. Raises Unavailable (`database_locked`, `disk_full`)."""
+    folder = data_dir / identity.folder
+    for number in range(_SERVERS_PER_HOST_MAX):
+        try:
+            return _open_or_remake(folder / str(number), identity, bounds)
+        except Unavailable as error:
+            if error.code != "database_locked":
+                raise
+    raise Unavailable(
+        "database_locked", f"{_SERVERS_PER_HOST_MAX} servers hold views in {folder}; stop some, or give this one AIF_USERS__DATA_DIR"
+    )
+
+
+def _open_or_remake(path: Path, identity: ViewIdentity, bounds: StoreBounds) -> UserStore:
+    try:
+        return _open(path, identity, bounds)
+    except (Corrupted, Incompatible) as error:
+        _log.error("user store %s does not open (%s); rebuilding it from Kafka", path, error)
+        shutil.rmtree(path)
+        return _open(path, identity, bounds)
+
+
+def _open(path: Path, identity: ViewIdentity, bounds: StoreBounds) -> UserStore:
+    database = open_database(path, FAMILIES)
+    try:
+        return UserStore(database, identity.id_kind, identity.partitions, bounds)
+    except BaseException:  # its state does not read
+        database.close()
+        raise

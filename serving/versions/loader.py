@@ -1,9 +1,9 @@
-"""The serving process's handle on the loader process: starts it, sends it slots, asks it to load. One caller at a time.
+"""The serving process's handle on the loader process: starts it, sends it arenas, asks it to load. One caller at a time.
 
-The slots are created for the first version, and sent to the loader as file descriptors. A loader that died is started again and gets them again; as a
+The arenas are created for the first version, and sent to the loader as file descriptors. A loader that died is started again and gets them again; as a
 version is served by then, it gives way to requests from its first instruction on.
-A slot that is too small for a version is replaced by a larger one before the load. The loader process touches its pages, so that the requests on the version
-in the other slot do not wait for them.
+An arena that is too small for a version is replaced by a larger one before the load. The loader process touches its pages, so that the requests on the version
+in the other arena do not wait for them.
 """
 
 import json
@@ -19,11 +19,11 @@ import schemas.errors
 from infra.processes import Child, start_child, stop_all
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.manifest import Manifest, manifest_path
-from serving.engine.tables.slots import SlotMemory, open_arrays, plan_slot, plan_slot_bytes
+from serving.engine.tables.arena import ArenaMemory, open_arrays, plan_arena, plan_arena_bytes
 from serving.engine.tables.tables import NO_ROOM, Room, Tables
 
 LOAD_S_MAX = 3600.0  # 10^7 items from a slow disk
-SLOTS = 2
+ARENAS = 2
 _LINE_BYTES = 1 << 16
 
 
@@ -43,12 +43,12 @@ class Source:
 
 
 class Loader:
-    """The loader process and the two slots that it fills. `slot_bytes`: of each slot at the start; 0 = 1.5 times the first version."""
+    """The loader process and the two arenas that it fills. `arena_bytes`: of each arena at the start; 0 = 1.5 times the first version."""
 
-    def __init__(self, slot_bytes: int = 0) -> None:
-        self._slot_bytes = slot_bytes
-        self._slots: list[SlotMemory] = []
-        self._sent = 0  # slots that the running process was sent
+    def __init__(self, arena_bytes: int = 0) -> None:
+        self._arena_bytes = arena_bytes
+        self._arenas: list[ArenaMemory] = []
+        self._sent = 0  # arenas that the running process was sent
         self._has_loaded = False
         self._child: Child | None = None
         self._connection: socket.socket | None = None
@@ -61,7 +61,7 @@ class Loader:
         ours, theirs = socket.socketpair()
         with theirs:
             beside = ["beside"] if self._has_loaded else []
-            command = [sys.executable, "-m", "serving.versions.index_reader", str(theirs.fileno()), *beside]
+            command = [sys.executable, "-m", "serving.versions.loader_process", str(theirs.fileno()), *beside]
             self._child = start_child("loader", command, Path(os.devnull), inherited_fds=[theirs.fileno()], shares_session=True)
         ours.settimeout(LOAD_S_MAX)
         self._connection = ours
@@ -69,14 +69,14 @@ class Loader:
     def close(self) -> None:
         """Ends the process and gives the memory back."""
         self._stop()
-        for memory in self._slots:
+        for memory in self._arenas:
             memory.close()
-        self._slots = []
+        self._arenas = []
 
-    def load(self, source: Source, slot: int) -> Tables:
-        """Loads and verifies a version into slot 0 or 1, which grows if it has to. Raises Corrupted, Incompatible, Unavailable; then the slot holds nothing.
+    def load(self, source: Source, arena: int) -> Tables:
+        """Loads and verifies a version into arena 0 or 1, which grows if it has to. Raises Corrupted, Incompatible, Unavailable; then the arena holds nothing.
 
-        A process that ended while nothing was asked of it (killed from outside) is noticed by the first message to it, and costs a new process, not a load.
+        A process that was killed between two loads is noticed by the first message to it. It costs a new process, not a load.
         """
         try:
             self._prepare(source)
@@ -85,74 +85,74 @@ class Loader:
                 raise
             self._prepare(source)
         try:
-            measured = self._ask({"op": "load", "slot": slot, **source.message()})
+            measured = self._ask({"op": "load", "arena": arena, **source.message()})
         except Incompatible as error:
-            if error.code != "slot_too_small":
+            if error.code != "arena_too_small":
                 raise
-            self._replace_slot(slot, self._measure_slot(source))
-            measured = self._ask({"op": "load", "slot": slot, **source.message()})
-        layout, memory = source.manifest.layout, self._slots[slot]
+            self._replace_arena(arena, self._measure_arena(source))
+            measured = self._ask({"op": "load", "arena": arena, **source.message()})
+        layout, memory = source.manifest.layout, self._arenas[arena]
         self._has_loaded = True
-        plan = plan_slot(layout, memory.size_bytes, measured["rows"], measured["id_bytes"])
+        plan = plan_arena(layout, memory.size_bytes, measured["rows"], measured["id_bytes"])
         return Tables(layout, plan, open_arrays(plan, memory.buffer))
 
     def _prepare(self, source: Source) -> None:
-        """Both slots are there, and the process has them."""
-        if not self._slots:
-            self._open_slots(source)
-        self._send_slots()
+        """Both arenas are there, and the process has them."""
+        if not self._arenas:
+            self._open_arenas(source)
+        self._send_arenas()
 
-    def _measure_slot(self, source: Source) -> int:
-        """Bytes of a slot for this version."""
+    def _measure_arena(self, source: Source) -> int:
+        """Bytes of an arena for this version."""
         measured = self._ask({"op": "measure", **source.message()})
-        return plan_slot_bytes(source.manifest.layout, measured["rows"], measured["id_bytes"])
+        return plan_arena_bytes(source.manifest.layout, measured["rows"], measured["id_bytes"])
 
-    def _open_slots(self, source: Source) -> None:
-        size = self._slot_bytes or self._measure_slot(source)
-        opened = list[SlotMemory]()
+    def _open_arenas(self, source: Source) -> None:
+        size = self._arena_bytes or self._measure_arena(source)
+        opened = list[ArenaMemory]()
         try:
-            for _ in range(SLOTS):
-                opened.append(SlotMemory(size))
+            for _ in range(ARENAS):
+                opened.append(ArenaMemory(size))
                 opened[-1].populate()
         except (OSError, OverflowError) as error:
             for memory in opened:
                 memory.close()
-            hint = ", or a smaller AIF_ENGINE__SLOT_BYTES" if self._slot_bytes else ""
+            hint = ", or a smaller AIF_ENGINE__ARENA_BYTES" if self._arena_bytes else ""
             raise Unavailable(
-                "no_slot_memory", f"no memory for {SLOTS} slots of {size} bytes: {error}; give the server more memory{hint}"
+                "no_arena_memory", f"no memory for {ARENAS} arenas of {size} bytes: {error}; give the server more memory{hint}"
             ) from error
-        self._slots = opened
+        self._arenas = opened
 
-    def _replace_slot(self, slot: int, size: int) -> None:
-        """Larger memory for a slot that is not in use. The former memory goes first, so that there is never more than one slot too many."""
-        former_bytes = self._slots[slot].size_bytes
-        self._slots[slot].close()
-        self._slots[slot] = SlotMemory(mmap.PAGESIZE)
-        memory: SlotMemory | None = None
+    def _replace_arena(self, arena: int, size: int) -> None:
+        """Larger memory for an arena that is not in use. The former memory goes first, so that there is never more than one arena too many."""
+        former_bytes = self._arenas[arena].size_bytes
+        self._arenas[arena].close()
+        self._arenas[arena] = ArenaMemory(mmap.PAGESIZE)
+        memory: ArenaMemory | None = None
         try:
-            memory = SlotMemory(size)
-            self._ask({"op": "open", "slot": slot, "bytes": size}, memory.fd)
+            memory = ArenaMemory(size)
+            self._ask({"op": "open", "arena": arena, "bytes": size}, memory.fd)
             memory.populate()
         except (OSError, OverflowError, Unavailable) as error:
             if memory is not None:
                 memory.close()
-            self._sent = 0  # whatever the process has under this number now, it gets what is here
-            if isinstance(error, Unavailable) and error.code != "no_slot_memory":
+            self._sent = 0  # the process gets this memory, whatever it has under this number now
+            if isinstance(error, Unavailable) and error.code != "no_arena_memory":
                 raise
             raise Unavailable(
-                "no_slot_memory",
-                f"no memory for a slot of {size} bytes instead of {former_bytes}: {error}; give the server more memory, it tries again by itself",
+                "no_arena_memory",
+                f"no memory for an arena of {size} bytes instead of {former_bytes}: {error}; give the server more memory, it tries again by itself",
             ) from error
-        self._slots[slot].close()
-        self._slots[slot] = memory
+        self._arenas[arena].close()
+        self._arenas[arena] = memory
 
-    def _send_slots(self) -> None:
-        """Sends the slots that the process does not have yet: all of them to a new one."""
+    def _send_arenas(self) -> None:
+        """Sends the arenas that the process does not have yet: all of them to a new one."""
         if self._child is None or not self._child.alive():
             self.start()
-        while self._sent < len(self._slots):
-            memory = self._slots[self._sent]
-            self._ask({"op": "open", "slot": self._sent, "bytes": memory.size_bytes}, memory.fd)
+        while self._sent < len(self._arenas):
+            memory = self._arenas[self._sent]
+            self._ask({"op": "open", "arena": self._sent, "bytes": memory.size_bytes}, memory.fd)
             self._sent += 1
 
     def _ask(self, request: dict[str, Any], fd: int | None = None) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""Follows the control log: loads the version that should be served into the free slot, applies its deltas, flips.
+"""Follows the control log: loads the version that should be served into the free arena, applies its deltas, flips.
 
-    control log -> manifest -> loader fills the free slot -> checkpoint -> admit -> deltas up to the end of the log at that moment
+    control log -> manifest -> loader fills the free arena -> checkpoint -> admit -> deltas up to the end of the log at that moment
     -> warm up -> user halves move (calls/user_moves.py) -> flip
 
 Invariants:
 - After any error the running version stays, `last_error` says why, and the next attempt comes after a pause or as soon as the log has moved. A server
-  that runs nothing yet loads the backup version instead; or, where only the deltas cannot be followed, serves the files as they are (catch_up.py).
+  that runs nothing yet loads the backup version instead; or, where only the deltas cannot be followed, serves the files as they are (deltas.py).
 - A new revision of the served version changes nothing (C1). The former version stays resident and follows its deltas, so a flip back needs no load until
-  another version needs its slot (C2).
-- A version whose slot is nearly full is loaded again into a larger one. Meanwhile the copy in the full slot answers and takes changes.
-- A version that was frozen never continues from its slot, because it missed changes (B11).
+  another version needs its arena (C2).
+- A version whose arena is nearly full is loaded again into a larger one. Meanwhile the copy in the full arena answers and takes changes.
+- A version that was frozen never continues from its arena, because it missed changes (B11).
 """
 
 import threading
@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -39,16 +38,15 @@ from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
 from schemas.token import VersionToken
 from schemas.topics import INDEX_DELTAS
 from schemas.users import BehaviourEvent
-from serving.engine.devices.scorers import open_scorer
+from serving.engine.devices.scorer import open_scorer
 from serving.engine.loop.engine import Engine
 from serving.engine.loop.resident import Arrivals, Resident
 from serving.engine.tables.tables import NO_ROOM, Room, Tables
 from serving.engine.work import UserWork
-from serving.versions.catch_up import CatchUp
-from serving.versions.deltas import DeltaFollower
-from serving.versions.loader import SLOTS, Loader, Source
+from serving.versions.deltas import CatchUp, DeltaFollower, Held
+from serving.versions.loader import ARENAS, Loader, Source
 
-GRACE_S = 2.0  # a slot is not reused while a user state made on it is younger than this
+GRACE_S = 2.0  # an arena is not reused while a user state made on it is younger than this
 PAUSE_S_MIN, PAUSE_S_MAX = 1.0, 30.0  # between two attempts at the same version
 WARM_UP_ROWS = 256
 ENGINE_S_MAX = 60.0
@@ -60,44 +58,27 @@ T = TypeVar("T")
 logger = structlog.get_logger("versions")
 
 
-@dataclass
-class _Held:
-    """A version in a slot."""
-
-    slot: int
-    revision: int
-    resident: Resident
-    deltas: DeltaFollower
-    behind: str = ""
-
-    @property
-    def error(self) -> str:
-        """Why it takes no more changes; empty if it does."""
-        return self.resident.error or (str(self.deltas.error) if self.deltas.error else "")
-
-
 class VersionFollower:
     """One thread next to the engine, and the loader process.
 
-    last_error  why the wanted version is not served; empty if it is
-    counters    since the start: loads, load_failures, flips, corrupted (failures because a file differs from what its manifest says), strangers
-                (records of index-deltas that no shard wrote)
+    - last_error: why the wanted version is not served; empty if it is
+    - counters: since the start; corrupted: failures because a file differs from its manifest; strangers: records of index-deltas that no shard wrote
     """
 
     def __init__(
-        self, engine: Engine, store_url: str, kafka: KafkaTopics, poll_s: float = 0.2, slot_bytes: int = 0, grace_s: float = GRACE_S
+        self, engine: Engine, store_url: str, kafka: KafkaTopics, poll_s: float = 0.2, arena_bytes: int = 0, grace_s: float = GRACE_S
     ) -> None:
         self._engine, self._store_url, self._kafka, self._poll_s, self._grace_s = engine, store_url, kafka, poll_s, grace_s
         self._store = open_index_store(store_url, look=False)
         self._log = ControlLog(self._store)
-        self._loader = Loader(slot_bytes)
-        self._held: dict[int, _Held] = {}
+        self._loader = Loader(arena_bytes)
+        self._held: dict[int, Held] = {}
         self.last_error = ""
         self._last_checkpoint: CheckpointFile | None = None
         self.counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0, "strangers": 0}
         self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
         self._retry = (0.0, PAUSE_S_MIN, -1)  # (not before this time, the last pause, the log's length then)
-        self._waiting: VersionToken | None = None  # could be loaded, and waits for a slot
+        self._waiting: VersionToken | None = None  # could be loaded, and waits for an arena
         self.now_s: Callable[[], float] = time.time  # the time that ages of source records are compared with
         self.before_flip: Callable[[int], None] = lambda version: None  # called with the version that is about to go live; must not raise
         self._stopped = threading.Event()
@@ -113,7 +94,7 @@ class VersionFollower:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops the thread, the delta followers and the loader process. The slots' memory is freed when the engine uses it no longer. A load that does not end
+        """Stops the thread, the delta followers and the loader process. The arenas' memory is freed when the engine uses it no longer. A load that does not end
         within seconds is given up: it may take minutes, and a server that ends would wait with its ports closed."""
         self._thread.stop(CLOSE_S_MAX)
         for held in list(self._held.values()):
@@ -152,9 +133,7 @@ class VersionFollower:
         left_out = next((report.not_servable for report in status.residents if report.token == status.current), 0)
         if not left_out:
             return ""
-        return (
-            f"slot_full: {left_out} items of {status.current} have no room and are left out; the version is being loaded into a larger slot"
-        )
+        return f"arena_full: {left_out} items of {status.current} have no room and are left out; the version is being loaded into a larger arena"
 
     def take_load_seconds(self) -> list[float]:
         """Seconds from manifest to flip, of each version that went live since the last call."""
@@ -223,9 +202,9 @@ class VersionFollower:
             logger.warning("backup_not_served", version=state.backup, error=_describe(error))
 
     def _grow(self, wanted: VersionStatus, tables: Tables) -> None:
-        """Loads the served version again, into a larger slot."""
+        """Loads the served version again, into a larger arena."""
         rows, capacity, left_out = tables.rows, tables.capacity, tables.not_servable
-        logger.warning("slot_nearly_full", token=str(wanted.token), rows=rows, capacity=capacity, not_servable=left_out)
+        logger.warning("arena_nearly_full", token=str(wanted.token), rows=rows, capacity=capacity, not_servable=left_out)
         self.last_error = self.why_incomplete()
         self._load(wanted, room=tables.measure_room())
 
@@ -234,7 +213,7 @@ class VersionFollower:
         return state.next_number != length or time.monotonic() >= not_before
 
     def _forget_frozen(self, state: ControlState) -> None:
-        """Gives up the slots of versions that missed changes: they are frozen, or were frozen for a while after they were loaded.
+        """Gives up the arenas of versions that missed changes: they are frozen, or were frozen for a while after they were loaded.
 
         If one of them is being served, it stays, without further changes, until another version or its own new revision is loaded.
         """
@@ -247,8 +226,8 @@ class VersionFollower:
             if current is None or current.version != version:
                 self._release(version, held)
 
-    def _release(self, version: int, held: _Held) -> bool:
-        """Gives a version's slot back. False if the slot is still in use."""
+    def _release(self, version: int, held: Held) -> bool:
+        """Gives a version's arena back. False if the arena is still in use."""
         if not wait_for_engine(self._engine.release(version, self._grace_s)):
             return False
         held.deltas.close()
@@ -256,41 +235,41 @@ class VersionFollower:
             del self._held[version]
         return True
 
-    def _free_slot(self, wanted: int) -> int | None:
-        """A free slot; the former version gives up its slot once nothing uses it. None: not yet."""
+    def _free_arena(self, wanted: int) -> int | None:
+        """A free arena; the former version gives up its arena once nothing uses it. None: not yet."""
         current = self._engine.status().current
         for version, held in list(self._held.items()):
             is_served = current is not None and current.version == version
-            if len(self._held) == SLOTS and not is_served and version != wanted and not self._release(version, held):
+            if len(self._held) == ARENAS and not is_served and version != wanted and not self._release(version, held):
                 return None
-        used = {held.slot for held in self._held.values()}
-        return next((slot for slot in range(SLOTS) if slot not in used), None)
+        used = {held.arena for held in self._held.values()}
+        return next((arena for arena in range(ARENAS) if arena not in used), None)
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
     def _load(self, wanted: VersionStatus, instead: bool = False, room: Room = NO_ROOM) -> None:
-        """Loads a version and flips to it, if it is still the wanted one or is served `instead` of it. `room`: what its slot must hold at least."""
+        """Loads a version and flips to it, if it is still the wanted one or is served `instead` of it. `room`: what its arena must hold at least."""
         manifest = read_manifest(self._store, wanted)
         positions = {seal.shard: seal.delta_position for seal in manifest.seals}
         alone = self._engine.current is None
-        if self._waiting != wanted.token and not alone:  # the broker is asked once, and not at every poll until a slot is free
+        if self._waiting != wanted.token and not alone:  # the broker is asked once, and not at every poll until an arena is free
             self._catch_up.check(wanted.version, positions)
-        slot = self._free_slot(wanted.version)
-        self._waiting = wanted.token if slot is None else None
-        if slot is None:
+        arena = self._free_arena(wanted.version)
+        self._waiting = wanted.token if arena is None else None
+        if arena is None:
             return
         started_s = time.monotonic()
         self.counters["loads"] += 1
-        tables = self._loader.load(Source(self._store_url, manifest, wanted.manifest_sha256, room), slot)
+        tables = self._loader.load(Source(self._store_url, manifest, wanted.manifest_sha256, room), arena)
         checkpoint = self._checkpoint(manifest)
         former = self._held.get(wanted.version)
-        held = self._admit(wanted, manifest, checkpoint, tables, slot, positions)
+        held = self._admit(wanted, manifest, checkpoint, tables, arena, positions)
         load_s, tiers_by = round(time.monotonic() - started_s, 3), held.resident.scorer.tiers_by
-        logger.info("version_loaded", token=str(wanted.token), rows=tables.rows, slot=slot, load_s=load_s, tiers_by=tiers_by)
+        logger.info("version_loaded", token=str(wanted.token), rows=tables.rows, arena=arena, load_s=load_s, tiers_by=tiers_by)
         try:
             self._catch_up.run(held, positions, alone)
             wait_for_engine(self._engine.run(lambda: warm_up(held.resident)))
-        except Exception:  # of any kind: its slot has to be free for the next attempt
+        except Exception:  # of any kind: its arena has to be free for the next attempt
             self._discard(held, former)
             raise
         if former is not None:
@@ -329,8 +308,8 @@ class VersionFollower:
         return checkpoint
 
     def _admit(
-        self, wanted: VersionStatus, manifest: Manifest, checkpoint: CheckpointFile, tables: Tables, slot: int, positions: dict[int, int]
-    ) -> _Held:
+        self, wanted: VersionStatus, manifest: Manifest, checkpoint: CheckpointFile, tables: Tables, arena: int, positions: dict[int, int]
+    ) -> Held:
         """Makes the loaded version resident and starts following its deltas."""
         scorer = open_scorer(self._engine.device, checkpoint.parameters, wanted.version, tables)
         watermark = tuple({**seal.source_offsets, INDEX_DELTAS: seal.delta_position} for seal in manifest.seals)
@@ -338,7 +317,7 @@ class VersionFollower:
         resident = Resident(wanted.token, tables, scorer, watermark, dict(positions), source_ms, arrivals=Arrivals(self.now_s))
         deltas = DeltaFollower(self._engine, self._kafka, resident, self._topic_id, self._pass_over)
         wait_for_engine(self._engine.admit(resident))
-        held = self._held[wanted.version] = _Held(slot, wanted.revision, resident, deltas)
+        held = self._held[wanted.version] = Held(arena, wanted.revision, resident, deltas)
         deltas.start()
         return held
 
@@ -352,15 +331,15 @@ class VersionFollower:
             why="no shard wrote this record of index-deltas; allow only workers to write there",
         )
 
-    def _discard(self, held: _Held, former: _Held | None) -> None:
-        """Gives up a version that was admitted and cannot be served. `former`: an older copy of it in the other slot, which is held again."""
+    def _discard(self, held: Held, former: Held | None) -> None:
+        """Gives up a version that was admitted and cannot be served. `former`: an older copy of it in the other arena, which is held again."""
         wait_for_engine(self._engine.withdraw(held.resident))
         held.deltas.close()
         del self._held[held.resident.version]
         if former is not None:
             self._held[held.resident.version] = former
 
-    def _flip(self, held: _Held) -> None:
+    def _flip(self, held: Held) -> None:
         wait_for_engine(self._engine.install(held.resident))
         self.counters["flips"] += 1
         logger.info("version_live", token=str(held.resident.token), rows=held.resident.tables.rows)
@@ -372,7 +351,7 @@ def _describe(error: Exception) -> str:
 
 def wait_for_engine(future: "Future[T]") -> T:
     """The engine's answer. Raises Unavailable (`engine_busy`); then the engine will not do it later either. A version that it admitted so late would answer
-    from a slot that is free to be written over."""
+    from an arena that is free to be written over."""
     try:
         return future.result(ENGINE_S_MAX)
     except FutureTimeoutError as error:
@@ -384,9 +363,9 @@ def wait_for_engine(future: "Future[T]") -> T:
 def warm_up(resident: Resident) -> None:
     """Scores a few rows for an empty and for a known user. Raises Corrupted (`bad_canary`) if a score is not finite. Without rows it does nothing."""
     tables, scorer = resident.tables, resident.scorer
-    slots = tables.live_slots(WARM_UP_ROWS)
-    events = [BehaviourEvent(tables.id_at(int(slot)), "click", 0) for slot in slots[:8]]
+    rows = tables.live_rows(WARM_UP_ROWS)
+    events = [BehaviourEvent(tables.id_at(int(row)), "click", 0) for row in rows[:8]]
     for work in (UserWork(), UserWork({}, events)):
-        scores, probabilities = scorer.score(scorer.user_state(work), slots, {})
+        scores, probabilities = scorer.score(scorer.user_state(work), rows, {})
         if not (np.isfinite(scores).all() and np.isfinite(probabilities).all()):
             raise Corrupted("bad_canary", f"version {resident.token} gives scores that are not finite; {_LEAVE}")

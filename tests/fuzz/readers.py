@@ -46,8 +46,7 @@ from serving.protocols.grpc_api import decode_infer, decode_message
 from serving.protocols.http_body import decode_body, unpack
 from serving.protocols.messages import pb
 from serving.protocols.open_inference import plan_request
-from serving.users.refused_records import RefusedRecord, decode_refused, encode_refused
-from serving.users.user_batch import decode_user_record
+from serving.users.user_batch import DecodedUserRecord, decode_refused, decode_user_record, encode_refused
 from streams.core.item_state import (
     StoredEmbedding,
     StoredFeatures,
@@ -207,7 +206,7 @@ def _read_user(topic: str, raw: bytes) -> None:
         for one in decoded.changes:
             decode_events(append_events(b"", Head(), one.events).values())
         if decoded.rejections:
-            refused = RefusedRecord(decoded.record, decoded.rejections)
+            refused = DecodedUserRecord(decoded.record, (), decoded.rejections)
             assert decode_refused(encode_refused(refused)).record == refused.record
         EventDecoder(1, 1, kind).decode(topic, [_source(topic, raw)])
 
@@ -304,7 +303,7 @@ READERS: Sequence[Reader] = (
     Reader("user head", lambda: encode_head(Head(1, 2, 3)), decode_head),
     Reader("user events", lambda: append_events(b"", Head(), [EVENT] * 2)[0], lambda raw: decode_events([raw])),
     Reader("user view state", lambda: json.loads(encode_view_state(ViewState({USER_FEATURES: {0: 1}}, {"a": "b"}, 1, 2))), decode_view_state),
-    Reader("refused record", lambda: encode_refused(RefusedRecord(_source(NEW_ITEMS, b"v"), [Rejection(0, "a", "b", "c")])), decode_refused),
+    Reader("refused record", lambda: encode_refused(DecodedUserRecord(_source(NEW_ITEMS, b"v"), (), [Rejection(0, "a", "b", "c")])), decode_refused),
     Reader("rank body", lambda: RANK, lambda raw: decode_body(RankRequest, raw)),
     Reader("prerank body", lambda: INLINE, lambda raw: decode_body(PrerankRequest, raw)),
     Reader("user body", lambda: {k: v for k, v in INLINE.items() if k not in ("item_ids", "top_k", "context")}, lambda raw: decode_body(UserRequest, raw)),

@@ -16,8 +16,8 @@ from infra.kafka.reader import SourceRecord
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import Column, RowLayout, find_delta
 from schemas.topics import INDEX_DELTAS
+from serving.engine.tables.arena import open_arrays, plan_arena, plan_arena_bytes, reset_arrays
 from serving.engine.tables.changes import encode_ids
-from serving.engine.tables.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables.tables import Tables
 from serving.versions.deltas import decode_portion
 
@@ -188,7 +188,7 @@ def fold_plainly(rows: dict[bytes, tuple[tuple[int, ...], bytes | None]], key: b
 def make_empty(kind: IdKind) -> Tables:
     """Tables without rows, in ordinary memory."""
     layout = RowLayout(COLUMNS, kind)
-    plan = plan_slot(layout, plan_slot_bytes(layout, ROOM, 16 * ROOM), ROOM, 16 * ROOM)
+    plan = plan_arena(layout, plan_arena_bytes(layout, ROOM, 16 * ROOM), ROOM, 16 * ROOM)
     arrays = open_arrays(plan, bytearray(plan.size_bytes))
     reset_arrays(arrays)
     return Tables(layout, plan, arrays)
@@ -218,8 +218,8 @@ def rows_of(tables: Tables, wanted: Mapping[bytes, object], kind: IdKind) -> dic
     found: dict[bytes, bytes | None] = {}
     for key in wanted:
         item = key.decode() if kind is IdKind.TEXT else int.from_bytes(key) - (1 << 63)
-        slots = tables.find(encode_ids([item], kind))
-        found[key] = None if slots[0] < 0 else tables.rows_at(slots).tobytes()
+        rows = tables.find(encode_ids([item], kind))
+        found[key] = None if rows[0] < 0 else tables.rows_at(rows).tobytes()
     return found
 
 

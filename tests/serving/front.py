@@ -29,16 +29,15 @@ from serving.calls.user_halves import Users
 from serving.calls.version_choice import choose_version
 from serving.core.row_ages import RowAges
 from serving.protocols.front import Front as SharedFront
+from serving.protocols.front import Intake
 from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener
 from serving.protocols.http_api import HttpApi, Views
-from serving.protocols.intake import Intake
 from serving.protocols.listener import Listener, Tls
 from serving.relay.relay import Relay
 from serving.relay.settings import RelaySection
 from serving.settings import ServeSection
-from serving.users.user_store import StoreBounds, UserStore
-from serving.users.user_store_start import ViewIdentity, open_user_store
+from serving.users.user_store import StoreBounds, UserStore, ViewIdentity, open_user_store
 from tests.memory import MEMORY
 
 USER_PARTITIONS = 4

@@ -1,4 +1,4 @@
-"""A front that is closed under load: what was taken is answered, what comes later finds nobody, nothing is cut."""
+"""A front that is closed under load: requests that it has taken are answered, later ones are refused, none is cut."""
 
 import asyncio
 import contextlib

@@ -8,7 +8,7 @@ from infra.metrics import Metrics
 from schemas.token import VersionToken
 from serving.core.row_ages import RowAges
 from serving.engine.work import EngineStatus, VersionReport
-from serving.engine_metrics import EngineMetrics
+from serving.status_view import EngineMetrics
 
 TOKEN = VersionToken(4, 1, "aaaaaaaa")
 REPORT = VersionReport(TOKEN, 10, 20, 3, ("click",), ({},), {}, {0: 0}, 7)

@@ -1,4 +1,4 @@
-"""A ready server's collector leaves alone what is there to stay, and still finds the cycles that requests make."""
+"""A ready server's collector leaves the objects alone that stay, and still finds the cycles that requests make."""
 
 import gc
 import weakref

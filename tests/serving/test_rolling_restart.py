@@ -1,4 +1,4 @@
-"""Two processes of `aif serve` behind one merger, under load: each is restarted in turn, one is killed between the two calls, and nobody notices."""
+"""Two processes of `aif serve` behind one merger, under load: each is restarted in turn, one is killed between the two calls, and no client notices."""
 
 import asyncio
 import os

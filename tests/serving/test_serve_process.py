@@ -52,8 +52,8 @@ def test_a_server_process_answers_a_query_and_ends_cleanly_on_sigterm(tmp_path: 
         assert str(version.ids[0]) in shown and "version 5.0-" in shown and re.search(r"rows (\d+\.\d s old|of unknown age)", shown)
         assert "degraded: unknown_items, unsigned_items, cold_user (1 of 3 candidates unknown)" in shown
         traced = run(["query", "1", "--items", str(chosen), "--url", url, "--trace", "--retrieval", "fixed:200"], variables)
-        assert "passed beside retrieval" in traced.stderr and "call 1" in traced.stderr and str(version.ids[0]) in traced.stdout
-        # Its terminal is gone; under nohup, where that is ignored by all that the suite starts, it is told in another way.
+        assert "passed during retrieval" in traced.stderr and "call 1" in traced.stderr and str(version.ids[0]) in traced.stdout
+        # Its terminal is gone; under nohup, where all processes of the suite ignore that signal, it gets another one.
         os.kill(child.pid, signal.SIGTERM if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else signal.SIGHUP)
         wait_ended(child, 20)
         assert child.process.wait() == 0, child.log_tail()

@@ -23,7 +23,8 @@ from schemas.events import Behaviour
 from schemas.ids import IdKind, encode_wire_id
 from schemas.index.lifecycle import EntryKind
 from schemas.requests import AtLeast, FinalChoice, InlineBehaviour, PrerankRequest, RankAnswer
-from serving.audit.parity import RecordedAnswer, Report, read_answers, recompute
+from serving.audit.parity import Report, recompute
+from serving.audit.recorded_answers import RecordedAnswer, read_answers
 from serving.client import Client
 from serving.server import RankingServer
 from serving.settings import ServerSettings
@@ -37,7 +38,7 @@ WAIT_S = 120.0  # a first run compiles the kernels
 
 @dataclass
 class Served:
-    """A running server and what it serves from."""
+    """A running server with its store, topics and answers."""
 
     store: IndexStore
     bootstrap: str
@@ -155,7 +156,7 @@ def test_every_answer_under_flips_and_deltas_equals_the_version_it_names(
         assert len(report.versions) == 4
         assert report.error_max > 0, "the server's arithmetic has its own order: exact equality would mean that the audit looks at itself"
 
-        # the audit sees what it is there for
+        # the audit finds a planted fault
         path = tmp_path / "answers.jsonl"
         with path.open("w") as file:
             for one in served.recorded:

@@ -1,4 +1,4 @@
-"""Short turns are asked for by the threads of the ports, and by nobody else; what the system does with it is its own affair."""
+"""Only the threads of the ports ask for short turns; whether the system grants them is not tested."""
 
 import os
 import threading

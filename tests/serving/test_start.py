@@ -6,6 +6,6 @@ import sys
 
 def test_a_server_on_a_cpu_and_its_kernels_load_no_torch() -> None:
     check = (
-        "import serving.server, serving.engine.devices.scorers as s, sys; assert callable(s.compile_kernels) and 'torch' not in sys.modules"
+        "import serving.server, serving.engine.devices.scorer as s, sys; assert callable(s.compile_kernels) and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", check], check=True)

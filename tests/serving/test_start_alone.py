@@ -1,4 +1,4 @@
-"""A server that starts while the broker, the deltas or the index store are away: it answers from what it has, says so, and catches up by itself."""
+"""A server that starts while the broker, the deltas or the index store are away: it answers from its present data, says so, and catches up by itself."""
 
 import shutil
 from pathlib import Path

@@ -18,7 +18,7 @@ from serving.audit.version_rows import is_taken
 from tests.sim.haste import QuickLog
 from tests.sim.world import Violation, World, read_delta
 
-SLOTS = 2
+ARENAS = 2
 _STAMP = struct.Struct("<qqHqHQB")
 assert _STAMP.size == STAMP.itemsize
 
@@ -137,7 +137,7 @@ class Server:
         manifest = read_manifest(world.store, wanted)  # type: ignore[arg-type]
         self._check_positions([seal.delta_position for seal in manifest.seals])
         former = [v for v, held in self.residents.items() if held is not self.served and v != wanted.version]
-        if len(self.residents) >= SLOTS and former:
+        if len(self.residents) >= ARENAS and former:
             del self.residents[former[0]]
         resident = Resident(wanted.version, wanted.revision, wanted.checkpoint_sha256, [], [], [], [])
         for seal in manifest.seals:

@@ -41,9 +41,9 @@ def make_model(folder: Path, candidates: int) -> Callable[[list[Any]], list[dict
     inputs_CX = np.random.default_rng(0).standard_normal((candidates, layers[0].shape[0])).astype(np.float32)
 
     def rank(asked_C: np.ndarray) -> dict[str, np.ndarray]:
-        slots = order[np.searchsorted(ids_sorted, asked_C)]
+        rows = order[np.searchsorted(ids_sorted, asked_C)]
         for column in columns:
-            column.take(slots, axis=0)
+            column.take(rows, axis=0)
         hidden = inputs_CX[: len(asked_C)]
         for layer in layers:
             hidden = np.maximum(hidden @ layer, 0)

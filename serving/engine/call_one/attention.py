@@ -15,15 +15,19 @@ import numpy as np
 
 from schemas.kernels.compiled import kernel, part
 from schemas.kernels.float32_code import LANES, soften_row
-from schemas.kernels.products import BLOCK, multiply, pack_panels, padded
+from schemas.kernels.products import BLOCK, multiply, pack_panels, padded, run_layers
 from schemas.kernels.vector_blocks import address, aligned
 from serving.engine.call_one.user_weights import UserWeights
 from serving.engine.work import UserWork
 
 
 class Attended(NamedTuple):
-    """One user's latest behaviours as panels of columns [D, A] and of rows [A, D] of products, and memory to work in: weights of a block and their sums, its
-    layers' outputs, their mean."""
+    """One user's latest behaviours as panels, and memory to work in.
+
+    - keys, values: panels of columns [D, A] and of rows [A, D]
+    - weights_BA, totals_B: weights of a block and their sums
+    - first_BH, second_BH: outputs of a block's layers, in turn; mean_H: the mean of the last
+    """
 
     keys: np.ndarray
     values: np.ndarray
@@ -70,16 +74,6 @@ def _attend_block(rows: int, queries: int, query_stride: int, width: int, length
             scratch.first_BH[i, d] /= scratch.totals_B[i]
 
 
-@part
-def _run_hidden(layers: np.ndarray, rest: np.ndarray, rows: int, scratch: Attended) -> None:
-    """Every layer but the last, from scratch.first_BH, alternating between it and scratch.second_BH."""
-    here, there, stride = scratch.first_BH, scratch.second_BH, 4 * scratch.first_BH.shape[1]
-    for layer in range(layers.shape[0] - 1):
-        panels, bias = address(rest) + 4 * layers[layer, 0], address(rest) + 4 * layers[layer, 1]
-        multiply(rows, address(here), stride, panels, layers[layer, 2], layers[layer, 3], bias, 0, address(there), stride, np.float32(0))
-        here, there = there, here
-
-
 @kernel
 def attend(
     rows_AD: np.ndarray,
@@ -99,7 +93,7 @@ def attend(
     for start in range(0, length, BLOCK):
         rows = min(BLOCK, length - start)
         _attend_block(rows, address(rows_AD) + start * stride, stride, width, length, padded_width, scratch)
-        _run_hidden(layers, rest, rows, scratch)
+        run_layers(layers, rest, last, rows, scratch.first_BH, scratch.second_BH)
         hidden_BH = scratch.second_BH if last % 2 else scratch.first_BH
         for i in range(rows):
             for h in range(depth):

@@ -1,4 +1,4 @@
-"""Call 1 of one version, the same for every device: a user's state, from scratch or from an earlier one, folded through the head.
+"""Call 1 of one version, the same for every device: a user's state, from scratch or from an earlier one.
 
 The specification is `AifNetwork.user_states` (schemas/model/network.py); a test compares the two.
 
@@ -32,14 +32,14 @@ from serving.engine.call_one.attention import UserVectors, attend, lay_out_atten
 from serving.engine.call_one.history import (
     History,
     HistorySums,
-    find_slots,
+    find_rows,
     join_history,
     open_history_scratch,
     open_sums,
     read_history,
     spread_nibbles,
 )
-from serving.engine.call_one.user_state import EngineUserState, FoldedUser, UserArrays, UserFold
+from serving.engine.call_one.user_state import EngineUserState, HalfArrays, HeadSplit, HeadTables
 from serving.engine.call_one.user_weights import UserWeights
 from serving.engine.tables.tables import Tables, columns_of
 from serving.engine.work import UserWork
@@ -53,7 +53,7 @@ class CallOne:
     def __init__(self, parameters: Parameters, version: int, tables: Tables) -> None:
         self.version, self.spec, self.tables, self.columns = version, parameters.spec, tables, columns_of(tables)
         self.weights = UserWeights(parameters)
-        self.vectors, self._fold = UserVectors(self.weights), UserFold(parameters)
+        self.vectors, self._head = UserVectors(self.weights), HeadSplit(parameters)
 
     def user_state(self, work: UserWork) -> EngineUserState:
         """Extends the work's `base` if there is one and it fits. Raises RejectedInput (`too_many_behaviours`, `bad_id`)."""
@@ -62,18 +62,18 @@ class CallOne:
         cold, newest = not work.profile and not work.behaviours, work.behaviours[-1] if work.behaviours else None
         extensions = 0 if base is None else base.extensions + 1
         read = min(len(work.behaviours), self.spec.behaviours_max)
-        folded = self._fold.fold(arrays)
-        return EngineUserState(self.version, arrays, folded, read, missing, cold, newest, extensions)
+        tables = self._head.tables(arrays)
+        return EngineUserState(self.version, arrays, tables, read, missing, cold, newest, extensions)
 
-    def folded(self, state: EngineUserState) -> FoldedUser:
-        """What call 2 reads of a state; it is made here for one that a client carried."""
-        return state.folded or self._fold.fold(state.arrays)
+    def tables_of(self, state: EngineUserState) -> HeadTables:
+        """The tables that call 2 reads; made here for a state that a client carried."""
+        return state.tables or self._head.tables(state.arrays)
 
     def context(self, context: Mapping[str, Any]) -> np.ndarray:
         """[H]: the request's part of the first layer."""
-        return self._fold.fold_context(self.weights.context_features.embed_one(context))
+        return self._head.context_row(self.weights.context_features.embed_one(context))
 
-    def _make(self, work: UserWork) -> tuple[UserArrays, int]:
+    def _make(self, work: UserWork) -> tuple[HalfArrays, int]:
         """(the user half of one user, how many behaviours have no row). Raises RejectedInput (`too_many_behaviours`, `bad_id`)."""
         length = len(work.behaviours)
         if length > BEHAVIOURS_PER_USER_MAX:
@@ -81,14 +81,14 @@ class CallOne:
         history = join_history(self.weights, self.tables, work.behaviours[-self.spec.behaviours_max :])
         sums = self.read(history, self.spec.attended_behaviours, self.spec.simtier_behaviours, 0, self.spec.sim_behaviours)
         user_U, bridges_NP = self.make_vectors(work, sums.attended_AD)
-        arrays = UserArrays(
+        arrays = HalfArrays(
             user_U, bridges_NP, *self.din_of(sums), sums.signatures_SW, sums.has_S.view(np.bool_), *self.sub_sequences_of(sums)
         )
         return arrays, history.missing
 
     def read(self, history: History, attended: int, signatures: int, first_signed: int, latest: int) -> HistorySums:
         """One pass over a history; see `read_history`."""
-        length = len(history.slots_L)
+        length = len(history.row_L)
         sums = open_sums(self.weights, length, min(length, attended), min(length, signatures))
         read_history(self.columns, self.weights.history, history, first_signed, latest, open_history_scratch(self.weights), sums)
         return sums
@@ -122,16 +122,16 @@ class CallOne:
         return sums.categories_G[order_G], sums.sums_GD[order_G, :width] / often_G[:, None], np.log1p(often_G)
 
 
-def _extend_arrays(call: CallOne, base: EngineUserState, work: UserWork) -> tuple[UserArrays, int]:
+def _extend_arrays(call: CallOne, base: EngineUserState, work: UserWork) -> tuple[HalfArrays, int]:
     """(the state of `work`, how many behaviours have no row), made from `base`. REQUIRES: `base` came from `find_base`."""
     spec, events, before = call.spec, work.behaviours, base.arrays
     new = len(events) - base.behaviours
     window = join_history(call.weights, call.tables, events[-spec.attended_behaviours :])
-    sums = call.read(window, spec.attended_behaviours, new, len(window.slots_L) - new, 0)
+    sums = call.read(window, spec.attended_behaviours, new, len(window.row_L) - new, 0)
     user_U, bridges_NP = call.make_vectors(work, sums.attended_AD)
     sum_D, cross_KD, count = call.din_of(sums)
     kept = slice(-spec.simtier_behaviours, None)
-    arrays = UserArrays(
+    arrays = HalfArrays(
         user_U,
         bridges_NP,
         before.din_sum_D + sum_D,
@@ -139,9 +139,9 @@ def _extend_arrays(call: CallOne, base: EngineUserState, work: UserWork) -> tupl
         before.din_count + count,
         np.concatenate([before.simtier_SW, sums.signatures_SW])[kept],
         np.concatenate([before.simtier_mask_S, sums.has_S.view(np.bool_)])[kept],
-        *_extend_sim(call, before, events, _categories(call.tables, window.slots_L[-new:])),
+        *_extend_sim(call, before, events, _categories(call.tables, window.row_L[-new:])),
     )
-    return arrays, base.behaviours_without_row + int((window.slots_L[-new:] < 0).sum())
+    return arrays, base.behaviours_without_row + int((window.row_L[-new:] < 0).sum())
 
 
 def find_base(spec: ModelSpec, version: int, work: UserWork) -> EngineUserState | None:
@@ -161,7 +161,7 @@ def find_base(spec: ModelSpec, version: int, work: UserWork) -> EngineUserState 
 
 
 def _extend_sim(
-    call: CallOne, before: UserArrays, events: Sequence[BehaviourEvent], category_L: np.ndarray
+    call: CallOne, before: HalfArrays, events: Sequence[BehaviourEvent], category_L: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The sub-sequences, with those of the new behaviours' categories computed again."""
     touched = sorted({int(one) for one in category_L.tolist() if one > 0})
@@ -181,7 +181,7 @@ def _read_latest(call: CallOne, events: Sequence[BehaviourEvent], touched: list[
     left = dict.fromkeys(touched, latest)
     for end in range(len(events), 0, -_LOOK_BACK):
         start = max(0, end - _LOOK_BACK)
-        category_L = _categories(call.tables, find_slots(call.tables, events[start:end]))
+        category_L = _categories(call.tables, find_rows(call.tables, events[start:end]))
         for at in np.flatnonzero(np.isin(category_L, touched))[::-1].tolist():
             if left[int(category_L[at])] > 0:
                 left[int(category_L[at])] -= 1
@@ -192,6 +192,6 @@ def _read_latest(call: CallOne, events: Sequence[BehaviourEvent], touched: list[
     return call.read(joined, 0, 0, len(found), latest)
 
 
-def _categories(tables: Tables, slots_L: np.ndarray) -> np.ndarray:
+def _categories(tables: Tables, row_L: np.ndarray) -> np.ndarray:
     """int64 [L]: the category of each behaviour's row, 0 if there is no row."""
-    return np.where(slots_L >= 0, tables.columns["category"][np.maximum(slots_L, 0)], 0)
+    return np.where(row_L >= 0, tables.columns["category"][np.maximum(row_L, 0)], 0)

@@ -12,8 +12,8 @@ A behaviour whose item the version does not have keeps its hashed id, kind and f
 
 Cost: 0.1 ms for 1,000 behaviours of the default model. The kept sums do not grow with the history; only SimTier's signatures do.
 
-Arrays: L behaviours, oldest first, B of a block, F inputs made of a behaviour's own features and of its recency, A attended, S for SimTier, G categories
-met, X inputs, D width (padded), W signature bytes.
+Arrays: L behaviours, oldest first, B of a block, A attended, S for SimTier, G categories met, D width (padded), W signature bytes; X inputs of a projection,
+F of them made of a behaviour's own features and its recency.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,15 @@ from serving.engine.tables.tables import Columns, Tables
 
 
 class History(NamedTuple):
-    """slots_L int64, -1 = the row is gone; kind_L, bucket_L int64 = rows of the tables of kinds and of hashed item ids; features_LF float32, the
-    behaviour's own features and its recency; gate_L float32, what its projection is multiplied by, empty where that is 1."""
+    """A history joined with one version's rows.
 
-    slots_L: np.ndarray
+    - row_L: int64, the item's row, -1 = the version does not have it
+    - kind_L, bucket_L: int64, buckets in the tables of kinds and of hashed item ids
+    - features_LF: float32, the behaviour's own features and its recency
+    - gate_L: float32, factor of its projection; empty if all are 1
+    """
+
+    row_L: np.ndarray
     kind_L: np.ndarray
     bucket_L: np.ndarray
     features_LF: np.ndarray
@@ -48,7 +53,7 @@ class History(NamedTuple):
     @property
     def missing(self) -> int:
         """How many behaviours have no row."""
-        return int((self.slots_L < 0).sum())
+        return int((self.row_L < 0).sum())
 
 
 def join_history(weights: UserWeights, tables: Tables, events: Sequence[BehaviourEvent]) -> History:
@@ -64,11 +69,11 @@ def join_history(weights: UserWeights, tables: Tables, events: Sequence[Behaviou
     newest = slice(BEHAVIOURS_PER_USER_MAX - length, None)
     if spec.recency:
         features_LF = np.concatenate([features_LF, weights.recency_LS[newest]], axis=1)
-    return History(find_slots(tables, columns), kind_L, bucket_L, features_LF, weights.gate_L[newest])
+    return History(find_rows(tables, columns), kind_L, bucket_L, features_LF, weights.gate_L[newest])
 
 
-def find_slots(tables: Tables, events: Sequence[BehaviourEvent]) -> np.ndarray:
-    """int64 [L]: only the slots of the events' items."""
+def find_rows(tables: Tables, events: Sequence[BehaviourEvent]) -> np.ndarray:
+    """int64 [L]: only the rows of the events' items."""
     return tables.find(encode_ids(_columns_of(events).item_ids, tables.layout.id_kind)) if len(events) else np.zeros(0, np.int64)
 
 
@@ -79,10 +84,13 @@ def _columns_of(events: Sequence[BehaviourEvent]) -> BehaviourColumns:
 
 
 class HistorySums(NamedTuple):
-    """What a pass leaves.
+    """The results of a pass.
 
-    attended_AD the last of the history; sum_D, nibbles_NVD [2 W, 16, D] of behaviours with a signature, `counts` = (how many these were, categories met);
-    signatures_SW, has_S the last of the history; categories_G, sums_GD, often_G in the order in which they were met.
+    - attended_AD: the latest projected behaviours
+    - sum_D, nibbles_NVD [2 W, 16, D]: sums of behaviours with a signature
+    - counts: (how many these were, categories met)
+    - signatures_SW, has_S: of the latest behaviours
+    - categories_G, sums_GD, often_G: in the order in which the categories were met
     """
 
     attended_AD: np.ndarray
@@ -145,16 +153,16 @@ def _add_to(total: int, vector: int, vectors: int) -> None:
 
 
 @part
-def _ask_for_rows(columns: Columns, slots_L: np.ndarray, start: int, end: int) -> None:
+def _ask_for_rows(columns: Columns, row_L: np.ndarray, start: int, end: int) -> None:
     vector, signature = columns.vector, columns.signature
     for j in range(start, end):
-        slot = slots_L[j]
-        if slot >= 0:
+        row = row_L[j]
+        if row >= 0:
             for at in range(0, 2 * vector.shape[1], 64):
-                prefetch(address(vector) + 2 * slot * vector.shape[1] + at)
-            prefetch(address(signature) + slot * signature.shape[1])
-            prefetch(address(columns.category) + 4 * slot)
-            prefetch(address(columns.has_signature) + slot)
+                prefetch(address(vector) + 2 * row * vector.shape[1] + at)
+            prefetch(address(signature) + row * signature.shape[1])
+            prefetch(address(columns.category) + 4 * row)
+            prefetch(address(columns.has_signature) + row)
 
 
 @part
@@ -163,8 +171,8 @@ def _gather_block(columns: Columns, weights: HistoryWeights, history: History, s
     width, features, ids = weights.width, history.features_LF.shape[1], weights.items.shape[1]
     vectors, starts_BD, inputs_BX = scratch.starts_BD.shape[1] // LANES, scratch.starts_BD, scratch.inputs_BX
     for j in range(start, end):
-        slot, i = history.slots_L[j], j - start
-        category = int64(columns.category[slot]) if slot >= 0 else int64(0)
+        row, i = history.row_L[j], j - start
+        category = int64(columns.category[row]) if row >= 0 else int64(0)
         kind = _row_of(weights.kinds, history.kind_L[j])
         sum_rows(kind, _row_of(weights.categories, category), vectors, address(starts_BD) + 4 * i * starts_BD.shape[1])
         item = min(max(history.bucket_L[j], 0), weights.items.shape[0] - 1)
@@ -172,8 +180,8 @@ def _gather_block(columns: Columns, weights: HistoryWeights, history: History, s
             inputs_BX[i, e] = weights.items[item, e]
         for f in range(features):
             inputs_BX[i, ids + f] = history.features_LF[j, f]
-        if slot >= 0:
-            widen_row(address(columns.vector) + 2 * width * slot, width, address(inputs_BX) + 4 * (i * inputs_BX.shape[1] + ids + features))
+        if row >= 0:
+            widen_row(address(columns.vector) + 2 * width * row, width, address(inputs_BX) + 4 * (i * inputs_BX.shape[1] + ids + features))
         else:
             for d in range(width):
                 inputs_BX[i, ids + features + d] = np.float32(0)
@@ -184,21 +192,21 @@ def _add_signed(
     columns: Columns, history: History, start: int, end: int, first_signed: int, projected_BD: np.ndarray, sums: HistorySums
 ) -> None:
     """Signatures of a block to those that are kept, and its vectors to the sums of their signatures' nibbles."""
-    signature, length, width = columns.signature, history.slots_L.shape[0], sums.sum_D.shape[0]
+    signature, length, width = columns.signature, history.row_L.shape[0], sums.sum_D.shape[0]
     vectors, row_bytes, first_kept = width // LANES, 4 * width, length - sums.signatures_SW.shape[0]
     for j in range(start, end):
-        slot = history.slots_L[j]
-        if slot >= 0 and columns.has_signature[slot] != 0:
+        row = history.row_L[j]
+        if row >= 0 and columns.has_signature[row] != 0:
             if j >= first_kept:
                 sums.has_S[j - first_kept] = 1
                 for byte in range(signature.shape[1]):
-                    sums.signatures_SW[j - first_kept, byte] = signature[slot, byte]
+                    sums.signatures_SW[j - first_kept, byte] = signature[row, byte]
             if j >= first_signed:
                 vector, nibble = address(projected_BD) + row_bytes * (j - start), address(sums.nibbles_NVD)
                 _add_to(address(sums.sum_D), vector, vectors)
                 sums.counts[0] += 1
                 for byte in range(signature.shape[1]):
-                    value = int64(signature[slot, byte])
+                    value = int64(signature[row, byte])
                     _add_to(nibble + (value >> 4) * row_bytes, vector, vectors)
                     _add_to(nibble + (16 + (value & 15)) * row_bytes, vector, vectors)
                     nibble += 32 * row_bytes
@@ -211,8 +219,8 @@ def _add_to_categories(
     """Vectors of a block, newest first, to their categories' sub-sequences, where they are among the latest of these."""
     width = sums.sum_D.shape[0]
     for j in range(end - 1, start - 1, -1):
-        slot = history.slots_L[j]
-        category = int64(columns.category[slot]) if slot >= 0 else int64(0)
+        row = history.row_L[j]
+        category = int64(columns.category[row]) if row >= 0 else int64(0)
         if 0 < category < entries.shape[0]:
             entry = int64(entries[category]) - 1
             if entry < 0:
@@ -231,7 +239,7 @@ def read_history(
     columns: Columns, weights: HistoryWeights, history: History, first_signed: int, latest: int, scratch: HistoryScratch, sums: HistorySums
 ) -> None:
     """Fills `sums`. DIN sums begin at behaviour `first_signed`; sub-sequences hold the `latest` of each category, 0 = none are made."""
-    length, width = history.slots_L.shape[0], scratch.projected_BD.shape[1]
+    length, width = history.row_L.shape[0], scratch.projected_BD.shape[1]
     inputs, stride, w_seq = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1], address(weights.w_seq)
     projected, starts, none, first_attended = (
         address(scratch.projected_BD),
@@ -239,10 +247,10 @@ def read_history(
         np.float32(-np.inf),
         length - sums.attended_AD.shape[0],
     )
-    _ask_for_rows(columns, history.slots_L, max(0, length - BLOCK), length)
+    _ask_for_rows(columns, history.row_L, max(0, length - BLOCK), length)
     for end in range(length, 0, -BLOCK):
         start = max(0, end - BLOCK)
-        _ask_for_rows(columns, history.slots_L, max(0, start - BLOCK), start)
+        _ask_for_rows(columns, history.row_L, max(0, start - BLOCK), start)
         _gather_block(columns, weights, history, start, end, scratch)
         multiply(end - start, inputs, stride, w_seq, weights.inputs, width, starts, 4 * width, projected, 4 * width, none)
         if history.gate_L.shape[0] > 0:

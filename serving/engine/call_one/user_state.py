@@ -1,6 +1,11 @@
-"""A user's state: the arrays that call 1 makes, their fold through the head's first layer, and the state's bytes for a client that carries it.
+"""A user's state, from its arrays to its bytes.
 
-Call 1 folds the user's part of call 2, so that requests need not compute it again. The bytes leave it out: call 2 folds the same arrays to the same bits.
+    HalfArrays        the user half: what call 1 computes from profile and history
+    HeadSplit         the weights of the head that read the user alone
+    HeadTables        the products of both, which call 2 reads: made once, so that rankings need not
+    EngineUserState   all of it, kept between the calls
+    encode_state      the arrays as bytes, for a client that carries them. Call 2 makes the same tables of them, bit for bit
+
 With M_x the weights of a product segment, its sum column included (`product_weights`), the exact split of the first layer, segment by segment, is
 
     user, context    constant:  u W_u + c W_c + b
@@ -16,8 +21,8 @@ and that of a candidate then
 
 with [ DIN | DIN_P ] = s signs_KF + sign_start_F, and `version` the weights that no user changes (call_two/version_weights.py).
 
-Arrays: G categories of the user (in tables: first, none); D width, U = 3 D, P bridge width, N bridges, H first hidden width (padded), K bits, F = 2 D
-columns of signs (padded), S behaviours for SimTier, W signature bytes.
+Arrays: G categories of the user (in tables: first, none), D width, U = 3 D, P bridge width, N bridges; H first hidden width (padded); K bits, W signature
+bytes, F = 2 D columns of signs (padded), S behaviours for SimTier.
 """
 
 import dataclasses
@@ -38,7 +43,7 @@ from serving.engine.call_two.version_weights import product_weights, slice_first
 
 
 @dataclass(frozen=True, slots=True)
-class UserArrays:
+class HalfArrays:
     """`UserStates` of schemas/model/inputs.py for one user: user_U [3 D]; V of Algorithm 1; DIN's sums (count float32 []); SimTier's signatures with a bool
     mask; the sub-sequences, G >= 1."""
 
@@ -77,37 +82,33 @@ _NAMES = {
 }
 
 
-def arrays_of(named: Mapping[str, np.ndarray]) -> UserArrays:
-    """The inverse of `UserArrays.named`; copies."""
-    return UserArrays(**{field: named[name][0].copy() for field, name in _NAMES.items()})
+def arrays_of(named: Mapping[str, np.ndarray]) -> HalfArrays:
+    """The inverse of `HalfArrays.named`; copies."""
+    return HalfArrays(**{field: named[name][0].copy() for field, name in _NAMES.items()})
 
 
-class FoldedTables(NamedTuple):
-    """The tables of the legend above, float32."""
+class HeadTables(NamedTuple):
+    """The user's part of the head, by the split above: what call 2 reads of a user. Floats are float32.
 
+    categories_G int64 are the categories of rows 1, 2, ... of base_GH and sim_GD. `behaviours`: SimTier's signatures.
+    """
+
+    categories_G: np.ndarray
     base_GH: np.ndarray
     user_panels: np.ndarray
     bea_panels: np.ndarray
     sim_GD: np.ndarray
     signs_KF: np.ndarray
     sign_start_F: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class FoldedUser:
-    """What call 2 reads of a user. categories_G int64 are those of rows 1, 2, ... of the tables' base_GH and sim_GD."""
-
-    categories_G: np.ndarray
-    tables: FoldedTables
     behaviours: Arranged
 
     @property
     def size_bytes(self) -> int:
-        """Memory it holds."""
-        return sum(array.nbytes for array in (self.categories_G, *self.tables)) + self.behaviours.size_bytes
+        """Memory they hold."""
+        return sum(array.nbytes for array in self[:-1]) + self.behaviours.size_bytes
 
 
-class UserFold:
+class HeadSplit:
     """The head's weights that multiply a user's values, of one version: of a segment [width, H], of a projection [width, D]."""
 
     def __init__(self, parameters: Parameters) -> None:
@@ -126,20 +127,20 @@ class UserFold:
             self._sim_DH, self._project_sim_DD = _widened(weights["sim"]), transposed("head.project_sim.weight")
         self._context_FH = _widened(weights["context"])
 
-    def fold(self, arrays: UserArrays) -> FoldedUser:
-        """The tables of one user, and a sort of the behaviours' signatures if that saves a block. Cost: (N P + G D) H + K D D products."""
+    def tables(self, arrays: HalfArrays) -> HeadTables:
+        """The tables of one user. Cost: (N P + G D) H + K D D products."""
         user_x_D = arrays.user_U @ self._project_user_UD
         user_XH = np.concatenate([self._item_DH + self._user_x_DH * user_x_D[:, None], arrays.bridges_NP @ self._bea_PH])
-        base_GH, sim_GD = self._fold_categories(arrays)
+        base_GH, sim_GD = self._category_tables(arrays)
         panels = pack_panels(user_XH), pack_panels(arrays.bridges_NP @ self._project_bea_PD)
-        tables = FoldedTables(base_GH, *panels, sim_GD, *self._fold_signs(arrays))
-        return FoldedUser(arrays.categories_G, tables, arrange_behaviours(arrays.simtier_SW[arrays.simtier_mask_S]))
+        behaviours = arrange_behaviours(arrays.simtier_SW[arrays.simtier_mask_S])
+        return HeadTables(arrays.categories_G, base_GH, *panels, sim_GD, *self._sign_tables(arrays), behaviours)
 
-    def fold_context(self, context_F: np.ndarray) -> np.ndarray:
+    def context_row(self, context_F: np.ndarray) -> np.ndarray:
         """[H]: the part of the request's context."""
         return np.asarray(context_F @ self._context_FH)
 
-    def _fold_categories(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
+    def _category_tables(self, arrays: HalfArrays) -> tuple[np.ndarray, np.ndarray]:
         """(base_GH, sim_GD): first the row for categories that are not in the history, then one row per category of the history."""
         base_1H = arrays.user_U @ self._user_UH + self._bias_1H
         if not self.spec.schema.sim_category:
@@ -148,7 +149,7 @@ class UserFold:
         none_1D = np.zeros((1, self.spec.width), np.float32)
         return np.concatenate([base_1H, sub_GX @ self._sim_DH + base_1H]), np.concatenate([none_1D, arrays.means_GD @ self._project_sim_DD])
 
-    def _fold_signs(self, arrays: UserArrays) -> tuple[np.ndarray, np.ndarray]:
+    def _sign_tables(self, arrays: HalfArrays) -> tuple[np.ndarray, np.ndarray]:
         """DIN with its gain, and its projection, as sums of signs: rows [K, F] and start [F] (schemas/model/din.py, `din_affine`)."""
         if not self.spec.schema.multimodal:
             return np.zeros((0, 0), np.float32), np.zeros(0, np.float32)
@@ -174,11 +175,11 @@ _ABOUT = "about"  # int64 [4]: version, behaviours, behaviours without a row, co
 
 @dataclass(frozen=True, slots=True)
 class EngineUserState:
-    """`UserState` of work.py. `folded`: what call 2 reads; None in a state that a client carried, for which call 2 makes it."""
+    """`UserState` of work.py. `tables`: None in a state that a client carried, for which call 2 makes them."""
 
     version: int
-    arrays: UserArrays
-    folded: FoldedUser | None
+    arrays: HalfArrays
+    tables: HeadTables | None
     behaviours: int
     behaviours_without_row: int
     cold: bool
@@ -188,7 +189,7 @@ class EngineUserState:
     @property
     def size_bytes(self) -> int:
         """Memory it holds."""
-        return self.arrays.size_bytes + (self.folded.size_bytes if self.folded else 0)
+        return self.arrays.size_bytes + (self.tables.size_bytes if self.tables else 0)
 
 
 def encode_state(state: EngineUserState) -> bytes:

@@ -1,4 +1,4 @@
-"""Call 2 in one compiled pass: rows are gathered, joined with the user and run through the head, block by block, so that a block stays in the cache.
+"""Call 2 in one compiled pass. It gathers rows, joins them with the user and runs the head, block by block, so that a block stays in the cache.
 
     order        candidates of the user's own categories first: the other blocks leave the sub-sequences out, which would be products with zeros
     signatures   gathered for the whole share; SimTier counts one block of behaviours after the other, whose tables stay in the cache
@@ -7,8 +7,8 @@
     first layer  base + context + inputs x (user_panels over joint_panels), ReLU
     rest         layer after layer; the last gives logits
 
-Invariants: every function has one signature for all shapes of model, so neither a flip nor a request compiles; a part that a model does not have is an
-empty array. A candidate's logits do not depend on its block beyond rounding.
+Invariants: every function has one signature for all shapes of model, so neither a flip nor a request compiles. A part that a model lacks is an empty
+array. A candidate's logits do not depend on its block beyond rounding.
 
 Arrays: C candidates of the share, B of a block, X inputs, H hidden width, T tasks, D width, N bridges, Q words, W signature bytes, E edges.
 """
@@ -21,7 +21,7 @@ from schemas.kernels.bit_planes import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS
 from schemas.kernels.bit_planes import LANES as BEHAVIOUR_LANES
 from schemas.kernels.compiled import inlined, int64, kernel, part
 from schemas.kernels.float32_code import SIGN_CHUNK, add_sign_rows, prefetch, widen_row
-from schemas.kernels.products import BLOCK, multiply, padded
+from schemas.kernels.products import BLOCK, multiply, padded, run_layers
 from schemas.kernels.vector_blocks import address, aligned, apart
 from serving.engine.call_two.tier_counts import build_word_table, take_beyond
 from serving.engine.call_two.version_weights import VersionWeights
@@ -32,8 +32,12 @@ _AHEAD = 16  # candidates prefetched ahead
 
 
 class RequestUser(NamedTuple):
-    """The user's tables of one request (`FoldedUser`), with the context's row, the nibble tables of signs [chunks, 2 W, 16, SIGN_CHUNK], and
-    log1p_L = log(1 + count) for every count that can come."""
+    """The user's tables of one request: `HeadTables`, and what the request adds.
+
+    - context_H: the row of its context
+    - sign_table: [chunks, 2 W, 16, SIGN_CHUNK], signs_KF by nibbles
+    - log1p_L: log(1 + count) for every possible count
+    """
 
     base_GH: np.ndarray
     context_H: np.ndarray
@@ -50,7 +54,7 @@ class RequestUser(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Scratch memory of one thread. places_C, slots_C, entry_C: see `order_candidates`."""
+    """Scratch memory of one thread. places_C, row_C, entry_C: see `order_candidates`."""
 
     inputs_BX: np.ndarray
     first_BH: np.ndarray
@@ -59,7 +63,7 @@ class Scratch(NamedTuple):
     zeros_D: np.ndarray
     signs_BF: np.ndarray
     places_C: np.ndarray
-    slots_C: np.ndarray
+    row_C: np.ndarray
     entry_C: np.ndarray
     words_CQ: np.ndarray
     near_CE: np.ndarray
@@ -78,7 +82,7 @@ def open_scratch(weights: VersionWeights, width: int, words: int, candidates: in
         zeros_D=aligned((padded(width),)),
         signs_BF=aligned((BLOCK, padded(2 * width, SIGN_CHUNK))),
         places_C=np.zeros(candidates, np.int64),
-        slots_C=np.zeros(candidates, np.int64),
+        row_C=np.zeros(candidates, np.int64),
         entry_C=np.zeros(candidates, np.int64),
         words_CQ=aligned((candidates, words), np.uint64),
         near_CE=aligned((candidates, padded(len(weights.distance_max_E), EDGES_TOGETHER)), np.int32),
@@ -110,15 +114,17 @@ def _fill_sign_table(rows_KF: np.ndarray, table: np.ndarray) -> None:
 
 
 @part
-def order_candidates(columns: Columns, weights: VersionWeights, slots_C: np.ndarray, scratch: Scratch) -> int:
-    """Puts the candidates of the user's own categories first: scratch.places_C = places in slots_C, with their slots and their rows of the user's tables
-    (0 = none). Returns how many have one."""
+def order_candidates(columns: Columns, weights: VersionWeights, row_C: np.ndarray, scratch: Scratch) -> int:
+    """Puts the candidates of the user's own categories first. Returns how many these are.
+
+    scratch.places_C = their places in row_C, scratch.row_C = their rows, scratch.entry_C = their entries in the user's tables, 0 = none.
+    """
     category, entries = columns.category, weights.entry_of_category
-    first, last = 0, slots_C.shape[0]
-    for i in range(slots_C.shape[0]):
-        if i + _AHEAD < slots_C.shape[0]:
-            prefetch(address(category) + 4 * slots_C[i + _AHEAD])
-        own, entry = category[slots_C[i]], 0
+    first, last = 0, row_C.shape[0]
+    for i in range(row_C.shape[0]):
+        if i + _AHEAD < row_C.shape[0]:
+            prefetch(address(category) + 4 * row_C[i + _AHEAD])
+        own, entry = category[row_C[i]], 0
         if 0 < own < entries.shape[0]:
             entry = entries[own]
         if entry > 0:
@@ -127,30 +133,30 @@ def order_candidates(columns: Columns, weights: VersionWeights, slots_C: np.ndar
         else:
             last -= 1
             at = last
-        scratch.places_C[at], scratch.slots_C[at], scratch.entry_C[at] = i, slots_C[i], entry
+        scratch.places_C[at], scratch.row_C[at], scratch.entry_C[at] = i, row_C[i], entry
     return first
 
 
 @part
-def _gather_words(columns: Columns, slots_C: np.ndarray, words_CQ: np.ndarray) -> None:
+def _gather_words(columns: Columns, row_C: np.ndarray, words_CQ: np.ndarray) -> None:
     """Signatures of the candidates as words, in the order of `pack_words`."""
     signature, width = columns.signature, columns.signature.shape[1]
-    for i in range(slots_C.shape[0]):
-        if i + _AHEAD < slots_C.shape[0]:
-            prefetch(address(signature) + slots_C[i + _AHEAD] * width)
+    for i in range(row_C.shape[0]):
+        if i + _AHEAD < row_C.shape[0]:
+            prefetch(address(signature) + row_C[i + _AHEAD] * width)
         for q in range(words_CQ.shape[1]):
             word = np.uint64(0)
             for byte in range(min(8, width - 8 * q)):
-                word |= np.uint64(signature[slots_C[i], 8 * q + byte]) << np.uint64(8 * byte)
+                word |= np.uint64(signature[row_C[i], 8 * q + byte]) << np.uint64(8 * byte)
             words_CQ[i, q] = word
 
 
 @part
-def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch) -> None:
+def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, row_C: np.ndarray, scratch: Scratch) -> None:
     """scratch.near_CE = behaviours within each edge's limit, for each candidate of the share."""
     apart()  # and so is `take_beyond`: as parts of `score_part` the counts took half as long again
-    words_CQ, near_CE = scratch.words_CQ[: slots_C.shape[0]], scratch.near_CE[: slots_C.shape[0]]
-    _gather_words(columns, slots_C, words_CQ)
+    words_CQ, near_CE = scratch.words_CQ[: row_C.shape[0]], scratch.near_CE[: row_C.shape[0]]
+    _gather_words(columns, row_C, words_CQ)
     for i in range(near_CE.shape[0]):
         for e in range(near_CE.shape[1]):
             near_CE[i, e] = user.length
@@ -161,23 +167,25 @@ def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, sl
 
 
 @inlined
-def prefetch_row(columns: Columns, slots_B: np.ndarray, i: int) -> None:
-    """Prefetches the row of place i of the next block, if it has one. Called once for each candidate of this block, between which there is work: all of a
-    block's rows at once are more than a core keeps waiting for (the pass 4% longer)."""
-    if i >= slots_B.shape[0]:
+def prefetch_row(columns: Columns, row_B: np.ndarray, i: int) -> None:
+    """Prefetches the row of place i of the next block, if it has one.
+
+    Called between two candidates of this block. A core cannot wait for all rows of a block at once: that made the pass 4% longer.
+    """
+    if i >= row_B.shape[0]:
         return
-    slot, vector, bridge, realtime = slots_B[i], columns.vector, columns.bridge, columns.realtime
+    row, vector, bridge, realtime = row_B[i], columns.vector, columns.bridge, columns.realtime
     for at in range(0, 2 * vector.shape[1], 64):
-        prefetch(address(vector) + 2 * slot * vector.shape[1] + at)
-    prefetch(address(bridge) + 2 * slot * bridge.shape[1])
+        prefetch(address(vector) + 2 * row * vector.shape[1] + at)
+    prefetch(address(bridge) + 2 * row * bridge.shape[1])
     for at in range(0, 4 * realtime.shape[1], 64):
-        prefetch(address(realtime) + 4 * slot * realtime.shape[1] + at)
-    prefetch(address(columns.has_signature) + slot)
-    prefetch(address(columns.signature) + slot * columns.signature.shape[1])
+        prefetch(address(realtime) + 4 * row * realtime.shape[1] + at)
+    prefetch(address(columns.has_signature) + row)
+    prefetch(address(columns.signature) + row * columns.signature.shape[1])
 
 
 @inlined
-def sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF: np.ndarray) -> None:
+def sum_signs(columns: Columns, user: RequestUser, row_B: np.ndarray, signs_BF: np.ndarray) -> None:
     """DIN and DIN_P of a block: sums of one row for each nibble of a signature. Two bytes of every candidate before the next two: the rows of four
     nibbles stay in the first cache, the whole table would not."""
     signature, width = address(columns.signature), columns.signature.shape[1]
@@ -186,19 +194,19 @@ def sum_signs(columns: Columns, user: RequestUser, slots_B: np.ndarray, signs_BF
         table = address(user.sign_table) + chunk * width * byte_bytes
         skipped = 4 * SIGN_CHUNK * chunk
         for byte in range(0, width, _BYTES_TOGETHER):
-            for i in range(slots_B.shape[0]):
+            for i in range(row_B.shape[0]):
                 sums = address(signs_BF) + 4 * i * signs_BF.shape[1] + skipped
                 start = sums if byte > 0 else address(user.sign_start_F) + skipped
                 count = min(_BYTES_TOGETHER, width - byte)
-                add_sign_rows(signature + slots_B[i] * width + byte, count, table + byte * byte_bytes, start, sums)
+                add_sign_rows(signature + row_B[i] * width + byte, count, table + byte * byte_bytes, start, sums)
 
 
 @inlined
-def _widen_row(columns: Columns, slot: int, x: np.ndarray) -> None:
+def _widen_row(columns: Columns, row: int, x: np.ndarray) -> None:
     """I and w into a row of inputs."""
     width, bridges = columns.vector.shape[1], columns.bridge.shape[1]
-    widen_row(address(columns.vector) + 2 * width * slot, width, address(x))
-    widen_row(address(columns.bridge) + 2 * bridges * slot, bridges, address(x) + 4 * width)
+    widen_row(address(columns.vector) + 2 * width * row, width, address(x))
+    widen_row(address(columns.bridge) + 2 * bridges * row, bridges, address(x) + 4 * width)
 
 
 @inlined
@@ -227,45 +235,34 @@ def join_tiers(weights: VersionWeights, user: RequestUser, has: int, near_E: np.
 
 
 @inlined
-def join_realtime(columns: Columns, weights: VersionWeights, slot: int, at: int, x: np.ndarray) -> None:
+def join_realtime(columns: Columns, weights: VersionWeights, row: int, at: int, x: np.ndarray) -> None:
     """Numbers, clipped, then the rows of the table."""
     for column in weights.realtime_numeric:
-        x[at] = min(max(columns.realtime[slot, column], -weights.value_abs_max), weights.value_abs_max)
+        x[at] = min(max(columns.realtime[row, column], -weights.value_abs_max), weights.value_abs_max)
         at += 1
     for i in range(weights.realtime_categorical.shape[0]):
-        row = int64(columns.realtime[slot, weights.realtime_categorical[i]]) + weights.realtime_start[i]
-        row = min(max(row, 0), weights.realtime_table.shape[0] - 1)  # clamped, so that nothing outside the table is read
+        bucket = int64(columns.realtime[row, weights.realtime_categorical[i]]) + weights.realtime_start[i]
+        bucket = min(max(bucket, 0), weights.realtime_table.shape[0] - 1)  # clamped, so that nothing outside the table is read
         for e in range(weights.realtime_table.shape[1]):
-            x[at] = weights.realtime_table[row, e]
+            x[at] = weights.realtime_table[bucket, e]
             at += 1
 
 
 @part
 def _gather_block(
-    columns: Columns, weights: VersionWeights, user: RequestUser, slots_B: np.ndarray, entry_B: np.ndarray, scratch: Scratch
+    columns: Columns, weights: VersionWeights, user: RequestUser, row_B: np.ndarray, entry_B: np.ndarray, scratch: Scratch
 ) -> None:
     """I and w of a block, and the products of them alone: base rows where the first layer's sums start, and w bea_ND."""
     width, bridges, first_width = columns.vector.shape[1], columns.bridge.shape[1], weights.first_width
-    for i in range(slots_B.shape[0]):
+    for i in range(row_B.shape[0]):
         entry = entry_B[i]
         for h in range(first_width):
             scratch.first_BH[i, h] = user.base_GH[entry, h] + user.context_H[h]
-        _widen_row(columns, slots_B[i], scratch.inputs_BX[i])
+        _widen_row(columns, row_B[i], scratch.inputs_BX[i])
     inputs, stride, joined = address(scratch.inputs_BX) + 4 * width, 4 * scratch.inputs_BX.shape[1], scratch.joined_BD
     zeros, linear = address(scratch.zeros_D), np.float32(-np.inf)
-    multiply(
-        slots_B.shape[0],
-        inputs,
-        stride,
-        address(user.bea_panels),
-        bridges,
-        joined.shape[1],
-        zeros,
-        0,
-        address(joined),
-        4 * joined.shape[1],
-        linear,
-    )
+    rows, bea, out = row_B.shape[0], address(user.bea_panels), address(joined)
+    multiply(rows, inputs, stride, bea, bridges, joined.shape[1], zeros, 0, out, 4 * joined.shape[1], linear)
 
 
 @part
@@ -273,45 +270,31 @@ def _join_block(
     columns: Columns,
     weights: VersionWeights,
     user: RequestUser,
-    slots_B: np.ndarray,
+    row_B: np.ndarray,
     entry_B: np.ndarray,
     near_BE: np.ndarray,
     next_B: np.ndarray,
     scratch: Scratch,
 ) -> None:
-    """The joint parts of inputs_BX; sub-sequences only where an entry is above 0, and zeros in the rest of such a block. next_B: slots to prefetch."""
+    """The joint parts of inputs_BX; sub-sequences only where an entry is above 0, and zeros in the rest of such a block. next_B: rows to prefetch."""
     width, at_bea = columns.vector.shape[1], columns.vector.shape[1] + columns.bridge.shape[1]
     has_sim = entry_B[0] > 0
     if weights.at_din >= 0:
-        sum_signs(columns, user, slots_B, scratch.signs_BF)
-    for i in range(slots_B.shape[0]):
-        slot, x = slots_B[i], scratch.inputs_BX[i]
+        sum_signs(columns, user, row_B, scratch.signs_BF)
+    for i in range(row_B.shape[0]):
+        row, x = row_B[i], scratch.inputs_BX[i]
         prefetch_row(columns, next_B, i)
         for d in range(width):
             x[at_bea + d] = scratch.joined_BD[i, d] * x[d]
         if weights.at_din >= 0:
-            has = columns.has_signature[slot]
+            has = columns.has_signature[row]
             _join_signs(has, width, scratch.signs_BF[i], weights.at_din, x)
             join_tiers(weights, user, has, near_BE[i], weights.at_tiers, x)
         if has_sim:
             entry = entry_B[i]
             for d in range(width):
                 x[weights.at_sim + d] = user.sim_GD[entry, d] * x[d]
-        join_realtime(columns, weights, slot, weights.at_realtime, x)
-
-
-@part
-def run_later_layers(weights: VersionWeights, rows: int, scratch: Scratch) -> None:
-    """The layers after the first, whose outputs lie in `scratch.first_BH`, alternating between it and `scratch.second_BH`."""
-    layers, linear, relu = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
-    stride = 4 * scratch.first_BH.shape[1]
-    here, there = scratch.first_BH, scratch.second_BH
-    for layer in range(layers):
-        panels, bias, rest = weights.layers[layer, 0], weights.layers[layer, 1], address(weights.rest)
-        depth, width = weights.layers[layer, 2], weights.layers[layer, 3]
-        least = relu if layer + 1 < layers else linear
-        multiply(rows, address(here), stride, rest + 4 * panels, depth, width, rest + 4 * bias, 0, address(there), stride, least)
-        here, there = there, here
+        join_realtime(columns, weights, row, weights.at_realtime, x)
 
 
 @part
@@ -326,23 +309,23 @@ def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, ro
     used = stored if has_sim or weights.at_sim < 0 else weights.at_sim - depth
     least = relu if layers > 0 else linear
     multiply(rows, inputs + 4 * depth, stride, joint, used, width, at, at_stride, at, at_stride, least, stored)
-    run_later_layers(weights, rows, scratch)
+    run_layers(weights.layers, weights.rest, layers, rows, scratch.first_BH, scratch.second_BH)
 
 
 @kernel
 def score_part(
-    columns: Columns, weights: VersionWeights, user: RequestUser, slots_C: np.ndarray, scratch: Scratch, logits_CT: np.ndarray
+    columns: Columns, weights: VersionWeights, user: RequestUser, row_C: np.ndarray, scratch: Scratch, logits_CT: np.ndarray
 ) -> None:
-    """Logits float32 [C, T] of live slots. `scratch` belongs to one thread."""
-    with_sim, count = order_candidates(columns, weights, slots_C, scratch), slots_C.shape[0]
-    ordered_C = scratch.slots_C[:count]
+    """Logits float32 [C, T] of live rows. `scratch` belongs to one thread."""
+    with_sim, count = order_candidates(columns, weights, row_C, scratch), row_C.shape[0]
+    ordered_C = scratch.row_C[:count]
     if weights.at_tiers >= 0:
         count_tiers(columns, weights, user, ordered_C, scratch)
     for at in range(0, count, BLOCK):
         end = min(count, at + BLOCK)
-        slots_B, entry_B, next_B = ordered_C[at:end], scratch.entry_C[at:end], ordered_C[end : min(count, end + BLOCK)]
-        _gather_block(columns, weights, user, slots_B, entry_B, scratch)
-        _join_block(columns, weights, user, slots_B, entry_B, scratch.near_CE[at:end], next_B, scratch)
+        row_B, entry_B, next_B = ordered_C[at:end], scratch.entry_C[at:end], ordered_C[end : min(count, end + BLOCK)]
+        _gather_block(columns, weights, user, row_B, entry_B, scratch)
+        _join_block(columns, weights, user, row_B, entry_B, scratch.near_CE[at:end], next_B, scratch)
         _run_layers(columns, weights, user, end - at, at < with_sim, scratch)
         logits_BH = scratch.second_BH if weights.layers.shape[0] % 2 else scratch.first_BH
         for i in range(at, end):

@@ -21,9 +21,15 @@ from serving.engine.call_two.tier_counts import plan_limits
 
 
 class VersionWeights(NamedTuple):
-    """joint_panels = weights of the inputs after I and w; layers int64 [layers, 4] = (panels at, bias at, depth, padded width) in `rest`; at_* = first
-    column of a part among the inputs; distance_max_E, masks_EP: see `Limits`; entry_of_category int32 = row of the user's tables by category, all
-    zeros between two requests; realtime_*: numbers and rows of the real-time columns, as `RealtimeFeatures` orders them."""
+    """The head of one version, as the pass reads it.
+
+    - joint_panels: weights of the inputs after I and w
+    - layers, rest: the other layers, as `pack_layers` returns them
+    - at_*: first column of a part among the inputs, -1 = the model lacks it
+    - distance_max_E, masks_EP: see `Limits`
+    - entry_of_category: int32, row of the user's tables by category; all zeros between two requests
+    - realtime_*: numbers and table rows of the real-time columns, in the order of `RealtimeFeatures`
+    """
 
     joint_panels: np.ndarray
     layers: np.ndarray
@@ -69,8 +75,8 @@ def joint_parts(parameters: Parameters) -> dict[str, np.ndarray]:
     return parts
 
 
-def fold_version(parameters: Parameters) -> VersionWeights:
-    """The arrays of one version's head."""
+def read_version_weights(parameters: Parameters) -> VersionWeights:
+    """The arrays of one version's head, as the pass reads them."""
     spec, parts = parameters.spec, joint_parts(parameters)
     at, places = spec.width + spec.bridges, {}
     for name, part in parts.items():

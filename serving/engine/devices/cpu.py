@@ -11,9 +11,9 @@ import numpy as np
 from schemas.model.parameters import Parameters
 from schemas.model.score import rank_scores
 from serving.engine.call_one.call_one import CallOne
-from serving.engine.call_one.user_state import EngineUserState, FoldedUser
+from serving.engine.call_one.user_state import EngineUserState, HeadTables
 from serving.engine.call_two.joint_pass import RequestUser, Scratch, build_sign_table, open_scratch, score_part
-from serving.engine.call_two.version_weights import fold_version
+from serving.engine.call_two.version_weights import read_version_weights
 from serving.engine.devices.workers import WORKERS
 from serving.engine.tables.tables import Applied, Tables
 from serving.engine.work import UserState, UserWork
@@ -28,7 +28,7 @@ class CpuScorer:
 
     def __init__(self, parameters: Parameters, version: int, tables: Tables) -> None:
         self.parameters, self.spec, self._bids_R = parameters, parameters.spec, tables.columns["bid"]
-        self.weights, self.call_one = fold_version(parameters), CallOne(parameters, version, tables)
+        self.weights, self.call_one = read_version_weights(parameters), CallOne(parameters, version, tables)
         self._words = -(-self.spec.signature_bytes // 8)
         self._scratch: list[Scratch] = []
 
@@ -37,38 +37,40 @@ class CpuScorer:
         return self.call_one.user_state(work)
 
     def on_applied(self, applied: Applied) -> None:
-        """The columns are the slot's own memory: nothing to copy."""
+        """The columns are the arena's own memory: nothing to copy."""
 
-    def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live slots."""
+    def score(self, state: UserState, row_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live rows."""
         assert isinstance(state, EngineUserState)
-        folded, columns, weights = self.call_one.folded(state), self.call_one.columns, self.weights
-        user = self._request_user(folded, context)
+        tables, columns, weights = self.call_one.tables_of(state), self.call_one.columns, self.weights
+        user = self._request_user(tables, context)
 
         def compute(share: slice, scratch: Scratch, logits_CT: np.ndarray) -> None:
-            score_part(columns, weights, user, slots_C[share], scratch, logits_CT)
+            score_part(columns, weights, user, row_C[share], scratch, logits_CT)
 
-        return self.score_in_shares(slots_C, folded.categories_G, compute)
+        return self.score_in_shares(row_C, tables.categories_G, compute)
 
     def score_in_shares(
-        self, slots_C: np.ndarray, categories_G: np.ndarray, compute: Callable[[slice, Scratch, np.ndarray], None]
+        self, row_C: np.ndarray, categories_G: np.ndarray, compute: Callable[[slice, Scratch, np.ndarray], None]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What `score` returns, where compute(share, scratch, logits_CT) fills in the logits of a share of the candidates on one of the threads.
-        categories_G: the user's, which are rows 1, 2, ... of the user's tables."""
-        logits_CT = np.empty((len(slots_C), len(self.spec.tasks)), np.float32)
-        self._open_scratch(len(slots_C))
+        """The result of `score`, from compute(share, scratch, logits_CT): it fills in the logits of one share of the candidates, on any of the threads.
+
+        categories_G: the user's; they are rows 1, 2, ... of the user's tables.
+        """
+        logits_CT = np.empty((len(row_C), len(self.spec.tasks)), np.float32)
+        self._open_scratch(len(row_C))
         entries, known_G = self.weights.entry_of_category, categories_G < len(self.weights.entry_of_category)  # the last one may be padding
         entries[categories_G[known_G]] = np.flatnonzero(known_G) + 1
         try:
-            WORKERS.run(lambda first, end, thread: compute(slice(first, end), self._scratch[thread], logits_CT[first:end]), len(slots_C))
+            WORKERS.run(lambda first, end, thread: compute(slice(first, end), self._scratch[thread], logits_CT[first:end]), len(row_C))
         finally:  # or the next user's candidates would be looked up in tables that are not theirs
             entries[categories_G[known_G]] = 0
         probabilities_CT = sigmoid(logits_CT)
-        return rank_scores(self.spec.rank_terms, self.spec.tasks, probabilities_CT, self._bids_R[slots_C]), probabilities_CT
+        return rank_scores(self.spec.rank_terms, self.spec.tasks, probabilities_CT, self._bids_R[row_C]), probabilities_CT
 
-    def _request_user(self, folded: FoldedUser, context: Mapping[str, Any]) -> RequestUser:
+    def _request_user(self, tables: HeadTables, context: Mapping[str, Any]) -> RequestUser:
         """The user's tables, together with this request's context."""
-        context_H, tables, behaviours = self.call_one.context(context), folded.tables, folded.behaviours
+        context_H, behaviours = self.call_one.context(context), tables.behaviours
         return RequestUser(
             tables.base_GH,
             context_H,

@@ -2,11 +2,11 @@
 
 Same interface and same numbers (up to fp32 rounding) as cpu.py; it also runs on the device "cpu", which is how its arithmetic is tested.
 
-A request goes to the device in three copies (tables; slots and categories; signatures) and comes back in one. Between them are some forty operations,
+A request goes to the device in three copies (tables; rows and categories; signatures) and comes back in one. Between them are some forty operations,
 each of which costs a launch: what a version or a user has in common is prepared before.
 
-Arrays: R slots, Z bytes of a row, C candidates, X inputs, D width, N bridges, W signature bytes, H first hidden width (padded), G categories of the user and,
-first, none; F = 2 D columns of signs (padded), S behaviours with a signature, T tasks.
+Arrays: R rows, Z bytes of a row, C candidates, X inputs, D width, N bridges, W signature bytes, T tasks; H first hidden width (padded); G categories of the
+user and, first, none; F = 2 D columns of signs (padded), S behaviours with a signature.
 """
 
 import functools
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 
 class DeviceUser(NamedTuple):
-    """One request's tables of the user (`FoldedUser`) on the device. joined_GX: base_GH with the context added, beside sim_GD; slots_C with them, because all
-    whole numbers go in one copy."""
+    """One request's tables of the user (`HeadTables`) on the device, and the candidates' rows.
+
+    joined_GX: base_GH with the context added, and sim_GD, side by side.
+    """
 
     user_XH: Tensor
     bea_ND: Tensor
@@ -45,11 +47,11 @@ class DeviceUser(NamedTuple):
     sign_start_F: Tensor
     categories_G: Tensor
     signatures_SW: Tensor
-    slots_C: Tensor
+    row_C: Tensor
 
 
 class CudaScorer:
-    """One version's weights and rows on a device. The look-up, call 1 and the slot's own columns stay on the CPU."""
+    """One version's weights and rows on a device. The look-up, call 1 and the arena's columns stay on the CPU."""
 
     device_error = ""
 
@@ -75,21 +77,20 @@ class CudaScorer:
 
     def on_applied(self, applied: Applied) -> None:
         """Copies the rows that were written."""
-        if len(applied.slots):
-            slots = np.unique(applied.slots)
-            self._packed_R.index_copy_(0, self._on_device(slots), self._on_device(self._pack_rows(slots)))
+        if len(applied.rows):
+            rows = np.unique(applied.rows)
+            self._packed_R.index_copy_(0, self._on_device(rows), self._on_device(self._pack_rows(rows)))
 
     @torch.inference_mode()
-    def score(self, state: UserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live slots."""
+    def score(self, state: UserState, row_C: np.ndarray, context: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live rows."""
         assert isinstance(state, EngineUserState)
-        answer_CX = self.score_there(self.send_user(state, slots_C, context)).cpu().numpy()
+        answer_CX = self.score_there(self.send_user(state, row_C, context)).cpu().numpy()
         return answer_CX[:, 0], answer_CX[:, 1:]
 
-    def send_user(self, state: EngineUserState, slots_C: np.ndarray, context: Mapping[str, Any]) -> DeviceUser:
+    def send_user(self, state: EngineUserState, row_C: np.ndarray, context: Mapping[str, Any]) -> DeviceUser:
         """What the device needs for one request."""
-        folded, arrays, spec = self.call_one.folded(state), state.arrays, self.spec
-        tables = folded.tables
+        tables, arrays, spec = self.call_one.tables_of(state), state.arrays, self.spec
         floats = (
             unpack_panels(tables.user_panels, spec.width + spec.bridges),
             np.ascontiguousarray(unpack_panels(tables.bea_panels, spec.bridges)[:, : spec.width]),
@@ -99,15 +100,13 @@ class CudaScorer:
         )
         sent = self._on_device(np.concatenate([one.ravel() for one in floats])).split([one.size for one in floats])
         user_XH, bea_ND, joined_GX, signs_KF, start_F = (one.view(of.shape) for one, of in zip(sent, floats, strict=True))
-        categories_G, slots = self._on_device(np.concatenate([folded.categories_G, slots_C])).split(
-            [len(folded.categories_G), len(slots_C)]
-        )
+        categories_G, rows = self._on_device(np.concatenate([tables.categories_G, row_C])).split([len(tables.categories_G), len(row_C)])
         signatures_SW = self._on_device(arrays.simtier_SW[arrays.simtier_mask_S])
-        return DeviceUser(user_XH, bea_ND, joined_GX, signs_KF, start_F, categories_G, signatures_SW, slots)
+        return DeviceUser(user_XH, bea_ND, joined_GX, signs_KF, start_F, categories_G, signatures_SW, rows)
 
     def score_there(self, user: DeviceUser) -> Tensor:
         """[C, 1 + T]: scores, then probabilities, on the device."""
-        rows_CZ, spec, hidden = self._packed_R.index_select(0, user.slots_C).view(torch.uint8), self.spec, self._joint_XH.shape[1]
+        rows_CZ, spec, hidden = self._packed_R.index_select(0, user.row_C).view(torch.uint8), self.spec, self._joint_XH.shape[1]
         items_CX = torch.cat([self._field(rows_CZ, "vector"), self._field(rows_CZ, "bridge")], dim=1).float()
         items_CD, bridge_CN = items_CX[:, : spec.width], items_CX[:, spec.width :]
         joined_CX = user.joined_GX.index_select(0, self._entries(user.categories_G, self._field(rows_CZ, "category")[:, 0]))
@@ -153,9 +152,9 @@ class CudaScorer:
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 
-    def _pack_rows(self, slots: Any) -> np.ndarray:
+    def _pack_rows(self, rows: Any) -> np.ndarray:
         """int32 [rows, Z / 4]: one row after the other, so that call 2 gathers once."""
-        columns = {name: column[slots] for name, column in self._tables.columns.items()}
+        columns = {name: column[rows] for name, column in self._tables.columns.items()}
         packed = np.zeros(len(columns["category"]), self._row_dtype)
         for name, values in columns.items():
             packed[name] = values

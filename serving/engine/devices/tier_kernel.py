@@ -6,8 +6,8 @@ Exact: whole numbers all the way.
     distance    population count of the exclusive or, 32 bits at a time; what fills up the last tile is beyond every limit
     tiers       how many distances are within each tier's limit, in registers; less those within the next one's, once, at the end
 
-It has been compiled for devices and run in Triton's interpreter, but never on a device, so nothing here is tuned or timed. `popcount` is written out because
-the interpreter knows no other; compiled for a device it becomes one instruction.
+It has been compiled for devices and run in Triton's interpreter, but never on a device. So nothing here is tuned or timed. `popcount` is written out because
+the interpreter has none. Compiled for a device it becomes one instruction.
 
 Arrays: C candidates, S behaviours, W bytes and Q words (of 32 bits) of a signature, N tiers.
 Source: AIF, eq. (9).

@@ -3,8 +3,8 @@
     run      one request, split into shares
     beside   whole pieces of work, while the caller does others: parts of a request use one thread, and the other cores are free meanwhile
 
-A helper decides nothing and owns nothing. At the first shared request, each helper and the calling thread are bound to a core of their own: unbound, two
-may share one core (2.7 ms became 5.8). Threads claim shares one by one: a helper whose core is busy takes fewer of them, and one that never woke up is not
+A helper decides nothing and owns nothing. At the first shared request, each helper and the calling thread are bound to a core of their own. Unbound,
+two may share one core: 2.7 ms became 5.8. Threads claim shares one by one: a helper whose core is busy takes fewer of them, and one that never woke up is not
 waited for. Shares run in compiled code without the GIL, which a helper needs only to claim one.
 """
 
@@ -75,8 +75,10 @@ class Workers:
         self._busy, self._bound = threading.Lock(), threading.local()
 
     def run(self, part: Part, rows: int) -> None:
-        """Calls part(first, end, thread) for shares that cover [0, rows), at the same time; as one share if there is little to do or another engine computes.
-        `thread` is below `threads`; no two calls with the same thread overlap. Raises the first error of a call."""
+        """Calls part(first, end, thread) for shares that cover [0, rows), in parallel. Raises the first error of a call.
+
+        If there is little to do, or another engine computes, it is one share. `thread` is below `threads`; two calls with the same thread never overlap.
+        """
         shares = min(self.threads * SHARES_PER_THREAD, rows // ROWS_PER_SHARE_MIN)
         if self._pool is None or shares < 2 or not self._busy.acquire(blocking=False):
             part(0, rows, 0)

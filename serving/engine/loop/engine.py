@@ -4,16 +4,15 @@ Input and output are in work.py.
 
     turn:  1. messages (admit, flip, release, run)   2. row changes, about DELTA_ROWS_PER_APPLY_MAX rows   3. work, at most BATCH_MAX
 
-Helper threads make the user halves of a batch while the engine's thread ranks: parts of a ranking (look-up, top-k) use one thread, and the other cores are
-free meanwhile. With two threads and a queue that never empties, this answers 13% more requests, each with its call 1 (in `aif bench table4`'s world).
-The half of a long history is always made by a helper, and its batch takes the pieces that come meanwhile: a ranking would otherwise wait for it (20,000
-behaviours: 5 ms).
+Helper threads make the user halves of a batch while the engine's thread ranks. Look-up and top-k use one thread, so the other cores are free meanwhile.
+With two threads and a queue that never empties, this answers 13% more requests, each with its call 1 (in `aif bench table4`'s world).
+A helper always makes the half of a long history (20,000 behaviours: 5 ms). Its batch takes the pieces that come meanwhile, so that no ranking waits for it.
 
 Invariants:
 - Tables change only between two batches, so no answer sees half an update, and the read path needs no lock (I3).
 - An answer is computed from one resident: its network, rows and user state are of one version, and its token and watermark say which (I2).
-- The error of a request goes into its future; only `close` ends the thread. Any other error is a fault: it is logged and counted, the requests of that turn
-  fail with it, and the thread continues. `EngineStatus` says how long ago the thread last turned.
+- The error of a request goes into its future; only `close` ends the thread. Any other error is a fault: the engine logs and counts it, and fails the
+  requests of that turn. The thread continues. `EngineStatus` says how long ago it last turned.
 - Every queue is bounded; beyond the bound a future fails at once and says when to retry (I8).
 """
 
@@ -32,7 +31,7 @@ from schemas.limits import DELTA_ROWS_PER_APPLY_MAX, QUEUED_REQUESTS_MAX, TOP_K_
 from schemas.model.parameters import Parameters
 from schemas.token import VersionToken
 from serving.engine.call_one.call_one import find_base
-from serving.engine.devices.scorers import compile_kernels
+from serving.engine.devices.scorer import compile_kernels
 from serving.engine.devices.workers import WORKERS, Beside
 from serving.engine.loop.resident import Portion, Resident, apply_portion, rank, report_of
 from serving.engine.loop.turns import Turns, answer
@@ -170,7 +169,7 @@ class Engine:
         return self.run(lambda: self._install(resident))
 
     def release(self, version: int, grace_s: float) -> "Future[bool]":
-        """Gives up a version whose slot is needed. False, with nothing done, if it is current, if queued work names it, or if a user state was made on it
+        """Gives up a version whose arena is needed. False, with nothing done, if it is current, if queued work names it, or if a user state was made on it
         less than `grace_s` ago. True once it is not resident."""
         return self.run(lambda: self._release(version, grace_s))
 
@@ -355,8 +354,10 @@ class Engine:
     # --- the two calls -----------------------------------------------------------------------------------------------
 
     def find_resident(self, version: int | None) -> Resident | None:
-        """A resident version (None: the current one), None if there is none. If there are two copies of it, because it is being loaded again, the one that is
-        served. Only the engine's thread (`run`) may read its rows."""
+        """A resident version (None: the current one), or None. While a version is loaded again there are two copies of it; this is the one that is served.
+
+        Only the engine's thread (`run`) may read its rows.
+        """
         current = self._current
         if version is None or (current is not None and current.version == version):
             return current

@@ -1,7 +1,7 @@
 """A version in the engine, which ranks: its tables, its scorer, its watermark, how fresh its answers are; and the portions of changes that update it.
 
-A delta record has the time of its shard's newest source record and the shard's offsets. The age counts for each topic whose offset moved. Only a record
-with a newer time than all before it gives an age; the first one of a partition after a load gives none, because its rows may be old.
+A delta record has the time of its shard's newest source record and the shard's offsets. The age counts for each topic whose offset moved. A record gives an
+age only if its time is newer than all earlier ones. The first record of a partition after a load gives none, because its rows may be old.
 Record times are the broker's, and so is `now_s`, as far as it is known (core/broker_clock.py); a time in the future counts as age 0.
 Invariants: a portion consists of whole records of one partition; rows, positions and watermark move together and never go back. An item whose delete the
 watermark covers stays deleted, also when the shard has a new owner that is behind and sends older rows (FORMAT.md section 3).
@@ -52,9 +52,12 @@ class Arrivals:
 
 @dataclass
 class Resident:
-    """One version in memory; once admitted, only the engine's thread changes it. `watermark` is replaced, never modified: answers refer to it.
-    `source_ms`: by shard, the record time of its newest source record in the rows.
-    `deletes`: by partition, (newest features' stamp, ids) of deletes that the watermark does not cover yet."""
+    """One version in memory. Once admitted, only the engine's thread changes it.
+
+    - watermark: replaced, never modified, because answers refer to it
+    - source_ms: by shard, the record time of the newest source record in the rows
+    - deletes: by partition, (newest features' stamp, ids) of deletes that the watermark does not cover yet
+    """
 
     token: VersionToken
     tables: Tables
@@ -76,8 +79,12 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Changes of one version from whole records of one partition of index-deltas. `next_position`: in that partition; `next_offsets`: of the shard by source
-    topic, None if the record is of another version; `source_ms`: time of the newest source record."""
+    """Changes of one version from whole records of one partition of index-deltas.
+
+    - next_position: in that partition
+    - next_offsets: of the shard by source topic, None if the record is of another version
+    - source_ms: time of the newest source record
+    """
 
     version: int
     partition: int
@@ -116,7 +123,7 @@ def _covered(resident: Resident, partition: int) -> int:
 
 
 def _remember_deletes(resident: Resident, partition: int, changes: Changes) -> None:
-    """Notes the ids whose slots become free once the watermark covers their deletes."""
+    """Notes the ids whose rows become free once the watermark covers their deletes."""
     places = np.flatnonzero(changes.dead_C)
     if len(places):
         newest = int(changes.stamps_C3[places, 1].max())
@@ -124,7 +131,7 @@ def _remember_deletes(resident: Resident, partition: int, changes: Changes) -> N
 
 
 def _forget_deletes(resident: Resident, partition: int) -> None:
-    """Frees the slots of deletes that the watermark covers by now."""
+    """Frees the rows of deletes that the watermark covers by now."""
     noted, covered = resident.deletes.get(partition), _covered(resident, partition)
     while noted and noted[0][0] < covered:
         resident.tables.forget(noted.popleft()[1], covered)
@@ -133,7 +140,7 @@ def _forget_deletes(resident: Resident, partition: int) -> None:
 def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
     """A new watermark in which one shard has moved forward, never back.
 
-    Its source offsets move together or not at all. A shard that was reset reports offsets of which one may be ahead and one behind; if each topic moved by
+    Its source offsets move together or not at all. A shard that was reset may report one offset that is ahead and one that is behind. If each topic moved by
     itself, an answer would claim a combination that no owner of the shard ever had. The position in index-deltas always moves: the record was applied.
     """
     old = watermark[shard]
@@ -146,7 +153,7 @@ def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mappin
 def rank(resident: Resident, state: UserState, work: RankWork) -> RankResult:
     """The best `top_k` of the candidates for this user state."""
     found = find_candidates(resident.tables, work.item_ids)
-    scores_C, probabilities_CT = resident.scorer.score(state, found.slots_K, work.context)
+    scores_C, probabilities_CT = resident.scorer.score(state, found.row_K, work.context)
     best_A = rank_top(scores_C, found.ids_K, work.top_k)
     ids = found.ids_K[best_A].tolist() if isinstance(found.ids_K, np.ndarray) else [found.ids_K[i] for i in best_A.tolist()]
     return RankResult(
@@ -159,7 +166,7 @@ def rank(resident: Resident, state: UserState, work: RankWork) -> RankResult:
         candidates=found.different,
         watermark=resident.watermark,
         state=state,
-        unsigned_count=count_unsigned(resident.tables, found.slots_K),
+        unsigned_count=count_unsigned(resident.tables, found.row_K),
     )
 
 

@@ -1,1 +1,1 @@
-"""One version's rows in a slot: memory, look-up, changes, and the candidates of a request."""
+"""One version's rows in an arena: memory, look-up, changes, and the candidates of a request."""

@@ -1,4 +1,4 @@
-"""The candidates of a request: ids as they came, without repeats, to slots; and the best k by their scores.
+"""The candidates of a request: ids as they came, without repeats, to rows; and the best k by their scores.
 
 A score that is not a number comes last. It takes no other's place, and an answer that has nothing better shows it (serving/reports.py counts these).
 
@@ -20,18 +20,18 @@ from serving.engine.tables.tables import Tables
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """slots_K int64 and ids of the known candidates; `unknown`: the first unknown ids; `different`: how many different ids were asked for."""
+    """row_K int64 and ids of the known candidates; `unknown`: the first unknown ids; `different`: how many different ids were asked for."""
 
-    slots_K: np.ndarray
+    row_K: np.ndarray
     ids_K: "np.ndarray | list[Id]"
     unknown: list[Id]
     unknown_count: int
     different: int
 
 
-def count_unsigned(tables: Tables, slots_K: np.ndarray) -> int:
+def count_unsigned(tables: Tables, row_K: np.ndarray) -> int:
     """How many candidates LSH and SimTier know nothing of, in a version whose items have signatures; 0 in one without."""
-    return len(slots_K) - int(np.count_nonzero(tables.columns["has_signature"][slots_K])) if "signature" in tables.columns else 0
+    return len(row_K) - int(np.count_nonzero(tables.columns["has_signature"][row_K])) if "signature" in tables.columns else 0
 
 
 def find_candidates(tables: Tables, item_ids: Sequence[Id] | np.ndarray) -> Candidates:
@@ -52,14 +52,14 @@ def _first_places(ids_C: np.ndarray) -> np.ndarray:
     return kept_C[: first_of_each(ids_C, open_table(len(ids_C)), kept_C)]
 
 
-def _split(ids: "np.ndarray | list[Id]", slots_C: np.ndarray) -> Candidates:
-    known_C = slots_C >= 0
+def _split(ids: "np.ndarray | list[Id]", row_C: np.ndarray) -> Candidates:
+    known_C = row_C >= 0
     if known_C.all():
-        return Candidates(slots_C, ids, [], 0, len(slots_C))
+        return Candidates(row_C, ids, [], 0, len(row_C))
     missing = np.flatnonzero(~known_C)
     named: list[Id] = [_plain(ids[i]) for i in missing[:UNKNOWN_ITEMS_NAMED_MAX].tolist()]
     kept = ids[known_C] if isinstance(ids, np.ndarray) else [ids[i] for i in np.flatnonzero(known_C).tolist()]
-    return Candidates(slots_C[known_C], kept, named, len(missing), len(slots_C))
+    return Candidates(row_C[known_C], kept, named, len(missing), len(row_C))
 
 
 def _plain(value: Id | np.integer) -> Id:

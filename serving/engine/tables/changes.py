@@ -1,7 +1,7 @@
 """Row changes as arrays: decoded in a follower's thread or the loader, then applied by the engine in bounded turns.
 
-A stamp is packed into three int64 that compare as the row-stamp rule does: features version; features offset and index; embedding offset and index
-(offset * 2^16 + index: an index fits into 16 bits, and every decode refuses offsets from 2^47 on).
+A row stamp is packed into three int64, which compare by the row-stamp rule: features version; features offset and index; embedding offset and index.
+Offset and index are packed as offset * 2^16 + index. An index fits into 16 bits, and every decode refuses offsets from 2^47 on.
 
 Arrays: C changes, N bytes of text ids.
 """

@@ -247,7 +247,7 @@ def _check_loaded(store: IndexStore, manifest: Manifest) -> None:
     one = dataclasses.replace(manifest, revision=1, seals=manifest.seals[:1])
     raw = encode_manifest(one)
     store.put_exclusive(manifest_path(one.version, one.revision), raw)
-    loader = Loader(slot_bytes=8 * MIB)
+    loader = Loader(arena_bytes=8 * MIB)
     try:
         assert loader.load(Source(store.url, one, hashlib.sha256(raw).hexdigest()), 0).rows == one.seals[0].rows
     finally:

@@ -183,7 +183,7 @@ def long_lived() -> World:
 
 
 def test_waves_of_users_have_histories_of_their_own_lengths(long_lived: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world_module, "WAVE_SLOTS", 7 * LIGHT.longest)
+    monkeypatch.setattr(world_module, "WAVE_PLACES", 7 * LIGHT.longest)
     waves = WorldCatalogue(World(0, long_lived.size))
     histories, columns = waves.world.histories, waves.behaviour_columns
     assert len(histories.waves) > 10 and (histories.length_U == long_lived.histories.length_U).all()

@@ -22,7 +22,7 @@ from schemas.model.checkpoint import read_checkpoint
 from schemas.model.parameters import parameters_of
 from serving.engine.devices.cpu import CpuScorer
 from serving.engine.work import UserWork
-from serving.versions.index_reader import fill_shard
+from serving.versions.loader_process import fill_shard
 from tests.serving.engine.samples import empty_tables
 
 ITEMS = 300

@@ -1,4 +1,4 @@
-"""Entries of a control log, and what they fold to, for the tests of everything that reads one."""
+"""Entries of a control log and the states after them, for the tests of everything that reads one."""
 
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, fold_entry, plan_entry

@@ -31,7 +31,7 @@ VERSIONS = st.integers(0, 5)
 
 
 class ControlLogMachine(RuleBasedStateMachine):
-    """What workers, operators and broken tools append. Holds beside the fold what only a history can know."""
+    """The entries that workers, operators and broken tools append. Next to the fold it keeps facts that only a history has."""
 
     @initialize()
     def begin(self) -> None:
@@ -56,7 +56,7 @@ class ControlLogMachine(RuleBasedStateMachine):
         if not self.state.unknown_entry:
             assert decode_fold(encode_fold(self.state, raw))[0] == self.state
         taken = len(self.state.refused) == len(before.refused)
-        assert taken is planned, "what a careful writer is told is what the fold does"
+        assert taken is planned, "a plan refuses the entries that the fold refuses"
         if not taken:
             assert dataclasses.replace(self.state, next_number=before.next_number, refused=before.refused) == before
         return taken

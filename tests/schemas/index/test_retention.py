@@ -1,4 +1,4 @@
-"""What may be removed: case by case, and the laws: never what is named, never too early, and in the end everything that nobody needs."""
+"""Files that may be removed: case by case, and the laws: no file that is named, none too early, and in the end every file without a use."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -153,7 +153,7 @@ def test_the_two_newest_snapshots_of_a_shard_stay_and_half_of_one_goes() -> None
     due = removed(log(), what)
     assert set(due) == {"snapshots/00000/a/snapshot.json", "snapshots/00000/a/files/000001.sst", half}
     assert due["snapshots/00000/a/snapshot.json"] == 12 + GRACE  # c pushed it out
-    assert due[half] == 10 + GRACE  # somebody may still be putting it
+    assert due[half] == 10 + GRACE  # its writer may still be putting it
 
 
 def test_what_is_not_known_stays() -> None:
@@ -227,7 +227,7 @@ def test_nothing_that_somebody_names_is_ever_removed_and_nothing_before_its_grac
 
 @given(stores(), st.data())
 def test_removing_some_and_planning_again_ends_at_the_same_files(made: tuple[ControlState, StoreContent], data: st.DataObject) -> None:
-    """A kill between any two removals: the rest is found again, and what is kept does not depend on it."""
+    """A kill between any two removals: the rest is found again, and the kept files do not depend on it."""
     state, what = made
     kept = {f.path for f in what.files} - {r.path for r in plan_removals(state, what, RULES)}
     while removals := plan_removals(state, what, RULES):

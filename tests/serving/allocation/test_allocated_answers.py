@@ -20,7 +20,7 @@ from serving.allocation.tables import built_in_table, servable
 from serving.client import Client
 from serving.core.ladder import take_first
 from serving.merger.merger import Merger
-from serving.protocols.intake import Intake
+from serving.protocols.front import Intake
 from tests.serving.calls.test_refusal import open_overloaded
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import Front, open_front

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import RejectedInput
-from serving.audit.parity import read_answers
+from serving.audit.recorded_answers import read_answers
 
 
 @pytest.mark.parametrize(("text", "named"), [("", "has no answer"), ("\n \n", "has no answer"), ("\n{}\n", "line 2 is unreadable")])

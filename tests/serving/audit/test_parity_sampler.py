@@ -1,4 +1,4 @@
-"""The sampler beside a real engine: right answers agree with fp64, a planted fault is seen, rows that moved are not compared, nothing waits for it."""
+"""The sampler next to a real engine: right answers agree with fp64, a planted fault is seen, rows that moved are not compared, nothing waits for it."""
 
 import dataclasses
 from collections.abc import Iterator

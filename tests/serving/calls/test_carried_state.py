@@ -1,4 +1,4 @@
-"""The state that a client carries itself: the same answer as the pool's, bit for bit; and what is not ours is refused."""
+"""The state that a client carries itself: the same answer as the pool's, bit for bit; and a state of others is refused."""
 
 import base64
 import dataclasses
@@ -124,7 +124,7 @@ def test_an_old_state_is_lost_and_one_that_is_too_large_is_not_handed_out(state:
     carried = CarriedStates(KEY, "index", 600, clock=clock)
     text = carried.seal("seven", TOKEN, state)
     assert text is not None and len(text) < CARRIED_STATE_BYTES_MAX
-    for step_s in (601, -3600):  # the other: somebody sets the clock back by an hour
+    for step_s in (601, -3600):  # the other: an operator sets the clock back by an hour
         clock.now_s += step_s
         assert carried.open(text, "seven") is None
     assert carried.events["expired"] == 2

@@ -157,7 +157,7 @@ def test_a_piece_of_work_that_takes_longer_than_predicted_takes_no_time_from_wha
     for now_s[0], left_ms in ((0.004, 16), (0.019, 10), (0.09, 10)):
         assert paced.queue_ms() == paced.wait_ms(half) == pytest.approx(left_ms)
     rankings[0].set_result(None)
-    assert paced.queue_ms() == 10, "what is done waits no longer"
+    assert paced.queue_ms() == 10, "finished work waits no longer"
 
 
 def test_a_refusal_holds_until_a_piece_of_work_ends_or_a_place_may_be_free() -> None:

@@ -52,7 +52,7 @@ def test_a_stale_state_is_no_hit_but_the_last_one_until_a_fresh_one_replaces_it(
     assert unchecked is not None and pool.events["unchecked"] == 1
     pool.put(key, second, (0, 4))
     fresh = pool.find(key, (0, 4))
-    assert fresh is not None and fresh.state is second and other in pool, "what replaces its like takes nobody's room"
+    assert fresh is not None and fresh.state is second and other in pool, "a state that replaces its like takes no other's room"
 
 
 def test_a_state_for_which_requests_leave_no_room_takes_nothing_away_from_others_nor_its_own_users_older_one() -> None:

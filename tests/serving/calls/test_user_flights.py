@@ -1,4 +1,4 @@
-"""Flights in one event loop, without a server: who joins which, and that nobody joins one that was given up."""
+"""Flights in one event loop, without a server: who joins which, and that no request joins one that was given up."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from schemas.errors import Unavailable
 from schemas.token import VersionToken
 from serving.calls.deadline import Deadline
 from serving.calls.state_pool import StateKey
-from serving.calls.user_flights import Flight, Flights
+from serving.calls.user_halves import Flight, Flights
 from serving.engine.work import UserResult
 from tests.serving.fake_engine import FakeState
 

@@ -1,4 +1,4 @@
-"""User halves that are kept move to a version before it goes live: the newest first, only while nobody waits, and never for longer than allowed."""
+"""User halves that are kept move to a version before it goes live: the newest first, only while no request waits, and never for longer than allowed."""
 
 import asyncio
 from collections.abc import Iterator

@@ -113,7 +113,7 @@ def test_a_slow_user_half_is_replaced_by_the_last_state_and_the_answer_says_so(f
 
 
 def test_a_state_that_lacks_little_is_gone_on_from_though_the_whole_history_takes_too_long(front: Front, client: Client) -> None:
-    """Its user was ranked without what he did since, with time enough: 60,000 behaviours take 700 ms, one more takes 1."""
+    """Without this the user was ranked without the newest behaviours, with time enough: 60,000 take 700 ms, one more takes 1."""
     front.engine.let_go = True
     for offset in range(3):
         front.tell(1, offset)
@@ -154,7 +154,7 @@ def test_without_an_older_state_the_profile_alone_answers_and_without_time_for_i
     make_slow(front)
     answer = client.rank(1, [1, 2])
     assert (answer.rung, answer.degraded) == ("profile_only", ["profile_only"])
-    assert len(front.states) == 0, "a profile alone is neither the user's state nor nobody's"
+    assert len(front.states) == 0, "a profile alone is neither the user's state nor the empty user's"
     make_slow(front, 0)
     for _ in range(2):
         answer = client.rank(1, [1, 2])

@@ -1,4 +1,4 @@
-"""Admission against a small simulator: one server, one queue, arrivals at random, predictions learnt from what was seen."""
+"""Admission against a small simulator: one server, one queue, arrivals at random, predictions learnt from earlier work."""
 
 import itertools
 import random
@@ -98,13 +98,13 @@ def test_beyond_what_can_be_carried_admitted_requests_keep_their_latency_and_the
     calm, flood = simulate(0.8, spread), simulate(load, spread)
     assert flood.quantile(0.99) <= 1.25 * calm.quantile(0.99)
     carried = 1 - flood.refused / REQUESTS
-    assert carried == pytest.approx(1 / load, rel=0.15), "what is let in is what can be carried: nothing stands idle"
+    assert carried == pytest.approx(1 / load, rel=0.15), "the server admits as much as it can do: nothing stands idle"
     assert flood.queue_max_ms <= 10 * 10 * (1 + spread)
 
 
 def test_at_ten_times_the_load_nobody_who_is_let_in_waits_long_also_where_nobody_waited_before() -> None:
     calm, flood = simulate(0.8, 0.3, even=True), simulate(10.0, 0.3, even=True)
-    assert calm.quantile(0.99) < 14, "at even distances nobody waits at 80%"
+    assert calm.quantile(0.99) < 14, "at even distances no request waits at 80%"
     assert flood.quantile(0.99) <= 1.25 * calm.quantile(0.99)
     assert 1 - flood.refused / REQUESTS == pytest.approx(0.1, rel=0.05), "and the engine is busy all the time"
 
@@ -141,7 +141,7 @@ def test_what_waits_is_judged_again_only_in_a_flood() -> None:
     assert count_kept([10.0] * 6, 2.0, 15.0, load=10.0) == 2
     assert count_kept([10.0] * 6, 2.0, 15.0, load=1.2) == 6
     assert count_kept([], 0.0, 0.0, load=10.0) == 0
-    assert count_kept([10.0], 0.0, 0.0, load=10.0) == 1, "what is being computed stays"
+    assert count_kept([10.0], 0.0, 0.0, load=10.0) == 1, "the piece that is being computed stays"
 
 
 def test_the_offered_load_counts_what_is_refused_and_fades() -> None:

@@ -1,4 +1,4 @@
-"""The trigger admits what is at risk, never passes a bound, and is monotone; the ladder takes the best rung in time."""
+"""The trigger admits rankings at risk, never passes a bound, and is monotone; the ladder takes the best rung in time."""
 
 import dataclasses
 import math

@@ -27,7 +27,7 @@ def test_a_shard_without_events_stays_fresh_and_without_looks_its_age_grows() ->
     for second in range(1_000):
         ends.note(float(second), offsets((10, 5)))
     assert ends.ages(offsets((10, 5)), 999.5).worst_s == 0.5
-    assert ends.ages(offsets((10, 5)), 1_050.0).worst_s == 51.0, "the broker is away: nothing is known of the last 51 s"
+    assert ends.ages(offsets((10, 5)), 1_050.0).worst_s == 51.0, "the broker is away: the last 51 s are unknown"
 
 
 def test_an_age_that_no_look_shows_is_unknown_and_the_shard_is_named_once_it_is_old() -> None:

@@ -20,8 +20,8 @@ from schemas.users import BehaviourEvent
 from serving.engine.devices.cpu import CpuScorer
 from serving.engine.loop.engine import Engine
 from serving.engine.loop.resident import Resident
+from serving.engine.tables.arena import open_arrays, plan_arena, plan_arena_bytes, reset_arrays
 from serving.engine.tables.changes import Changes, changes_of, encode_ids
-from serving.engine.tables.slots import open_arrays, plan_slot, plan_slot_bytes, reset_arrays
 from serving.engine.tables.tables import Tables
 from tests.schemas.model.samples import encode_items, encode_rows, make_items, make_network, sign_items
 
@@ -41,8 +41,8 @@ def stamp(features_version: int = 1, features_offset: int = 0, embedding_offset:
 
 def empty_tables(layout: RowLayout, capacity: int, id_bytes: int = 0) -> Tables:
     """Tables in ordinary memory with room for at least `capacity` rows."""
-    slot_bytes = plan_slot_bytes(layout, capacity, id_bytes)
-    plan = plan_slot(layout, slot_bytes, capacity, id_bytes)
+    arena_bytes = plan_arena_bytes(layout, capacity, id_bytes)
+    plan = plan_arena(layout, arena_bytes, capacity, id_bytes)
     arrays = open_arrays(plan, bytearray(plan.size_bytes))
     reset_arrays(arrays)
     return Tables(layout, plan, arrays)
@@ -74,7 +74,7 @@ class Version:
         return parameters_of(self.network)
 
     @property
-    def slots(self) -> np.ndarray:
+    def row_numbers(self) -> np.ndarray:
         """Where the tables have the items."""
         return self.tables.find(encode_ids(self.ids, self.spec.schema.id_kind))
 
@@ -157,7 +157,7 @@ def reference_inputs(version: Version, profile: dict[str, object], behaviours: S
 
 
 def named_states(states: UserStates) -> dict[str, np.ndarray]:
-    """The network's user half by the names of `UserArrays.named`."""
+    """The network's user half by the names of `HalfArrays.named`."""
     parts = [("", states, ("user_BU", "bridges_BNP", "simtier_BSW", "simtier_mask_BS"))]
     parts += [(f"{name}.", part, [f.name for f in dataclasses.fields(part)]) for name, part in (("din", states.din), ("sim", states.sim))]
     return {before + name: getattr(part, name).numpy() for before, part, names in parts for name in names}

@@ -96,7 +96,7 @@ def test_call_one_passes_beside_retrieval_and_call_two_uses_its_state(served: tu
     spans = {span.name: span for span in merged.spans}
     assert spans["call 1"].start_ms < spans["retrieval"].end_ms <= spans["call 2"].start_ms
     lines = describe(merged)
-    assert len(lines) == 4 and "passed beside retrieval" in lines[-1]
+    assert len(lines) == 4 and "passed during retrieval" in lines[-1]
 
 
 def test_a_version_that_flips_between_the_calls_changes_nothing_for_this_request() -> None:

@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 from infra.processes import wait_until
 from schemas.errors import Misconfigured, RejectedInput, Unavailable
 from serving.client import Client, client_of
-from serving.protocols.access import Access, check_exposure
+from serving.protocols.front import Access, check_exposure
 from serving.protocols.grpc_api import SERVICE
 from serving.protocols.listener import Tls, read_tls
 from serving.settings import ServeSection
@@ -182,7 +182,7 @@ def test_both_ports_speak_tls_with_a_certificate(certificate: Tls) -> None:
         with client_of(settings, front.url) as client:
             assert client.ready() and len(client.rank(1, [1, 2, 3]).items) == 3
         with Client(front.url, token=TOKEN) as stranger:
-            assert not stranger.ready(), "nobody vouches for this certificate"
+            assert not stranger.ready(), "no authority vouches for this certificate"
             with pytest.raises(Misconfigured, match="AIF_SERVE__TLS_CERT"):
                 stranger.rank(1, [1, 2, 3])
         with (

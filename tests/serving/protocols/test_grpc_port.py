@@ -32,7 +32,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def call_method(address: str, path: bytes) -> bytes:
-    """What comes back for a call without a message, until its status or the end of the connection."""
+    """The bytes that come back for a call without a message, until its status or the end of the connection."""
     fields = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"a", b"content-type": b"application/grpc"}
     headers = b"".join(
         b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in (fields | {b"te": b"trailers"}).items()

@@ -188,7 +188,7 @@ def test_any_method_on_any_path_is_answered(client: httpx.Client, method: str, p
 
 
 def exchange(front: Front, sent: bytes, half_close: bool = False) -> bytes:
-    """What comes back first for raw bytes, after which the client may close its side."""
+    """The first bytes that come back for raw bytes, after which the client may close its side."""
     with connect(front.http) as raw:
         raw.sendall(sent)
         if half_close:

@@ -77,7 +77,7 @@ HOSTILE = [
     ("history of another kind", PRERANK, body(behaviours=[{"item_id": "x9"}]), 422, "bad_id", "x9"),
     ("unknown consistency", RANK, body(consistency="eventual"), 422, "bad_request", 'consistency: expected "latest", "pinned" or {'),
     ("pinned to nothing", RANK, body(consistency="pinned"), 422, "no_version_token", "version_token"),
-    ("a token that is none", RANK, body(version_token="latest"), 422, "bad_version_token", "latest"),
+    ("a text that is not a token", RANK, body(version_token="latest"), 422, "bad_version_token", "latest"),
     (
         "a shard that is not there",
         RANK,

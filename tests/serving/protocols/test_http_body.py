@@ -1,4 +1,4 @@
-"""Bodies that nobody wants: taken in without anybody waiting for them, and ended where they do not end. And packed ones."""
+"""Bodies of refused requests: read while no task waits for them, and cancelled if they never end. And packed bodies."""
 
 import asyncio
 import gzip

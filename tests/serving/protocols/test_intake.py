@@ -1,10 +1,10 @@
-"""What is let in at once, in requests and in bytes; and that it is given back however a request ends."""
+"""The bounds on requests and bytes at once; every request gives its place back, however it ends."""
 
 import pytest
 
 from schemas.errors import Unavailable
 from schemas.limits import BODIES_BYTES_MAX
-from serving.protocols.intake import Intake
+from serving.protocols.front import Intake
 
 
 def test_one_request_too_many_is_refused_and_its_place_is_given_back() -> None:

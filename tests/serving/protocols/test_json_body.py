@@ -1,4 +1,4 @@
-"""What it costs to refuse a JSON body: it is read in the event loop, and whoever sends nonsense must not keep everybody else waiting."""
+"""The cost of refusing a JSON body: it is read in the event loop, and a client that sends nonsense must not keep all others waiting."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ import pytest
 from schemas.errors import RejectedInput
 from schemas.limits import BEHAVIOURS_PER_REQUEST_MAX, BODY_BYTES_MAX, CANDIDATES_MAX
 from schemas.requests import InlineBehaviour, RankRequest, UserRequest
-from serving.protocols import http_api, intake
+from serving.protocols import http_api
 from serving.protocols.http_body import decode_body
 from tests import plain_http
 from tests.serving.fake_engine import FakeEngine
@@ -72,7 +72,7 @@ def test_bodies_that_wait_for_a_thread_are_bounded_with_those_that_arrive(monkey
         return decode_body(*given)
 
     monkeypatch.setattr(http_api, "decode_body", decode)
-    monkeypatch.setattr(intake, "BODIES_BYTES_MAX", len(raw) * 3 // 2)
+    monkeypatch.setattr("serving.protocols.front.BODIES_BYTES_MAX", len(raw) * 3 // 2)
     with open_front(FakeEngine()) as front, ThreadPoolExecutor(1) as threads:
         first = threads.submit(plain_http.post, front.url + "/v1/user", content=raw, timeout=60)
         assert began.wait(60)
@@ -102,7 +102,7 @@ def test_whoever_brings_a_long_history_keeps_nobody_waiting() -> None:
     with open_front(FakeEngine()) as front, httpx.Client(base_url=front.url, timeout=60) as client, ThreadPoolExecutor(1) as threads:
 
         def longest_wait() -> float:
-            """Of requests beside the long one, as a share of the time that the long one takes."""
+            """Of requests during the long one, as a share of the time that the long one takes."""
             start_s, waited_s = time.perf_counter(), list[float]()
             long = threads.submit(plain_http.post, front.url + "/v1/user", content=raw, timeout=60)
             while not long.done():

@@ -24,7 +24,7 @@ BEARER = {"authorization": f"Bearer {TOKEN}"}
 
 @dataclass
 class Running:
-    """A server process: where it listens, and what it serves."""
+    """A server process: its addresses and its version."""
 
     child: Child
     url: str

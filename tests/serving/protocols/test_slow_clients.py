@@ -1,4 +1,4 @@
-"""Clients that send slowly, never end, go away or send everything at once: nobody else is refused for them, and nothing of them stays."""
+"""Clients that send slowly, never end, go away or send everything at once: no other client is refused for them, and nothing of them stays."""
 
 import contextlib
 import errno
@@ -109,7 +109,7 @@ def test_a_grpc_call_without_a_message_takes_no_place_and_ends(front: Front, mon
 
 
 def test_of_too_many_slow_grpc_messages_the_oldest_is_given_up(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library keeps what has come of each, up to 8 MiB: a thousand calls that stop before their last byte would take 8 GB for ten seconds."""
+    """The library keeps the part of each that has come, up to 8 MiB. A thousand calls that stop before their last byte would take 8 GB for ten seconds."""
     before, stop = front.seen(), threading.Event()
     monkeypatch.setattr(grpc_api, "_SLOW_MAX", 2)
     monkeypatch.setattr(grpc_api, "_SLOW_S", 0.01)
@@ -193,7 +193,7 @@ def test_a_client_that_sends_no_text_and_leaves_without_reading_does_not_fill_th
         with grpc.insecure_channel(front.grpc) as channel, pytest.raises(grpc.RpcError):
             channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff", timeout=20)
         wait_until(
-            lambda: len(judged) >= 3, 20, "the library to tell of the header, that nobody took the answer, and of bytes that are no message"
+            lambda: len(judged) >= 3, 20, "the library to log the header, the answer without a taker, and the bytes that are no message"
         )
         assert not any(judged) and not caplog.records
         with grpc.insecure_channel(front.grpc) as channel:

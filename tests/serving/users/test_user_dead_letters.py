@@ -19,7 +19,7 @@ from schemas.ids import IdKind, partition_of
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from serving.users import user_dead_letters, user_store
-from serving.users.refused_records import RefusedRecord, decode_refused, encode_refused
+from serving.users.user_batch import DecodedUserRecord, decode_refused, encode_refused
 from serving.users.user_dead_letters import UserDeadLetters
 from serving.users.user_store import UserStore
 from tests.serving.front import open_view
@@ -155,10 +155,10 @@ def test_a_refused_record_comes_back_byte_for_byte_and_an_oversized_one_as_its_d
     headers = (("a", b"\x00\xff"), ("ü", None), ("a", b""))
     rejections = [Rejection(0, "not_json", "\udcff", "malformed"), Rejection(7, "bad_id", "why", "semantic")]
     for key, value in ((None, None), (b"", b""), (b"\xff", b"x" * (RECORD_BYTES_MAX + 1))):
-        refused = RefusedRecord(SourceRecord(USER_FEATURES, 3, 1 << 40, key, value, headers, 5), rejections)
+        refused = DecodedUserRecord(SourceRecord(USER_FEATURES, 3, 1 << 40, key, value, headers, 5), (), rejections)
         assert decode_refused(encode_refused(refused)) == refused
-    huge = RefusedRecord(SourceRecord(USER_FEATURES, 3, 9, b"k", b"x" * (RECORD_BYTES_MAX + (1 << 17)), headers, 5), rejections)
-    assert decode_refused(encode_refused(huge)) == RefusedRecord(truncate_oversized(huge.record), rejections)
+    huge = DecodedUserRecord(SourceRecord(USER_FEATURES, 3, 9, b"k", b"x" * (RECORD_BYTES_MAX + (1 << 17)), headers, 5), (), rejections)
+    assert decode_refused(encode_refused(huge)) == DecodedUserRecord(truncate_oversized(huge.record), (), rejections)
 
 
 def test_a_second_server_finds_the_letters_of_the_first_and_sends_only_those_of_another_log(

@@ -22,8 +22,7 @@ from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
 from serving.core.user_view import BLOCK
-from serving.users.refused_records import decode_refused
-from serving.users.user_batch import HEADS, PROFILES
+from serving.users.user_batch import HEADS, PROFILES, decode_refused
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import FAMILIES, StoreBounds, UserStore
 from tests.serving.front import open_view

@@ -44,7 +44,7 @@ def test_records_of_index_deltas_that_no_shard_wrote_there_are_counted_and_passe
 
 
 def test_a_damaged_delta_of_the_shards_own_is_an_error_and_no_watermark_includes_it(deployment: Deployment) -> None:
-    """Its sequence is missing in the next one. A bad copy beside the good one leaves none out."""
+    """Its sequence is missing in the next one. A bad copy next to the good one leaves none out."""
     d = deployment
     d.publish(1, d.version)
     d.follower.start()

@@ -7,7 +7,7 @@ from infra.kafka.admin_client import EndReader
 from infra.kafka.security import KafkaTopics
 from infra.processes import wait_until
 from schemas.topics import ITEM_FEATURES
-from serving.versions.end_watch import EndWatch
+from serving.versions.freshness import EndWatch
 
 
 def test_rows_at_the_ends_are_fresh_and_a_shard_with_a_record_that_they_lack_is_named(bootstrap_servers: str, topic_prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""The loader process: a version out of a real index store into a slot, or a named refusal."""
+"""The loader process: a version out of a real index store into an arena, or a named refusal."""
 
 import contextlib
 import dataclasses
@@ -20,11 +20,11 @@ from infra.processes import wait_until
 from schemas.errors import Corrupted, Unavailable
 from schemas.ids import Id
 from schemas.index.manifest import Manifest, encode_manifest, manifest_path
+from serving.engine.tables.arena import ArenaMemory
 from serving.engine.tables.changes import encode_ids
-from serving.engine.tables.slots import SlotMemory
 from serving.engine.tables.tables import Room
-from serving.versions.index_reader import IndexReader, Pace
 from serving.versions.loader import Loader, Source
+from serving.versions.loader_process import LoaderProcess, Pace
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import Version, item_id, make_version, stamp
 from tests.serving.index_samples import publish_version, write_identity
@@ -60,18 +60,18 @@ def publish(store: IndexStore, version: Version, number: int = 3, increments=())
 
 
 def rows_in(tables, ids: list[Id]) -> list[bytes | None]:
-    slots = tables.find(encode_ids(ids, tables.layout.id_kind)).tolist()
+    rows = tables.find(encode_ids(ids, tables.layout.id_kind)).tolist()
     made = np.zeros(1, tables.layout.dtype)
     found: list[bytes | None] = []
-    for slot in slots:
+    for row in rows:
         for name, column in tables.columns.items():
-            made[name][0] = column[slot]
-        found.append(made.tobytes() if slot >= 0 else None)
+            made[name][0] = column[row]
+        found.append(made.tobytes() if row >= 0 else None)
     return found
 
 
 @pytest.mark.parametrize("name", ["full", "no_bid_text_ids", "no_multimodal"])
-def test_a_loaded_slot_holds_the_merged_view_and_no_slot_for_deleted_ids(name: str, store: IndexStore, loader: Loader) -> None:
+def test_a_loaded_arena_holds_the_merged_view_and_no_row_for_deleted_ids(name: str, store: IndexStore, loader: Loader) -> None:
     version = make_version(SPECS[name], 150)
     kind, new = version.spec.schema.id_kind, item_id(version.spec.schema.id_kind, 900)
     never = item_id(kind, 901)
@@ -88,7 +88,7 @@ def test_a_loaded_slot_holds_the_merged_view_and_no_slot_for_deleted_ids(name: s
     assert tables.rows == tables.used == 150
 
 
-def test_both_slots_hold_their_versions_at_the_same_time_and_a_slot_is_filled_again(
+def test_both_arenas_hold_their_versions_at_the_same_time_and_an_arena_is_filled_again(
     version: Version, store: IndexStore, loader: Loader
 ) -> None:
     other = make_version(SPECS["full"], 90, seed=1)
@@ -142,11 +142,11 @@ def _with_seal(store: IndexStore, source: Source, **fields: object) -> Source:
 
 
 @pytest.mark.parametrize("name", ["full", "no_bid_text_ids"])
-def test_a_slot_grows_for_a_version_that_fills_it_and_the_other_slot_stays_as_it_is(name: str, store: IndexStore) -> None:
-    loader, version = Loader(slot_bytes=60_000), make_version(SPECS[name], 100)
+def test_an_arena_grows_for_a_version_that_fills_it_and_the_other_arena_stays_as_it_is(name: str, store: IndexStore) -> None:
+    loader, version = Loader(arena_bytes=60_000), make_version(SPECS[name], 100)
     try:
         first = loader.load(publish(store, version, 3), 0)
-        before = slot_files()
+        before = arena_files()
         source = publish(store, make_version(SPECS[name], 900), 4)
         second = loader.load(source, 1)
         assert second.rows == 900 and second.capacity >= 900 * 1.5 and not second.needs_growth
@@ -155,20 +155,22 @@ def test_a_slot_grows_for_a_version_that_fills_it_and_the_other_slot_stays_as_it
         assert grown.rows == 900 and grown.capacity >= 30_000 and grown.measure_room() == room
         del second
         kill(loader)
-        assert loader.load(source, 1).capacity >= 30_000, "a new loader gets the larger slot"
-        assert rows_in(first, version.ids) == [row.tobytes() for row in version.rows] and len(slot_files()) <= len(before)
+        assert loader.load(source, 1).capacity >= 30_000, "a new loader gets the larger arena"
+        assert rows_in(first, version.ids) == [row.tobytes() for row in version.rows] and len(arena_files()) <= len(before)
     finally:
         loader.close()
 
 
-def test_a_slot_that_cannot_grow_is_named_and_the_next_smaller_version_still_loads(
+def test_an_arena_that_cannot_grow_is_named_and_the_next_smaller_version_still_loads(
     store: IndexStore,
 ) -> None:
-    loader, version = Loader(slot_bytes=60_000), make_version(SPECS["full"], 100)
+    loader, version = Loader(arena_bytes=60_000), make_version(SPECS["full"], 100)
     try:
         source = publish(store, version, 3)
         loader.load(source, 0)
-        with pytest.raises(Unavailable, match=r"no_slot_memory: no memory for a slot of \d+ bytes instead of 60000.*tries again by itself"):
+        with pytest.raises(
+            Unavailable, match=r"no_arena_memory: no memory for an arena of \d+ bytes instead of 60000.*tries again by itself"
+        ):
             loader.load(dataclasses.replace(source, room=Room(1 << 50, 0)), 1)
         assert loader.load(source, 1).rows == 100
     finally:
@@ -176,30 +178,30 @@ def test_a_slot_that_cannot_grow_is_named_and_the_next_smaller_version_still_loa
 
 
 @pytest.mark.parametrize("second_fails", [False, True])
-def test_slots_for_which_there_is_no_memory_are_named_and_nothing_of_them_stays(
+def test_arenas_for_which_there_is_no_memory_are_named_and_nothing_of_them_stays(
     second_fails: bool, version: Version, store: IndexStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, loader, opened = publish(store, version), Loader(1 << 16 if second_fails else 1 << 60), list[int]()
 
-    def populate(memory: SlotMemory) -> None:
+    def populate(memory: ArenaMemory) -> None:
         opened.append(memory.fd)
         if len(opened) % 2 == 0:
             raise OSError(errno.ENOMEM, "out of memory")
 
-    monkeypatch.setattr(SlotMemory, "populate", populate)
-    before = slot_files()
+    monkeypatch.setattr(ArenaMemory, "populate", populate)
+    before = arena_files()
     for _ in range(2):
-        with pytest.raises(Unavailable, match="no_slot_memory"):
+        with pytest.raises(Unavailable, match="no_arena_memory"):
             loader.load(source, 0)
-    assert (len(opened), slot_files()) == (4 * second_fails, before)
+    assert (len(opened), arena_files()) == (4 * second_fails, before)
 
 
-def slot_files() -> set[str]:
-    """The files behind this process's slots: its other descriptors come and go with threads of libraries."""
+def arena_files() -> set[str]:
+    """The files behind this process's arenas: its other descriptors come and go with threads of libraries."""
     found = set()
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
-            if "aif-slot" in str(Path("/proc/self/fd", descriptor).readlink()):
+            if "aif-arena" in str(Path("/proc/self/fd", descriptor).readlink()):
                 found.add(descriptor)
     return found
 
@@ -211,7 +213,7 @@ def kill(loader: Loader) -> int:
     return loader._child.pid
 
 
-def test_a_loader_that_was_killed_is_replaced_gives_way_from_its_start_and_loads_into_the_same_slots(
+def test_a_loader_that_was_killed_is_replaced_gives_way_from_its_start_and_loads_into_the_same_arenas(
     version: Version, store: IndexStore, loader: Loader
 ) -> None:
     source = publish(store, version)
@@ -229,7 +231,7 @@ def test_a_loader_that_was_killed_is_replaced_gives_way_from_its_start_and_loads
 
 
 @pytest.mark.parametrize("dies_at", ["open", "load"])
-def test_a_loader_that_ends_before_it_has_its_slots_costs_no_load_and_in_a_load_it_is_named_with_how_it_ended(
+def test_a_loader_that_ends_before_it_has_its_arenas_costs_no_load_and_in_a_load_it_is_named_with_how_it_ended(
     dies_at: str, version: Version, store: IndexStore, loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, ask, killed = publish(store, version), loader._ask, list[int]()
@@ -247,9 +249,9 @@ def test_a_loader_that_ends_before_it_has_its_slots_costs_no_load_and_in_a_load_
     assert loader.load(source, 1).rows == 150 and killed
 
 
-def test_a_slot_whose_descriptor_was_lost_on_its_way_is_not_replaced_by_memory_of_its_own() -> None:
-    with pytest.raises(Unavailable, match="slot_not_received"):
-        IndexReader().open({"slot": 0, "bytes": 1 << 16}, None)
+def test_an_arena_whose_descriptor_was_lost_on_its_way_is_not_replaced_by_memory_of_its_own() -> None:
+    with pytest.raises(Unavailable, match="arena_not_received"):
+        LoaderProcess().open({"arena": 0, "bytes": 1 << 16}, None)
 
 
 def test_after_the_first_version_a_load_gives_way_to_requests_of_its_session(version: Version, store: IndexStore) -> None:
@@ -285,7 +287,7 @@ def test_a_paced_load_takes_its_share_of_a_core_and_rests_no_longer_where_others
 
 
 def test_the_loader_process_never_imports_torch_and_ends_with_its_parent(tmp_path: Path) -> None:
-    check = "import serving.versions.index_reader, sys; print(sorted({'torch', 'pydantic', 'confluent_kafka'} & set(sys.modules)))"
+    check = "import serving.versions.loader_process, sys; print(sorted({'torch', 'pydantic', 'confluent_kafka'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     parent = (
         "from serving.versions.loader import Loader; import time; l = Loader(); l.start(); print(l._child.pid, flush=True); time.sleep(60)"

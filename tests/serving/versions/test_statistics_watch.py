@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from schemas.events import StatisticsReport, encode_record
-from serving.versions.statistics_watch import StatisticsWatch
+from serving.versions.freshness import StatisticsWatch
 
 
 def open_watch() -> StatisticsWatch:

@@ -25,8 +25,8 @@ from schemas.index.layout import row_layout
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.topics import INDEX_DELTAS
-from serving.engine.tables.slots import NEW_ROWS_MIN
-from serving.versions import catch_up, version_follower
+from serving.engine.tables.arena import NEW_ROWS_MIN
+from serving.versions import deltas, version_follower
 from serving.versions.version_follower import VersionFollower
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.schemas.model.samples import SPECS
@@ -91,7 +91,7 @@ def test_a_new_version_takes_over_a_rollback_to_the_former_one_needs_no_load_and
     wait_until(lambda: d.follower.last_error == "", WAIT_S, "the store to be seen again")
 
 
-def test_a_third_version_reuses_the_former_slot_and_a_new_revision_is_not_loaded(deployment: Deployment) -> None:
+def test_a_third_version_reuses_the_former_arena_and_a_new_revision_is_not_loaded(deployment: Deployment) -> None:
     d = deployment
     d.follower.start()
     versions = {n: make_version(SPECS["full"], ITEMS, seed=n) for n in (1, 2, 3)}
@@ -106,11 +106,11 @@ def test_a_third_version_reuses_the_former_slot_and_a_new_revision_is_not_loaded
     assert d.follower.counters["loads"] == 3 and str(d.engine.status().current).startswith("3.0-")
 
 
-def test_a_version_that_waits_for_a_slot_asks_the_broker_once_and_not_at_every_poll(
+def test_a_version_that_waits_for_an_arena_asks_the_broker_once_and_not_at_every_poll(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    d, asked, check = deployment, list[Any](), catch_up.check_positions
-    monkeypatch.setattr(catch_up, "check_positions", lambda *of: asked.append(of) or check(*of))
+    d, asked, check = deployment, list[Any](), deltas.check_positions
+    monkeypatch.setattr(deltas, "check_positions", lambda *of: asked.append(of) or check(*of))
     for number in (1, 2, 3):
         d.follower._grace_s = 60.0 if number == 3 else 0.0
         d.publish(number, make_version(SPECS["full"], ITEMS, seed=number))
@@ -124,9 +124,9 @@ def test_a_version_that_waits_for_a_slot_asks_the_broker_once_and_not_at_every_p
     assert (d.live, len(asked)) == (3, 2)
 
 
-def test_a_slot_from_before_a_freeze_is_never_continued_not_even_after_a_further_revision(deployment: Deployment) -> None:
+def test_an_arena_from_before_a_freeze_is_never_continued_not_even_after_a_further_revision(deployment: Deployment) -> None:
     d, stale = deployment, deployment.version
-    fresh = with_bids(stale, [3], 90.0)  # changed while nobody wrote changes for the version
+    fresh = with_bids(stale, [3], 90.0)  # changed while no worker wrote changes for the version
     d.publish(1, stale)
     d.follower.prepare()
     d.follower.step()
@@ -147,7 +147,7 @@ def test_a_served_version_that_was_frozen_and_is_back_is_loaded_anew(deployment:
     d.publish(1, stale)
     d.follower.prepare()
     d.follower.step()
-    d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))  # the follower sees none of what comes until the end
+    d.publish(2, make_version(SPECS["full"], ITEMS, seed=2))  # the follower sees none of the following until the end
     decide(d.log, EntryKind.FREEZE, 1)
     d.publish(1, fresh, revision=1, cause=Cause.REVIVE, promote=False)
     decide(d.log, EntryKind.PROMOTE, 1)
@@ -248,7 +248,7 @@ def test_a_version_whose_rows_have_another_kind_of_ids_than_its_model_is_refused
         follower._checkpoint(SimpleNamespace(checkpoint_sha256="ab", version=3, layout=rows))  # type: ignore[arg-type]
 
 
-def test_a_version_too_large_for_its_slot_gets_a_larger_one(deployment: Deployment) -> None:
+def test_a_version_too_large_for_its_arena_gets_a_larger_one(deployment: Deployment) -> None:
     d = deployment
     d.publish(1, d.version)
     d.follower.start()
@@ -259,8 +259,8 @@ def test_a_version_too_large_for_its_slot_gets_a_larger_one(deployment: Deployme
     assert d.rows == 9_000
 
 
-def test_a_catalogue_that_outgrows_its_slot_is_served_whole_from_a_larger_one(deployment: Deployment) -> None:
-    """The slot of 120 items has room for 4,216. Three times as many come; some are deleted again before they have room."""
+def test_a_catalogue_that_outgrows_its_arena_is_served_whole_from_a_larger_one(deployment: Deployment) -> None:
+    """The arena of 120 items has room for 4,216. Three times as many come; some are deleted again before they have room."""
     d, capacity = deployment, len(deployment.version.ids) + NEW_ROWS_MIN
     d.publish(1, d.version)
     d.follower.start()

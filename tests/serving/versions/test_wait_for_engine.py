@@ -1,4 +1,4 @@
-"""A busy engine: what nobody waits for any more is not done later, and what it does already is waited for."""
+"""A busy engine: work without a waiter is not done later, and work that has begun is waited for."""
 
 import threading
 from collections.abc import Iterator

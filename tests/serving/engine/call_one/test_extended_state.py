@@ -1,4 +1,4 @@
-"""A state that goes on from an earlier one is the state of the whole history, up to rounding, or it is made anew."""
+"""A state that continues from an earlier one equals the state of the whole history, up to rounding, or it is made from scratch."""
 
 import dataclasses
 from typing import Any

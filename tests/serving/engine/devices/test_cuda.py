@@ -26,19 +26,19 @@ DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, WITHOUT_DEVICE])
 @pytest.mark.parametrize("name", SPECS)
 def test_the_device_scorer_gives_the_cpu_scorers_numbers_also_after_changes(name: str, device: str) -> None:
     version = make_version(SPECS[name])
-    slots = version.slots
+    rows = version.row_numbers
     work = UserWork(PROFILE, make_behaviours(version, 30))
     on_cpu = version.scorer()
-    wanted = [on_cpu.score(on_cpu.user_state(work), slots, CONTEXT)]
+    wanted = [on_cpu.score(on_cpu.user_state(work), rows, CONTEXT)]
     other = make_version(SPECS[name])
     on_device = CudaScorer(other.parameters, 1, other.tables, device)
-    found = [on_device.score(on_device.user_state(work), slots, CONTEXT)]
+    found = [on_device.score(on_device.user_state(work), rows, CONTEXT)]
     pairs = [(encode_index_key(i), encode_increment(stamp(2), version.rows[at - 1])) for at, i in enumerate(version.ids[:20])]
     changes = changes_of_pairs(row_layout(version.spec), pairs)
     on_cpu.on_applied(version.tables.apply(changes))
     on_device.on_applied(other.tables.apply(changes))
-    wanted.append(on_cpu.score(on_cpu.user_state(work), slots, CONTEXT))
-    found.append(on_device.score(on_device.user_state(work), slots, CONTEXT))
+    wanted.append(on_cpu.score(on_cpu.user_state(work), rows, CONTEXT))
+    found.append(on_device.score(on_device.user_state(work), rows, CONTEXT))
     for (scores, probabilities), (wanted_scores, wanted_probabilities) in zip(found, wanted, strict=True):
         assert np.abs(probabilities - wanted_probabilities).max() <= 4 * probability_tolerance(version)
         assert np.allclose(scores, wanted_scores, rtol=1e-4, atol=1e-6)
@@ -60,7 +60,7 @@ def test_call_two_on_a_device_touches_no_tensor_of_another(name: str) -> None:
     scorer = CudaScorer(version.parameters, 1, version.tables, "meta")
     state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 9)))
     with torch.inference_mode():
-        answer_CX = scorer.score_there(scorer.send_user(state, version.slots, CONTEXT))
+        answer_CX = scorer.score_there(scorer.send_user(state, version.row_numbers, CONTEXT))
     assert answer_CX.device.type == "meta" and answer_CX.shape == (20, 1 + len(version.spec.tasks)) and answer_CX.dtype is torch.float32
 
 
@@ -72,13 +72,13 @@ def test_simtiers_kernel_is_used_on_the_device_and_exact_there() -> None:
     wrong = [name for name, agrees in tier_kernel_cases.find_differing("cuda") if not agrees]
     assert not wrong
     version = make_version(SPECS["full"])
-    slots = version.slots
+    rows = version.row_numbers
     scorer = CudaScorer(version.parameters, 1, version.tables)
     assert scorer.tiers_by == "triton"
     state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 30)))
-    fused = scorer.score(state, slots, CONTEXT)
+    fused = scorer.score(state, rows, CONTEXT)
     scorer.count_tiers = functools.partial(count_plainly, tier_edges=version.spec.tier_edges)
-    for one, other in zip(fused, scorer.score(state, slots, CONTEXT), strict=True):
+    for one, other in zip(fused, scorer.score(state, rows, CONTEXT), strict=True):
         assert np.array_equal(one, other)
 
 

@@ -15,7 +15,7 @@ from serving.engine.devices.cuda import CudaScorer
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import make_version
 
-# Not imported here: at the end of a process in which it was, it prints a page about what it leaks.
+# Not imported here: at the end of a process that imported it, it prints a page about leaks.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
 
 _COMPILE = """

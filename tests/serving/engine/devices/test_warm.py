@@ -11,7 +11,7 @@ import serving.engine.tables.lookup
 import serving.engine.tables.tables
 from schemas.ids import IdKind
 from serving.engine.call_one.user_state import decode_state, encode_state
-from serving.engine.devices.scorers import compile_kernels
+from serving.engine.devices.scorer import compile_kernels
 from serving.engine.tables.candidates import find_candidates
 from serving.engine.work import UserWork
 from tests.schemas.model.samples import SPECS
@@ -44,10 +44,10 @@ def test_no_model_and_no_request_compiles_anything_after_the_start(name: str) ->
     if version.spec.schema.id_kind is IdKind.INT64:
         read_only = np.frombuffer(np.array(ids, np.int64).tobytes(), np.int64)  # as a binary request gives them
         find_candidates(version.tables, read_only)
-    slots = find_candidates(version.tables, ids).slots_K
+    rows = find_candidates(version.tables, ids).row_K
     for work in (UserWork(), UserWork(PROFILE, make_behaviours(version, 30))):
         state = scorer.user_state(work)
-        scorer.score(state, slots, CONTEXT)
-        scorer.score(decode_state(encode_state(state)), slots, CONTEXT)
+        scorer.score(state, rows, CONTEXT)
+        scorer.score(decode_state(encode_state(state)), rows, CONTEXT)
     after = compiled_forms()
     assert {n: (before[n], after[n]) for n in after if after[n] > before[n]} == {}

@@ -36,8 +36,7 @@ class Case(NamedTuple):
 
 
 def make_cases() -> Iterator[Case]:
-    """Every size at a tile's end beside one of the other that takes two tiles, then every width, then every number of tiers, then signatures that reach the
-    outermost tiers only."""
+    """Every size at a tile's end, with two tiles of the other side; every width; every number of tiers; signatures that reach the outermost tiers only."""
     for candidates in (0, 1, TILE_C - 1, TILE_C, TILE_C + 1, 2 * TILE_C + 1):
         yield _random(8, candidates, TILE_S + 1, EDGES)
     for behaviours in (0, 1, TILE_S - 1, TILE_S, 3 * TILE_S + 1):
@@ -89,22 +88,22 @@ def check_answers() -> Iterator[tuple[str, bool]]:
         if not spec.signature_bytes:
             continue
         version = make_version(spec, TILE_C + 6)
-        slots = version.slots
+        rows = version.row_numbers
         scorer = CudaScorer(version.parameters, 1, version.tables, "cpu")
         state = scorer.user_state(UserWork(PROFILE, make_behaviours(version, 30)))
-        wanted = scorer.score(state, slots, CONTEXT)
+        wanted = scorer.score(state, rows, CONTEXT)
         shape = spec.hash_bits, tuple(spec.tier_edges)
         if shape not in opened:
             opened[shape] = open_tier_kernel(spec, torch.from_numpy(version.tables.columns["signature"].copy()))
         kernel, why = opened[shape]
         scorer.count_tiers = kernel or scorer.count_tiers
-        found = scorer.score(state, slots, CONTEXT)
+        found = scorer.score(state, rows, CONTEXT)
         agree = all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
         yield f"answer of {name} {why}", agree and not why
 
 
 def check_refusals() -> Iterator[tuple[str, bool]]:
-    """(what is wrong, whether the kernel is refused and the reason says so)."""
+    """(the fault, whether the kernel is refused and the reason says so)."""
     version = make_version(SPECS["full"], TILE_C + 6)
     signatures, limits = torch.from_numpy(version.tables.columns["signature"].copy()), tier_kernel.tier_limits
 

@@ -210,7 +210,7 @@ def test_without_a_version_and_beyond_the_queue_the_answer_is_unavailable_at_onc
     assert engine.submit_user(UserWork()).exception(0).code == "stopping"
 
 
-def test_a_state_of_the_former_version_is_ranked_on_it_until_its_slot_is_released_and_then_says_so(engine: Engine) -> None:
+def test_a_state_of_the_former_version_is_ranked_on_it_until_its_arena_is_released_and_then_says_so(engine: Engine) -> None:
     versions = {n: make_with_bids(n, 10.0**n) for n in (1, 2)}
     engine.install(versions[1].resident()).result(WAIT_S)
     state = engine.submit_user(UserWork(PROFILE)).result(WAIT_S).state
@@ -261,9 +261,9 @@ class Meeting:
         self.order.append("user")
         return self._scorer.user_state(work)
 
-    def score(self, state, slots_C: np.ndarray, context):
+    def score(self, state, row_C: np.ndarray, context):
         self._met.wait(WAIT_S)
-        scored = self._scorer.score(state, slots_C, context)
+        scored = self._scorer.score(state, row_C, context)
         self.order.append("rank")
         self._other.set()
         return scored

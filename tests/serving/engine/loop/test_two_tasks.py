@@ -18,7 +18,7 @@ ITEMS, USERS = 60, 60
 
 
 def bought_by_quality(items: list[dict[str, object]]) -> Events:
-    """Everybody clicks half of what is shown, by chance, and buys what has quality, clicked or not: only the second task can tell."""
+    """Every user clicks half of the shown items, by chance, and buys those of quality, clicked or not: only the second task can learn quality."""
     chance = np.random.default_rng(0)
     ids = [item_id(SPEC.schema.id_kind, n) for n in range(len(items))]
     updates = [
@@ -49,8 +49,8 @@ def test_a_model_of_two_tasks_is_trained_written_and_ranks_in_the_engine_as_in_t
     version = version_of(read_checkpoint(tmp_path / "two.safetensors").network, items)
     assert version.spec == SPEC
     scorer, behaviours = version.scorer(), make_behaviours(version, 20)
-    slots = version.slots
-    scores, probabilities = scorer.score(scorer.user_state(UserWork(PROFILE, behaviours)), slots, CONTEXT)
+    rows = version.row_numbers
+    scores, probabilities = scorer.score(scorer.user_state(UserWork(PROFILE, behaviours)), rows, CONTEXT)
     reference = {i: (score, both) for i, score, both in reference_answer(version, PROFILE, behaviours, range(ITEMS), ITEMS)}
     np.testing.assert_allclose(scores, [reference[i][0] for i in version.ids], rtol=2e-4)
     np.testing.assert_allclose(probabilities, [reference[i][1] for i in version.ids], rtol=2e-4, atol=1e-6)

@@ -30,16 +30,16 @@ def test_duplicates_count_once_and_unknown_ids_are_counted_and_named(kind: IdKin
     different = list(dict.fromkeys(asked))
     assert found.different == len(different) and found.unknown == [i for i in different if i not in known][:100]
     assert list(found.ids_K) == [i for i in different if i in known] and found.unknown_count == len(different) - len(known)
-    assert [known[slot] for slot in found.slots_K] == list(found.ids_K)
+    assert [known[row] for row in found.row_K] == list(found.ids_K)
 
 
 def test_candidates_without_a_signature_are_counted_where_the_model_has_signatures() -> None:
     tables = tables_with(IdKind.INT64, range(6))
-    slots_K = find_candidates(tables, list(range(8))).slots_K
-    assert count_unsigned(tables, slots_K) == 0
+    row_K = find_candidates(tables, list(range(8))).row_K
+    assert count_unsigned(tables, row_K) == 0
     tables.columns |= {"signature": np.zeros((60, 4), np.uint8), "has_signature": np.zeros(60, np.uint8)}
-    tables.columns["has_signature"][slots_K[:4]] = 1
-    assert count_unsigned(tables, slots_K) == 2
+    tables.columns["has_signature"][row_K[:4]] = 1
+    assert count_unsigned(tables, row_K) == 2
 
 
 def test_an_id_of_the_other_kind_and_too_many_candidates_are_refused_before_memory_is_taken() -> None:

@@ -11,8 +11,8 @@ from schemas.errors import Incompatible
 from schemas.ids import IdKind, encode_index_key
 from schemas.index.layout import STAMP, Column, RowLayout, encode_increment
 from serving.audit.version_rows import is_taken
+from serving.engine.tables.arena import plan_arena, plan_arena_bytes
 from serving.engine.tables.changes import Changes, covered_stamp, encode_ids, pack_stamps, pack_text_ids
-from serving.engine.tables.slots import plan_slot, plan_slot_bytes
 from tests.schemas.index.stamp_rule import is_newer
 from tests.serving.engine.samples import changes_of_pairs, empty_tables
 
@@ -80,7 +80,7 @@ def test_readers_that_forget_covered_deletes_hold_what_the_audit_holds(kind: IdK
 
 
 @pytest.mark.parametrize("kind", list(IdKind))
-def test_slots_of_covered_deletes_are_used_again_and_every_other_id_is_still_found(kind: IdKind) -> None:
+def test_rows_of_covered_deletes_are_used_again_and_every_other_id_is_still_found(kind: IdKind) -> None:
     layout = LAYOUTS[kind]
     tables, kept = empty_tables(layout, 3, 24), [item_of(kind, i) for i in range(500)]
     tables.apply(changes_of_pairs(layout, [change(layout, item, stamp_of((1, 0, 0, 0, 0), 0), at) for at, item in enumerate(kept)]))
@@ -99,12 +99,12 @@ def item_of(kind, number):
 
 
 def value_at(tables, item):
-    slot = tables.find(encode_ids([item], tables.layout.id_kind))[0]
-    if slot < 0:
+    row = tables.find(encode_ids([item], tables.layout.id_kind))[0]
+    if row < 0:
         return None
-    assert tables.id_at(slot) == item
-    assert (tables.columns["vector"][slot] == tables.columns["category"][slot]).all()
-    return int(tables.columns["category"][slot])
+    assert tables.id_at(row) == item
+    assert (tables.columns["vector"][row] == tables.columns["category"][row]).all()
+    return int(tables.columns["category"][row])
 
 
 @given(
@@ -141,12 +141,12 @@ def test_the_look_up_is_a_dict_and_an_unknown_id_is_never_an_index(kind: IdKind,
     asked = data.draw(st.lists(st.one_of(IDS[kind], st.sampled_from(known)) if known else IDS[kind], max_size=60))
     layout, tables = LAYOUTS[kind], empty_tables(LAYOUTS[kind], 60, 60 * 80)
     tables.apply(changes_of_pairs(layout, [change(layout, item, stamp_of((1, 0, 0, 0, 0), 0), 0) for item in known]))
-    slots = {item: slot for slot, item in enumerate(known)}
-    assert tables.find(encode_ids(asked, kind)).tolist() == [slots.get(item, -1) for item in asked]
+    rows = {item: row for row, item in enumerate(known)}
+    assert tables.find(encode_ids(asked, kind)).tolist() == [rows.get(item, -1) for item in asked]
 
 
 @pytest.mark.parametrize("kind", list(IdKind))
-def test_a_full_slot_counts_new_ids_as_not_servable_and_still_updates_known_ones(kind: IdKind) -> None:
+def test_a_full_arena_counts_new_ids_as_not_servable_and_still_updates_known_ones(kind: IdKind) -> None:
     layout = LAYOUTS[kind]
     items = [i if kind is IdKind.INT64 else f"id-{i}" for i in range(9000)]
     tables = empty_tables(layout, 3, 24)
@@ -164,15 +164,15 @@ def test_a_full_slot_counts_new_ids_as_not_servable_and_still_updates_known_ones
 
 def test_a_version_that_does_not_fit_is_refused_by_name() -> None:
     layout = LAYOUTS[IdKind.INT64]
-    with pytest.raises(Incompatible, match="slot_too_small") as raised:
-        plan_slot(layout, 10_000, 5_000, 0)
-    assert "larger slot" in raised.value.message
+    with pytest.raises(Incompatible, match="arena_too_small") as raised:
+        plan_arena(layout, 10_000, 5_000, 0)
+    assert "larger arena" in raised.value.message
 
 
 @given(rows=st.integers(0, 5000), mean=st.integers(1, 40), kind=st.sampled_from(list(IdKind)))
-def test_the_default_slot_holds_the_version_and_at_least_half_as_many_new_ids(rows: int, mean: int, kind: IdKind) -> None:
+def test_the_default_arena_holds_the_version_and_at_least_half_as_many_new_ids(rows: int, mean: int, kind: IdKind) -> None:
     layout, id_bytes = LAYOUTS[kind], rows * mean if kind is IdKind.TEXT else 0
-    plan = plan_slot(layout, plan_slot_bytes(layout, rows, id_bytes), rows, id_bytes)
+    plan = plan_arena(layout, plan_arena_bytes(layout, rows, id_bytes), rows, id_bytes)
     ends = {offset + int(np.prod(shape)) * np.dtype(dtype).itemsize for offset, dtype, shape in plan.arrays.values()}
     starts = sorted(offset for offset, _, _ in plan.arrays.values())
     assert plan.capacity >= 1.5 * rows - 1 and plan.id_bytes * max(rows, 1) >= id_bytes * plan.capacity * 0.99
@@ -195,11 +195,11 @@ def test_two_text_ids_of_one_hash_are_told_apart_by_their_bytes() -> None:
             break
     second = start + rest.to_bytes(7, "little")
     assert second != first and _hash_text(second) == _hash_text(first)
-    tables, slots = empty_tables(layout, 4, 60), []
+    tables, rows = empty_tables(layout, 4, 60), []
     for key in (first, second):
         stamps = pack_stamps(np.array([stamp_of((1, 0, 0, 0, 0), 0)]))
         made = Changes(
             pack_text_ids([key]), stamps, np.zeros(1, np.uint8), np.zeros(1, layout.dtype)
         )  # not decoded: the second is no UTF-8
-        slots.append(tables.apply(made).slots.tolist())
-    assert slots == [[0], [1]] and tables.find_any(pack_text_ids([second, first, first + b"x"])).tolist() == [1, 0, -1]
+        rows.append(tables.apply(made).rows.tolist())
+    assert rows == [[0], [1]] and tables.find_any(pack_text_ids([second, first, first + b"x"])).tolist() == [1, 0, -1]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from schemas.behaviour_columns import EMPTY
 from schemas.requests import PrerankRequest
-from serving.audit.answer_recorder import AnswerRecorder
-from serving.audit.parity import read_answers
+from serving.audit.recorded_answers import AnswerRecorder, read_answers
 from serving.users.user_store import KnownUser
 
 HISTORY = KnownUser({"country": "UK"}, EMPTY.append([(5, "click", 7, {}), (2**60, "buy", 8, {"n": 1})], 10), (1, 2))

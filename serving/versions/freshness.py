@@ -1,27 +1,68 @@
-"""Follows the reports of `aif statistics`, so that a server knows how old the statistics of items are that its version reads.
+"""How old the data of answers is: rows, by looks at the ends of the item topics twice a second; statistics of items, by the reports of `aif statistics`.
 
-Here: the ages. Not here: the thread (infra/kafka/follower_thread.py), what answers say about it (serving/status_view.py).
-A report says that the statistics it names had every event of a moment before, so their age is the time since the last report that named them.
+Here: the ages. Not here: what answers say about them (serving/status_view.py).
+Without a broker there are no looks, and ages grow: the server does not know what the topics hold. A report says that the statistics it names had every
+event of a moment before. So their age is the time since the last report that named them.
 """
 
+import threading
 import time
 from collections.abc import Iterable
 from functools import partial
 
 import structlog
 
+from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import end_offsets
+from infra.kafka.admin_client import EndReader
 from infra.kafka.follower_thread import FollowerThread
 from infra.kafka.reader import SourceRecord
 from infra.kafka.security import KafkaTopics
 from schemas.decoding import decode_record
-from schemas.errors import RejectedInput
+from schemas.errors import RejectedInput, Unavailable
 from schemas.events import StatisticsReport
-from schemas.topics import STATISTICS_REPORTS
+from schemas.topics import SHARD_TOPICS, STATISTICS_REPORTS
+from serving.core.row_ages import Offsets as Watermark
+from serving.core.row_ages import RowAges, SourceEnds
 
+LOOK_S = 0.5
 _RETRY_S = 2.0
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.statistics")
+
+
+class EndWatch:
+    """The thread. `ages` may be called from any thread, before `start` too."""
+
+    def __init__(self, kafka: KafkaTopics) -> None:
+        self._kafka, self._ends, self._shards = kafka, SourceEnds(), 0
+        self._stopped = threading.Event()
+        self._thread = GuardedThread(self._run, "source-ends", self._stopped)
+
+    def start(self, shards: int) -> None:
+        """Begins to look at the topics of an index with so many shards."""
+        self._shards = shards
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops and joins."""
+        self._thread.stop()
+
+    def ages(self, watermark: Watermark) -> RowAges:
+        """How old the rows of an answer or a version with this watermark are now."""
+        return self._ends.ages(watermark, time.monotonic())
+
+    def _run(self) -> None:
+        reader, prefix = EndReader(self._kafka.bootstrap), self._kafka.topic_prefix
+        while not self._stopped.is_set():
+            at_s = time.monotonic()  # before the question: the answer may lack later records
+            try:
+                found = {topic: reader.read(prefix + topic, self._shards) for topic in SHARD_TOPICS}
+            except Unavailable:  # the follower of index-deltas says so
+                self._stopped.wait(LOOK_S)
+                continue
+            self._ends.note(at_s, [{topic: ends[shard] for topic, ends in found.items()} for shard in range(self._shards)])
+            self._stopped.wait(LOOK_S)
 
 
 class StatisticsWatch:

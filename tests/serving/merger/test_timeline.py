@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.core.timeline import Span, draw_timeline
+from serving.merger.merger import Span
+from serving.merger.trace import draw_timeline
 
 
 def test_spans_stand_under_each_other_on_one_scale() -> None:

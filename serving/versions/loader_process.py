@@ -1,18 +1,18 @@
-"""The loader process: reads one version from the index store, verifies all of it, and fills a slot. No torch in this process.
+"""The loader process: reads one version from the index store, verifies all of it, and fills an arena. No torch in this process.
 
 Loading inside the serving process would make the p99 of its requests 1.2 to 5 times as long. A separate process that writes into memory which is already
-mapped does not. The first version loads at full speed, because the server waits for it. Later loads get only the time that requests leave: the system
-schedules the process behind all others of its session (so it must share the server's session, see loader.py), and it rests between short turns, because
-caches and memory bandwidth are shared and a load that never rests slows the requests beside it.
+mapped does not. The first version loads at full speed, because the server waits for it. Later loads get only the time that requests leave. The system
+schedules the process behind all others of its session, so it must share the server's session (loader.py). It also rests between short turns: caches and
+memory bandwidth are shared, and a load that never rests slows requests.
 
-Invariant: "loaded" is answered only after the manifest's sha256, every file's size and sha256, every block's checksum, the row counts of every part and
-shard, and both digests of the merged view were verified. Until then no thread reads the slot, so a failed load needs no clean-up.
+Invariant: "loaded" is answered only after everything was verified. That is the manifest's sha256, every file's size and sha256, every block's checksum, the
+row counts of every part and shard, and both digests of the merged view. Until then no thread reads the arena, so a failed load needs no clean-up.
 
-Protocol: a Unix socket, given by its number; each message is one line of JSON; the file descriptor of a slot comes with its `open` message.
+Protocol: a Unix socket, given by its number; each message is one line of JSON; the file descriptor of an arena comes with its `open` message.
 
-    {"op": "open", "slot": 0, "bytes": n} + fd
+    {"op": "open", "arena": 0, "bytes": n} + fd
     {"op": "measure", store, manifest, sha256, rows, id_bytes}
-    {"op": "load", "slot": 0, store, manifest, sha256, rows, id_bytes}     rows, id_bytes: room that is needed at least
+    {"op": "load", "arena": 0, store, manifest, sha256, rows, id_bytes}     rows, id_bytes: room that is needed at least
     -> {"ok": true, ...} | {"ok": false, "error": class, "code": ..., "message": ...}
 """
 
@@ -31,8 +31,8 @@ from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.ids import IdKind
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.manifest import Manifest, Seal, decode_manifest, describe_repair
+from serving.engine.tables.arena import ArenaMemory, open_arrays, plan_arena, reset_arrays
 from serving.engine.tables.changes import Changes, changes_of
-from serving.engine.tables.slots import SlotMemory, open_arrays, plan_slot, reset_arrays
 from serving.engine.tables.tables import Tables
 from serving.engine_kernels import load_table_kernels
 
@@ -109,28 +109,28 @@ class Pace:
             self._sleep(ahead_s)
 
 
-class IndexReader:
-    """The operations of the loader process, on the slots that it was sent. `share`: how much of a core a load may use."""
+class LoaderProcess:
+    """The operations of the loader process, on the arenas that it was sent. `share`: how much of a core a load may use."""
 
     def __init__(self, share: float = 1.0) -> None:
-        self._slots: dict[int, SlotMemory] = {}
+        self._arenas: dict[int, ArenaMemory] = {}
         self.share = share
 
     def open(self, request: dict[str, Any], fd: int | None) -> dict[str, Any]:
-        """Maps a slot instead of the former one of this number, and touches its pages. Raises Unavailable: `slot_not_received` (a process without a free
-        descriptor gets the message and loses what came with it), `no_slot_memory`."""
+        """Maps an arena instead of the former one of this number, and touches its pages. Raises Unavailable: `arena_not_received` (a process without a free
+        descriptor gets the message and loses what came with it), `no_arena_memory`."""
         if fd is None:
             raise Unavailable(
-                "slot_not_received", f"slot {request['slot']} came without its file descriptor; allow more open files (ulimit -n)"
+                "arena_not_received", f"arena {request['arena']} came without its file descriptor; allow more open files (ulimit -n)"
             )
-        former = self._slots.pop(request["slot"], None)
+        former = self._arenas.pop(request["arena"], None)
         if former is not None:
             former.close()
         try:
-            memory = self._slots[request["slot"]] = SlotMemory(request["bytes"], fd)
+            memory = self._arenas[request["arena"]] = ArenaMemory(request["bytes"], fd)
             memory.populate()
         except OSError as error:
-            raise Unavailable("no_slot_memory", f"{error}") from error
+            raise Unavailable("no_arena_memory", f"{error}") from error
         return {}
 
     def measure(self, request: dict[str, Any], _: int | None) -> dict[str, Any]:
@@ -139,12 +139,12 @@ class IndexReader:
         return {"rows": rows, "id_bytes": id_bytes}
 
     def load(self, request: dict[str, Any], _: int | None) -> dict[str, Any]:
-        """Fills a slot. Returns {"rows", "id_bytes"}, from which the other side plans the same arrays. Raises Incompatible (`slot_too_small`)."""
+        """Fills an arena. Returns {"rows", "id_bytes"}, from which the other side plans the same arrays. Raises Incompatible (`arena_too_small`)."""
         pace = Pace(self.share)
         store, manifest = _open(request, pace.rest)
-        memory = self._slots[request["slot"]]
+        memory = self._arenas[request["arena"]]
         rows, id_bytes = _measure(store, manifest, request)
-        plan = plan_slot(manifest.layout, memory.size_bytes, rows, id_bytes)
+        plan = plan_arena(manifest.layout, memory.size_bytes, rows, id_bytes)
         arrays = open_arrays(plan, memory.buffer)
         reset_arrays(arrays)
         tables = Tables(manifest.layout, plan, arrays)
@@ -170,7 +170,7 @@ def _answer(call: Callable[[dict[str, Any], int | None], dict[str, Any]], reques
 
 def serve(connection: socket.socket, share: float = 1.0) -> None:
     """Answers messages until the other end closes the socket. `share` of a core for the loads up to the first that succeeds."""
-    reader, pending = IndexReader(share), b""
+    reader, pending = LoaderProcess(share), b""
     while True:
         data, fds, _, _ = socket.recv_fds(connection, LINE_BYTES_MAX, 1)
         if not data:
@@ -194,7 +194,7 @@ def _give_way() -> None:
 
 
 def main() -> None:
-    """`python -m serving.versions.index_reader FD [beside]`; `beside`: requests are answered already, so all of it gives way to them."""
+    """`python -m serving.versions.loader_process FD [beside]`; `beside`: requests are answered already, so all of it gives way to them."""
     beside = sys.argv[2:] == ["beside"]
     if beside:
         _give_way()

@@ -29,7 +29,7 @@ from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.ids import Id, encode_wire_id
 from streams.training.comparison import MODEL, Gain, compare
-from streams.training.metrics import UserValues
+from streams.training.measures import UserValues
 
 UPDATES_SHOWN = 50
 NEW_ITEMS_SHOWN = 20

@@ -42,7 +42,7 @@ from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.garbage import collector_paused
 from streams.training.impressions import TrainingSet
-from streams.training.metrics import UserValues, calibration
+from streams.training.measures import UserValues, calibration
 from streams.training.questions import score_tasks, teacher_ecpm
 from streams.training.trainer import TrainReport, fit
 

@@ -43,7 +43,7 @@ from streams.training.following.view import View
 from streams.training.histories import build_histories, fold_users
 from streams.training.impressions import Events, TrainingSet, join_table
 from streams.training.item_table import build_item_table
-from streams.training.metrics import UserValues, hit_rates, teachers_choice
+from streams.training.measures import UserValues, hit_rates, teachers_choice
 from streams.training.model_file import default_spec
 from streams.training.questions import ask, score_tasks
 from streams.training.trainer import fit

@@ -45,7 +45,7 @@ from streams.training.comparison import BEST, MODEL, compare, judge
 from streams.training.histories import fold_users
 from streams.training.impressions import TrainingSet, join_table
 from streams.training.item_table import build_item_table
-from streams.training.metrics import UserValues, expected_aucs, group_aucs, recalls_at_k, user_aucs
+from streams.training.measures import UserValues, expected_aucs, group_aucs, recalls_at_k, user_aucs
 from streams.training.model_file import apply_choices, default_spec
 from streams.training.questions import ask, score_tasks
 from streams.training.shown_scores import shown_labels, shown_places, shown_scores

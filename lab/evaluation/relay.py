@@ -28,7 +28,7 @@ from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
 from streams.training.bootstrap import Bootstrap
 from streams.training.impressions import TrainingSet
-from streams.training.metrics import UserValues, best_columns, expected_aucs, hit_rates, teachers_choice
+from streams.training.measures import UserValues, best_columns, expected_aucs, hit_rates, teachers_choice
 from streams.training.questions import score_tasks
 from streams.training.ranker.fit import fit_ranker
 from streams.training.ranker.sequences import RankerRows

@@ -14,7 +14,7 @@ import numpy as np
 from infra.figures import Figures
 from streams.training.bootstrap import Bootstrap
 from streams.training.impressions import TrainingSet
-from streams.training.metrics import UserValues
+from streams.training.measures import UserValues
 
 FRESH, LAST_CACHED, PROFILE_ONLY, ITEM_PRIOR = "fresh", "last_cached", "profile_only", "item_prior"
 RUNGS = (FRESH, LAST_CACHED, PROFILE_ONLY, ITEM_PRIOR)

@@ -19,7 +19,7 @@ from lab.evaluation.family.variant import ABLATIONS, AIF, BASE, BITS, EXACT, FUL
 from lab.figures.declared import read_bench
 from schemas.ids import Id
 from streams.training.bootstrap import Bootstrap
-from streams.training.metrics import UserValues
+from streams.training.measures import UserValues
 
 TABLES = read_bench("eval tables")
 

@@ -21,7 +21,7 @@ from lab.catalogues.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS,
 from schemas.features import FeatureSchema
 from schemas.ids import Id
 from streams.training.impressions import Events, TrainingSet
-from streams.training.metrics import UserValues, best_columns, expected_aucs, hit_rates, recalls_at_k, teachers_choice
+from streams.training.measures import UserValues, best_columns, expected_aucs, hit_rates, recalls_at_k, teachers_choice
 from streams.training.questions import ask
 
 # The features that a model without asynchronous inference can afford at ranking time: one of the user's six facets, and no style, trait or occasion

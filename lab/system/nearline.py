@@ -55,8 +55,8 @@ from streams.core.item_state import ITEM_HEADER, pack_features
 from streams.encoder import RowEncoder
 from streams.garbage import settle_garbage_collection
 from streams.kernels import load_kernels
-from streams.shard.reader import ShardReader, open_shard_reader
 from streams.shard.shard import Shard, open_shard
+from streams.shard.shard_reader import ShardReader, open_shard_reader
 
 NEARLINE = read_bench("bench nearline")
 

@@ -17,7 +17,7 @@ from schemas.errors import AifError
 from schemas.index.digest import merge_parts
 from schemas.index.layout import RowBlock, RowLayout
 from streams.builders.jobs import BuildJob
-from streams.shard.reader import ShardReader
+from streams.shard.shard_reader import ShardReader
 
 
 class BaseRows:

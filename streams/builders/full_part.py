@@ -23,7 +23,7 @@ from streams.builders.base_rows import BaseRows, open_base
 from streams.builders.jobs import BuildJob, BuildResult
 from streams.builders.slices import SLICE_ITEMS, BuildSlices
 from streams.encoder_protocol import Encoder
-from streams.shard.reader import ItemBlock, ShardReader, open_shard_reader
+from streams.shard.shard_reader import ItemBlock, ShardReader, open_shard_reader
 
 Progress = Callable[[int], None]  # rows done so far
 

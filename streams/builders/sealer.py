@@ -30,7 +30,7 @@ from streams.builders.full_part import Progress, check_encoder
 from streams.builders.jobs import SealJob
 from streams.encoder_protocol import Encoder
 from streams.shard.log_ends import LogEnds
-from streams.shard.reader import open_shard_reader
+from streams.shard.shard_reader import open_shard_reader
 
 
 @dataclass(frozen=True, slots=True)

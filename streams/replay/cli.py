@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from streams.encoder import RowEncoder
     from streams.replay.points import ReplayPlan, ReplaySource
     from streams.replay.replay import Replayed, ReplayPace
-    from streams.replay.rows import Adoption
+    from streams.replay.replayed_rows import Adoption
 
 
 def register(app: typer.Typer) -> None:
@@ -149,7 +149,7 @@ class _Run:
         from infra.clock import SystemClock
         from infra.progress import open_progress, tell_parts
         from streams.replay.replay import run_replay
-        from streams.replay.rows import Adoption, KeptRows
+        from streams.replay.replayed_rows import Adoption, KeptRows
 
         clock = SystemClock()
         adoption = Adoption(self.store, adopt, self.encoder) if adopt is not None else None

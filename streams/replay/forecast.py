@@ -11,7 +11,7 @@ from streams.core.replay_plan import Forecast, Sample, plan_forecast
 from streams.encoder import RowEncoder
 from streams.replay.points import ReplayPlan, ReplaySource
 from streams.replay.replay import ReplayPace, apply_shard, checkpoint_place
-from streams.shard.reader import open_shard_reader
+from streams.shard.shard_reader import open_shard_reader
 
 _SAMPLE_RECORDS = 2_000
 

@@ -36,8 +36,8 @@ from streams.builders.full_part import encode_blocks
 from streams.core.replay_plan import ShardReplay
 from streams.encoder import RowEncoder
 from streams.replay.points import ReplayPlan, ReplaySource
-from streams.shard.reader import open_shard_reader
 from streams.shard.shard import Shard, open_shard
+from streams.shard.shard_reader import open_shard_reader
 from streams.shard.snapshot_files import decode_stored_snapshot, restore_snapshot
 
 DEFAULT_BATCH_RECORDS = 97  # not the worker's, on purpose

@@ -1,15 +1,15 @@
 """A shard: one partition of the item topics in one RocksDB directory, from a batch of records to one WriteBatch.
 
-shard.py          one micro-batch, the versions and the outbox of a shard: read it first
-task.py           the serial task that owns a shard: queue, retries, sending the outbox
-decode.py         from the bytes of a record to updates and rejections
-fold.py           updates folded into the stored items
-rows.py           rows of a version that the changed items need
-outbox.py         messages for Kafka, stored in the shard; outbox_sender.py sends them
-batch_result.py   what a batch did, for metrics
-start.py          where a shard's data comes from when it is opened
-snapshot_files.py snapshots of a shard in the index store
-log_ends.py       where the topics of a shard begin and end now
-reader.py         a checkpoint of a shard, for builds and seals
-cli.py            `aif shards`
+shard.py           one micro-batch, the versions and the outbox of a shard: read it first
+task.py            the serial task that owns a shard: queue, retries, sending the outbox
+decode.py          from the bytes of a record to updates and rejections
+fold.py            updates folded into the stored items
+row_changes.py     rows of a version that the changed items need
+outbox.py          messages for Kafka, stored in the shard; outbox_sender.py sends them
+batch_result.py    what a batch did, for metrics
+start.py           where a shard's data comes from when it is opened
+snapshot_files.py  snapshots of a shard in the index store
+log_ends.py        where the topics of a shard begin and end now
+shard_reader.py    a checkpoint of a shard, for builds and seals
+cli.py             `aif shards`
 """

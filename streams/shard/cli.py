@@ -61,7 +61,7 @@ def describe_shard(directory: Path) -> dict[str, Any]:
 
 
 def _read_copy(directory: Path) -> dict[str, Any]:
-    from streams.shard.reader import open_shard_reader
+    from streams.shard.shard_reader import open_shard_reader
 
     with tempfile.TemporaryDirectory(prefix="aif-shard-") as folder:
         copy = Path(folder, "copy")

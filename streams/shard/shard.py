@@ -42,7 +42,7 @@ from streams.shard.batch_result import BatchResult
 from streams.shard.decode import DecodedRecord, decode_source_record
 from streams.shard.fold import EMBEDDINGS, ITEMS, FoldedBatch, fold_batch, read_embeddings
 from streams.shard.outbox import OUTBOX, OutboxEntry, Outgoing, encode_outbox_key, put_outbox, read_outbox
-from streams.shard.rows import RowChanges, encode_row_changes
+from streams.shard.row_changes import RowChanges, encode_row_changes
 
 INCREMENTS, META = "increments", "meta"
 COLUMN_FAMILIES = (ITEMS, EMBEDDINGS, INCREMENTS, OUTBOX, META)

@@ -17,7 +17,7 @@ from infra.rocks_checks import NOTE_NAME
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.manifest import PartFile
 from schemas.index.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
-from streams.shard.reader import open_shard_reader
+from streams.shard.shard_reader import open_shard_reader
 
 ORIGIN_NAME = "snapshot"  # a file in a restored directory: which snapshot it began as
 _MANIFEST_NAME = snapshot_manifest_path(0, "x").rpartition("/")[2]

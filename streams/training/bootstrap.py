@@ -1,6 +1,6 @@
 """Intervals over users: what a measure, a difference of two models, or any figure made of means would be with other users.
 
-Here: the bootstrap as pure numpy, seeded. Not here: the measures (metrics.py). All figures of one table are drawn with the same resamples of the same users.
+Here: the bootstrap as pure numpy, seeded. Not here: the measures (measures.py). All figures of one table are drawn with the same resamples of the same users.
 So a difference is paired: the noise of a user that two models share cancels.
 
 Arrays: U users, R resamples.  Source: AIF, section 5.1 (1,000 resamples, 95%).
@@ -12,7 +12,7 @@ import numpy as np
 
 from infra.figures import Interval
 from schemas.errors import Misconfigured
-from streams.training.metrics import UserValues
+from streams.training.measures import UserValues
 
 RESAMPLES = 1_000
 CONFIDENCE = 0.95

@@ -118,13 +118,13 @@ def train(
     # Before torch is imported: that takes a core for seconds, which a server on this machine may need.
     os.nice(max(0, _NICENESS - os.nice(0)))
     if follow:
-        from streams.training.following.program import FollowPlan, run_follower
+        from streams.training.following.follower_program import FollowPlan, run_follower
 
         following = FollowPlan(out, name, every, warm_start, model, state, threads, given)
         run_follower(settings, following, lambda line: print(line, flush=True))
         return
-    from streams.training.program import TrainPlan, run_training
     from streams.training.team import open_group
+    from streams.training.training_program import TrainPlan, run_training
 
     plan = TrainPlan(
         out, model, warm_start, name, more, more_seconds, threads, publish, wait_impressions, state, snapshot, processes, held_out, given
@@ -168,8 +168,8 @@ def export(
 ) -> None:
     """Write the topics that training reads to Parquet files, for `aif train --snapshot`. The same offsets give the same bytes."""
     from infra.progress import open_progress, tell_parts
-    from streams.training.snapshot import SnapshotEvents, write_snapshot
     from streams.training.topic_events import TopicEvents
+    from streams.training.topic_snapshot import SnapshotEvents, write_snapshot
 
     directory = directory or Path(f"aif-export-{dt.datetime.now(dt.UTC):%Y%m%d-%H%M%S}")
     log = TopicEvents.of(read_settings())

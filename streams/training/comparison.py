@@ -1,7 +1,7 @@
 """What a model gains over the best score that needs no learning: the one comparison of a checkpoint's card, of `aif eval data` and of `aif demo`.
 
 Here: the best plain score of each measure, the paired gain over it, and the sentences that a user should read first. Not here: the scores
-(plain_scores.py, shown_scores.py), measures (metrics.py).
+(plain_scores.py, shown_scores.py), measures (measures.py).
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import numpy as np
 
 from infra.figures import Interval
 from streams.training.bootstrap import Bootstrap
-from streams.training.metrics import UserValues
+from streams.training.measures import UserValues
 
 MODEL, BEST = "aif", "best_plain"
 FEW = 100  # of fewer than these an interval says little: it is itself drawn from them

@@ -1,6 +1,6 @@
 """Decodes and checks the records of the five topics that training reads: one decoder for a training, a follower and snapshots.
 
-Here: records to events, counts of refused ones. Not here: where records come from (topic_events.py, snapshot.py, following/). Bad records are skipped and
+Here: records to events, counts of refused ones. Not here: where records come from (topic_events.py, topic_snapshot.py, following/). Bad records are skipped and
 counted. Other readers of a topic write its dead letters, but only training reads impressions. So a reader of the log passes `refuse`, which is called for
 each bad impression (refused_impressions.py).
 """

@@ -1,6 +1,6 @@
 """The quality of a model of `aif train` for users whose impressions it did not learn, as a checkpoint's card has it.
 
-Here: the users who are kept out, and the questions to the model about their requests. Not here: the measures themselves (metrics.py). A user is kept out by a
+Here: the users who are kept out, and the questions to the model about their requests. Not here: the measures themselves (measures.py). A user is kept out by a
 hash of the id alone, so a later training on more data keeps out the same ones. The checkpoint that a warm start began with may have learnt them all the same:
 a follower keeps no user out.
 
@@ -27,7 +27,7 @@ from schemas.statistics import CLICK
 from streams.training.comparison import BEST, MODEL, compare, judge
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
-from streams.training.metrics import UserValues, recalls_at_k, user_aucs
+from streams.training.measures import UserValues, recalls_at_k, user_aucs
 from streams.training.plain_scores import log_scores, share_of, simple_scores
 from streams.training.questions import score_tasks
 from streams.training.shown_scores import shown_items, shown_places, shown_scores

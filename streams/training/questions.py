@@ -1,7 +1,7 @@
 """Scores of a network for chosen users, candidates and one moment, outside of the impressions that it was trained on.
 
 Here: such questions in the form of a `TrainingSet` over the tables of the training data, the logits of a network for them, and a teacher's eCPM.
-Not here: which candidates are asked about (held_out.py, lab/evaluation), measures (metrics.py).
+Not here: which candidates are asked about (held_out.py, lab/evaluation), measures (measures.py).
 Invariant: as in training, a history ends strictly before the moment, and an item's row is the latest that is not after it.
 
 Arrays: Q questions, C candidates, B questions of a chunk, R item rows, T tasks.

@@ -29,9 +29,9 @@ from streams.settings import BuildSection, WorkerSettings
 from streams.shard.log_ends import LogEnds
 from streams.versions.attempts import StepReport
 from streams.versions.keepers import SnapshotTimes
-from streams.versions.messages import VersionMessages
 from streams.versions.reconcile import Reconciler, ReconcileSettings
 from streams.versions.server_reports import ServerReports
+from streams.versions.version_messages import VersionMessages
 
 _JUDGE_LINGER_S = 60.0  # a checkpoint's canary comes soon after its dry run, and often the next checkpoint
 _log = logging.getLogger("aif.streams.versions")

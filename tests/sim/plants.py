@@ -33,8 +33,8 @@ from streams.core.shard_state import ShardState
 from streams.core.version_plans import ShardAction, ShardFacts
 from streams.shard.fold import FoldedBatch
 from streams.shard.outbox import Outgoing, put_outbox
-from streams.shard.reader import ShardReader
 from streams.shard.shard import META, STATE_KEY, Shard
+from streams.shard.shard_reader import ShardReader
 from streams.versions.shard_versions import ShardVersions
 from tests.sim.boundary import Boundary
 from tests.sim.disk import MemoryDatabase

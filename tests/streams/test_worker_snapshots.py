@@ -19,8 +19,8 @@ from schemas.index.lifecycle import State
 from schemas.index.manifest import Manifest
 from schemas.topics import SHARD_TOPICS
 from streams.builders.full_part import encode_blocks
-from streams.shard.reader import open_shard_reader
 from streams.shard.shard import open_shard
+from streams.shard.shard_reader import open_shard_reader
 from streams.shard.snapshot_files import list_snapshots
 from tests.streams.digests import digest_blocks
 from tests.streams.version_world import MM, checkpoint_bytes, encoder_of

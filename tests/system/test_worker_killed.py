@@ -16,7 +16,7 @@ from schemas.events import NewItem
 from schemas.ids import IdKind, partition_of
 from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
-from streams.shard.reader import open_shard_reader
+from streams.shard.shard_reader import open_shard_reader
 from tests.system.conftest import WAIT_S, System, open_system
 
 CATALOGUE = 1_500

@@ -84,7 +84,7 @@ def decode_place(raw: Mapping[str, Any]) -> Place:
 
 
 class Follower:
-    """The loop and its parts. `run` returns when it is asked to stop; whoever opened the parts closes them (program.py)."""
+    """The loop and its parts. `run` returns when it is asked to stop; whoever opened the parts closes them (follower_program.py)."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Scores each batch of a round, then learns it: a follower's network, its optimiser and its generator; and how well the newest requests were predicted.
 
 Here: `OnlineLearner`, `ProgressiveValidation`. Not here: where rounds come from (followed_log.py, view.py), the training step (training/trainer.py), the file
-of the state (training/trainer_state.py), the metrics (training/metrics.py).
+of the state (training/trainer_state.py), the measures (training/measures.py).
 Invariants: a batch is scored with the weights from before it was learnt, so progressive validation never scores an example that was seen. All weights are
 trained, embeddings and bridges among them. Multimodal embeddings (inputs) and W_hash (not a parameter) never change, so the signatures in the index stay
 valid. Learning a round again gives the same weights. The generator that draws the batches is part of the state, and the vectors of behaviours are recomputed
@@ -23,7 +23,7 @@ from schemas.errors import Misconfigured
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.training.impressions import TrainingSet
-from streams.training.metrics import calibration, gauc
+from streams.training.measures import calibration, gauc
 from streams.training.trainer import VECTORS_EVERY, WARM_RATE, Learner, Learnt, item_vectors
 from streams.training.trainer_state import TrainerState
 

@@ -41,7 +41,7 @@ from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, encode_delta
 from schemas.index.manifest import checkpoint_path
 from schemas.index.snapshot import ShardSnapshot, encode_snapshot
 from schemas.topics import STATISTICS_REPORTS
-from streams.versions.messages import VersionMessages
+from streams.versions.version_messages import VersionMessages
 from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
 from tests.infra.kafka.deleted_topics import delete_topics

@@ -11,7 +11,7 @@ from lab.catalogues.world import KUAIRAND_1K, LIGHT, SIGNALS, HistoryShape, Worl
 from lab.catalogues.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, WorldCatalogue
 from lab.evaluation.world_truth import WorldTruth
 from schemas.features import Scope
-from streams.training.metrics import expected_aucs
+from streams.training.measures import expected_aucs
 
 SMALL = WorldSize(items=600, users=60, held_out=20, requests_per_user=3, shown_per_request=8)
 

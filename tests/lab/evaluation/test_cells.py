@@ -23,7 +23,7 @@ from lab.evaluation.world_truth import measure_any, measure_near, open_truth, ru
 from schemas.model.lsh import make_w_hash
 from schemas.train_choices import TrainChoices
 from streams.training.impressions import join_events
-from streams.training.metrics import UserValues
+from streams.training.measures import UserValues
 from streams.training.model_file import default_spec
 from streams.training.questions import teacher_ecpm
 from tests.lab.evaluation.tiny import SIZE, tiny_plan

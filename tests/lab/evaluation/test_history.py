@@ -22,7 +22,7 @@ from lab.evaluation.history import (
 )
 from lab.evaluation.rungs import FRESH, ITEM_PRIOR, add_rung_figures
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
-from streams.training.metrics import UserValues
+from streams.training.measures import UserValues
 from tests.lab.evaluation.tiny import SIZE
 
 

@@ -26,7 +26,7 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.training.impressions import join_events
-from streams.training.metrics import UserValues
+from streams.training.measures import UserValues
 from streams.training.plain_scores import simple_scores
 from streams.training.questions import ask, score_tasks
 from tests.infra.data.shops import write_number_shop, write_text_shop

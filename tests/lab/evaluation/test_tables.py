@@ -18,7 +18,7 @@ from lab.evaluation.report import RESULTS, write_report
 from lab.evaluation.tables import TABLES, add_world_figures, average_seeds
 from schemas.errors import Misconfigured
 from schemas.ids import Id
-from streams.training.metrics import UserValues
+from streams.training.measures import UserValues
 
 USERS = 200
 GAUCS = {"base": 0.70, "full": 0.80, "aif": 0.795, "aif_without_async": 0.75, "din_simtier": 0.8, "lsh_256": 0.797}

@@ -11,7 +11,7 @@ from infra.figures import Measured
 from lab.figures.declared import Bench, Figure, Goal, read_benches
 from serving.audit.parity import VERIFY_ANSWERS
 from streams.replay.replay import REPLAY
-from streams.training.program import TRAIN
+from streams.training.training_program import TRAIN
 
 ROOT = Path(__file__).parents[3]
 ADD = {"add", "add_interval", "add_ratio"}

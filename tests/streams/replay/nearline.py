@@ -34,8 +34,8 @@ from streams.shard.log_ends import LogEnds
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.shard import open_shard
 from streams.shard.task import ShardTask
-from streams.versions.messages import VersionMessages
 from streams.versions.reconcile import Reconciler, ReconcileSettings
+from streams.versions.version_messages import VersionMessages
 from tests.streams.version_world import SCHEMA, checkpoint_bytes
 
 SHARDS, ITEMS = 2, 500

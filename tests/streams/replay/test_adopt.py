@@ -12,8 +12,8 @@ from schemas.index.manifest import checkpoint_path
 from schemas.model.item_network import encoder_fingerprint
 from streams.builders.full_part import encode_blocks
 from streams.replay.adopted_parts import ReplayedParts, decode_replayed, encode_replayed, find_replayed, replayed_path
-from streams.replay.rows import Adoption
-from streams.shard.reader import open_shard_reader
+from streams.replay.replayed_rows import Adoption
+from streams.shard.shard_reader import open_shard_reader
 from tests.streams.shard_world import delete, embed, upsert
 from tests.streams.version_world import SCHEMA, Worker, World, checkpoint_bytes, encoder_of
 

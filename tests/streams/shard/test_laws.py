@@ -24,8 +24,8 @@ from schemas.ids import encode_index_key
 from schemas.index.layout import decode_delta, decode_increment
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.core.shard_state import TopicCounts
-from streams.shard.reader import ItemBlock, open_shard_reader
 from streams.shard.shard import Shard
+from streams.shard.shard_reader import ItemBlock, open_shard_reader
 from tests.memory import MEMORY
 from tests.schemas.index.stamp_rule import is_newer
 from tests.streams.shard_world import (

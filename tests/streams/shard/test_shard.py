@@ -17,8 +17,8 @@ from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS
 from streams.core.shard_state import TopicCounts
 from streams.shard.batch_result import BatchResult
 from streams.shard.outbox import OutboxEntry
-from streams.shard.reader import open_shard_reader
 from streams.shard.shard import Shard, open_shard
+from streams.shard.shard_reader import open_shard_reader
 from tests.streams.shard_world import (
     INIT,
     ITEMS,

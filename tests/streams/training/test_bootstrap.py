@@ -5,7 +5,7 @@ import pytest
 
 from schemas.errors import Misconfigured
 from streams.training.bootstrap import Bootstrap
-from streams.training.metrics import UserValues
+from streams.training.measures import UserValues
 
 
 def values(seed: int, users: int = 400, shift: float = 0.0, noise: float = 1.0) -> UserValues:

@@ -15,10 +15,10 @@ from schemas.errors import Incompatible, Misconfigured
 from schemas.ids import IdKind
 from schemas.model.checkpoint import write_checkpoint
 from schemas.train_choices import TrainChoices, decode_assignments
+from streams.training.following.follower_program import FollowPlan
 from streams.training.following.learner import follower_choices
-from streams.training.following.program import FollowPlan
 from streams.training.model_file import default_spec, read_model_file, read_train_choices
-from streams.training.program import TrainPlan
+from streams.training.training_program import TrainPlan
 from tests.schemas.catalogue import small_schema
 from tests.streams.training.following.stream import TasteStream
 
@@ -200,7 +200,7 @@ def test_all_settings_are_shown_with_the_choices_of_a_models_file_and_the_origin
 
 def test_a_training_starts_at_low_priority_so_that_a_server_beside_it_keeps_its_cores(tmp_path: Path) -> None:
     code = (
-        "import os, sys, streams.training.program as program\n"
+        "import os, sys, streams.training.training_program as program\n"
         "program.run_training = lambda *_: print('nice', os.nice(0)) or sys.exit()\n"
         "from infra.cli import main\n"
         "main()"

@@ -17,7 +17,7 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.training.impressions import Events, TrainingSet, join_events
-from streams.training.metrics import gauc
+from streams.training.measures import gauc
 from streams.training.questions import score_tasks
 from streams.training.trainer import fit
 from tests.schemas.catalogue import small_spec

@@ -12,10 +12,10 @@ from infra.kafka.admin import apply_topics
 from infra.processes import free_ports, wait_until
 from schemas.ids import IdKind
 from schemas.model.checkpoint import read_checkpoint
-from streams.training.snapshot import write_snapshot
 from streams.training.topic_events import TopicEvents
+from streams.training.topic_snapshot import write_snapshot
 from tests.streams.training.shop import publish_shop
-from tests.streams.training.test_program import AIF, write_model
+from tests.streams.training.test_training_program import AIF, write_model
 
 STEPS, WAIT_S = 60, 500.0
 

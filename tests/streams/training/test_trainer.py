@@ -15,7 +15,7 @@ from schemas.train_choices import TrainChoices
 from streams.training.copr import copr_loss, label_gains
 from streams.training.impressions import Batch, Events, TrainingSet, join_events
 from streams.training.losses import click_loss
-from streams.training.metrics import gauc
+from streams.training.measures import gauc
 from streams.training.trainer import fit, item_vectors, task_logits
 from tests.schemas.catalogue import small_spec
 from tests.streams.training.shop import shop

@@ -9,7 +9,7 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
 from streams.training.impressions import Events, join_events
-from streams.training.metrics import hit_rates
+from streams.training.measures import hit_rates
 from streams.training.model_file import default_spec
 from streams.training.questions import ask, score_tasks
 from streams.training.trainer import fit

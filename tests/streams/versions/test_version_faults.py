@@ -19,8 +19,8 @@ from streams.builders import sealer
 from streams.builders.jobs import SealJob
 from streams.builders.sealer import SealPoint
 from streams.shard.log_ends import LogEnds
-from streams.shard.reader import ShardReader
 from streams.shard.shard import Shard
+from streams.shard.shard_reader import ShardReader
 from streams.versions import shard_versions
 from streams.versions.publication import Publication
 from tests.streams.shard_world import delete, embed, upsert

@@ -32,10 +32,10 @@ from schemas.index.control import Init
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import read_checkpoint
 from streams.training.event_decoder import TRAINING_TOPICS
-from streams.training.following import followed_log, program
+from streams.training.following import followed_log, follower_program
 from streams.training.following import follower as follower_module
 from streams.training.following.follower import Follower, Place
-from streams.training.following.program import FollowPlan, open_follower
+from streams.training.following.follower_program import FollowPlan, open_follower
 from streams.training.settings import TrainSettings
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.sim.store import MemoryStore
@@ -124,12 +124,14 @@ def stage(bootstrap_servers: str, topic_prefix: str, tmp_path: Path, monkeypatch
 
 def begin_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The base knows nothing of the log: all of its records are new to this follower."""
-    monkeypatch.setattr(program, "_first_place", lambda bootstrap, prefix, base: _oldest(bootstrap, prefix))
+    monkeypatch.setattr(follower_program, "_first_place", lambda bootstrap, prefix, base: _oldest(bootstrap, prefix))
 
 
 def _oldest(bootstrap: str, prefix: str) -> Any:
-    ends = program.fetch_ends(bootstrap, prefix)
-    return program.Place(0, {**ends, "impressions": program.as_text(program.start_offsets(bootstrap, prefix + "impressions"))}), "start"
+    ends = follower_program.fetch_ends(bootstrap, prefix)
+    return follower_program.Place(
+        0, {**ends, "impressions": follower_program.as_text(follower_program.start_offsets(bootstrap, prefix + "impressions"))}
+    ), "start"
 
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -142,7 +144,7 @@ def test_a_follower_begins_with_the_live_checkpoint_of_a_store_that_is_no_folder
     store: Any = MemoryStore(lambda what: None, lambda: 0)
     store.put_bytes(checkpoint_path(live.checkpoint_sha256), data)
     control: Any = SimpleNamespace(refresh=lambda: SimpleNamespace(current=live))
-    base = program._open_base(FollowPlan(tmp_path), control, store, print, lambda: False)
+    base = follower_program._open_base(FollowPlan(tmp_path), control, store, print, lambda: False)
     assert base is not None and base.info.sha256 == live.checkpoint_sha256
 
 

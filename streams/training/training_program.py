@@ -27,9 +27,9 @@ from streams.training.impressions import TrainingSet, join_events
 from streams.training.model_file import read_model_file, read_train_choices, require_model
 from streams.training.refused_impressions import RefusedImpressions
 from streams.training.similarity_start import new_network
-from streams.training.snapshot import SnapshotEvents
 from streams.training.team import ALONE, Group, fit_in_processes
 from streams.training.topic_events import DataRange, TopicEvents, find_span
+from streams.training.topic_snapshot import SnapshotEvents
 from streams.training.trainer import LOSSES, WARM_RATE, TrainReport
 from streams.training.trainer_state import StateFile
 

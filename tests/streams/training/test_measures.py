@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.training.metrics import (
+from streams.training.measures import (
     calibration,
     expected_aucs,
     gauc,

@@ -23,9 +23,9 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.manifest import checkpoint_path, checkpoint_uri
 from schemas.model.checkpoint import read_checkpoint
-from streams.training.program import TrainPlan, run_training
-from streams.training.snapshot import write_snapshot
 from streams.training.topic_events import TopicEvents
+from streams.training.topic_snapshot import write_snapshot
+from streams.training.training_program import TrainPlan, run_training
 from tests.schemas.catalogue import small_schema
 from tests.streams.training.shop import publish_shop
 

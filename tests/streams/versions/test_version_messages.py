@@ -7,7 +7,7 @@ from infra.kafka.reader import SourceRecord, read_topic
 from schemas.decoding import Rejection
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, MODEL_CHECKPOINTS
-from streams.versions.messages import VersionMessages
+from streams.versions.version_messages import VersionMessages
 
 
 def test_the_largest_record_that_the_topic_takes_gets_a_dead_letter(bootstrap_servers: str) -> None:

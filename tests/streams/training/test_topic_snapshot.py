@@ -11,9 +11,9 @@ from schemas.errors import Corrupted, Misconfigured
 from schemas.ids import IdKind
 from schemas.model.inputs import map_tensors
 from schemas.model.lsh import make_w_hash
-from streams.training import snapshot
+from streams.training import topic_snapshot
 from streams.training.impressions import join_events
-from streams.training.snapshot import SnapshotEvents, write_snapshot
+from streams.training.topic_snapshot import SnapshotEvents, write_snapshot
 from tests.streams.training.shop import open_log, publish_shop, shop
 from tests.streams.training.test_topic_events import produce
 
@@ -26,7 +26,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
 def test_the_topics_and_their_snapshot_give_the_same_batches(
     bootstrap_servers: str, topic_prefix: str, tmp_path: Path, kind: IdKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "_GROUP_RECORDS", 2)
+    monkeypatch.setattr(topic_snapshot, "_GROUP_RECORDS", 2)
     log = open_log(bootstrap_servers, topic_prefix, kind)
     publish_shop(bootstrap_servers, topic_prefix, kind)
     for topic in ("item-features", "impressions", "user-features"):

@@ -4,8 +4,8 @@ Invariants, each from a measured trap of rocksdict:
 - raw mode always: bytes in, bytes out. The default mode pickles, and an unpickled value can run code (I10).
 - LOCK is freed by `close()` only when no handle and no iterator is alive, so the `Database` owns them all and ends its scans when it closes.
 - After a full disk every write fails until the directory is closed and opened again: `reopen()`.
-- RocksDB opens a MANIFEST that lost its last records, without the table files that these named: rows are missing without an error. So each family has a
-  mark (infra/rocks_checks.py), written before every flush, at every open and close. RocksDB never flushes by itself: `write` does so by size.
+- RocksDB opens a MANIFEST that lost its last records, without the table files that these named: rows are missing without an error. So each family has a mark
+  (infra/rocks_checks.py), written before every flush, at every open and close. RocksDB never flushes on its own: `write` does so by size.
 - RocksDB moves table files whose keys do not overlap down unmerged, also those with nothing but deletions. Every table file ends with a mark, so all
   overlap and are merged: their number is bounded.
 - A read-only open writes into the directory (its `rocksdict-config.json`), and is no consistent view of a directory with another writer. Open a checkpoint
@@ -217,7 +217,7 @@ class Database(Closeable):
             self._database.write(batch.raw, options)
 
     def _fail_as_told(self) -> None:
-        """A disk that is made to fail (infra/failpoints.py): as RocksDB, the handle goes on failing until it is opened again."""
+        """A disk that is made to fail (infra/failpoints.py): as with RocksDB, the handle fails until it is opened again."""
         failing = failing_disk()
         self._failed = self._failed or (f"IO error: {failing.strerror}: While appending to file" if failing else "")
         if self._failed:
@@ -343,7 +343,7 @@ def _blocks() -> Cache:
 
 
 def _make_options(create: bool) -> Options:
-    """Options of a database and of a column family alike. RocksDB makes no table files of memtables by itself, because `Database` marks them first.
+    """Options of a database and of a column family alike. RocksDB makes no table files of memtables on its own, because `Database` marks them first.
     `create`: make the directory and families where they are missing."""
     tables = BlockBasedOptions()
     tables.set_bloom_filter(_BLOOM_BITS, False)

@@ -110,5 +110,5 @@ def _check_block(path: Path, begin: int, block: bytes) -> None:
                 f"{path} is damaged: the record at byte {begin + at} has type {kind}, expected 0 to {_LAST_TYPE}; {REBUILD}",
             )
         if not kind and not length:
-            return  # RocksDB goes on with the next block, too
+            return  # RocksDB also continues with the next block
         at += _HEADER.size + length

@@ -20,7 +20,7 @@ def rocks_error(error: BaseException, path: Path, doing: str) -> AifError:
     lower = text.lower()
     if "no space left" in lower or "quota exceeded" in lower:
         return Unavailable(
-            "disk_full", f"{doing} in {path}: {text}; free disk space, and a worker or server goes on by itself", _DISK_FULL_RETRY_S
+            "disk_full", f"{doing} in {path}: {text}; free disk space, and a worker or server continues automatically", _DISK_FULL_RETRY_S
         )
     if "lock hold" in lower or "while lock file" in lower:
         return Unavailable("database_locked", f"{doing} in {path}: another owner has it open ({text}); stop that one or wait for its end")

@@ -44,7 +44,7 @@ def _open_lock(folder: Path) -> IO[bytes]:
 
 
 def check_holds_no_shard(folder: Path, store_url: str) -> None:
-    """For a worker whose index store has no control log yet. Raises Unavailable (`index_store_gone`) if its directory has shards all the same.
+    """For a worker whose index store has no control log yet. Raises Unavailable (`index_store_gone`) if its directory has shards nevertheless.
 
     An index that began in the empty store would give its versions numbers that those shards have rows and seals for.
     """

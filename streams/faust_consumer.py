@@ -76,7 +76,7 @@ class RunConsumer(Consumer):
         return CommittedThread(self, loop=self.loop, beacon=self.beacon)
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Mapping[TP, list[Any]]:  # noqa: ASYNC109 - the name is Faust's
-        """The client would go on at the same offsets in another cluster's log, if one answered at the address of the former. It can only do so over a new
+        """The client would continue at the same offsets in another cluster's log, if one answered at the address of the former. It can only do so over a new
         connection, so what may have come over one waits until the topics were compared."""
         records = await self._fetch(active_partitions, timeout)
         if records and not (connections := self._connections()) <= self._compared:

@@ -313,7 +313,7 @@ class _Arrivals:
 
 
 async def _handle_safely(handle: HandleBatch, records: Sequence[SourceRecord]) -> None:
-    """Lets no exception out: Faust would ack the batch and go on without it."""
+    """Lets no exception out: Faust would ack the batch and continue without it."""
     try:
         await handle(records)
     except asyncio.CancelledError:
@@ -335,7 +335,7 @@ def _source_record(topic: str, record: Any) -> SourceRecord:
 
 
 async def consume(app: ShellApp, stop: asyncio.Event, end_s_max: float, on_stop: Callable[[], None]) -> bool:
-    """Runs Faust until asked to stop; if it ends by itself, the process ends too, because it would no longer consume. False: it hangs, as without a broker.
+    """Runs Faust until asked to stop; if Faust ends unasked, the process ends too, because it would no longer consume. False: it hangs, as without a broker.
     `on_stop`: called before Faust is asked to end; turns batches away."""
     await app.start()
     ended = asyncio.ensure_future(app.wait_until_stopped())

@@ -30,8 +30,8 @@ _log = logging.getLogger("aif.streams.owned")
 
 
 class OwnedShards:
-    """Belongs to the worker's event loop; any thread may read `tasks`. `index` is the state of the control log at the start, with the identity of the index.
-    `store` has the snapshots that a shard may start from."""
+    """Belongs to the worker's event loop; any thread may read `tasks`. The `index` is the state of the control log at the start, with the identity of the
+    index. The `store` has the snapshots that a shard may start from."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ sample.py       a few rows of a version
 verify.py       whether a version is whole
 diff.py         in which rows two versions differ
 removal.py      which files are due for removal, and removing them
-delta_tail.py   what the shards told their readers last, and how far a version is behind that
+delta_tail.py   the last messages of the shards to their readers, and how far a version is behind them
 describe.py     versions and shards as rows that commands print
 cli.py          `aif index`, `aif model`
 """

@@ -159,7 +159,7 @@ def _removal_rows(settings: "InfraSettings", log: "ControlLog", state: "ControlS
 
 @index_app.command()
 def promote(version: Version, reason: Reason = "", force: Force = False, as_json: AsJson = False) -> None:
-    """Make a version live, whatever its canary said. A frozen one is revived first: its shards catch up, then it goes live by itself."""
+    """Make a version live, whatever its canary found. A frozen one is revived first: its shards catch up, then it goes live automatically."""
     if not _revive(version, reason, as_json, "promote"):
         _check_lag(version, force)
         _decide("promote", version, reason, as_json)
@@ -181,7 +181,7 @@ def rollback(version: FormerVersion = None, reason: Reason = "", force: Force = 
 def revise(version: OptionalVersion = None, reason: Reason = "", as_json: AsJson = False) -> None:
     """Publish a new revision of a version that is published, live or the backup: its shards write what of it is damaged or gone, from their own data.
 
-    Servers that serve the version go on; those that cannot load it load the new revision.
+    Servers that serve the version continue; those that cannot load it load the new revision.
     """
     status = choose_version(_open_log().refresh(), version)
     if status.wanted_revision is not None:
@@ -207,7 +207,7 @@ def unpin(reason: Reason = "", as_json: AsJson = False) -> None:
 
 @index_app.command()
 def hold(reason: Reason = "", as_json: AsJson = False) -> None:
-    """Promote nothing by itself until `release`."""
+    """Promote nothing automatically until `release`."""
     _decide("hold", -1, reason, as_json)
 
 
@@ -257,7 +257,7 @@ def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
     if status is None or status.state is not State.FROZEN:
         return False
     say(
-        f"version {version} is frozen: its shards catch up to revision {status.next_revision}, then it goes live by itself; "
+        f"version {version} is frozen: its shards catch up to revision {status.next_revision}, then it goes live automatically; "
         "a hold, a pin or a rollback before that ends the wish"
     )
     _decide("want", version, reason, as_json, revision=status.next_revision, cause=str(Cause.REVIVE), wish=wish)

@@ -1,6 +1,6 @@
 """The end of index-deltas, seen from outside: the newest headers of each shard, and how far a version is behind them.
 
-A version that fell behind in a shard (B5) gets no rows from it, while the others go on. Readers see that here: the deltas and watermarks of every version
+A version that fell behind in a shard (B5) gets no rows from it, while the others still do. Readers see that here: the deltas and watermarks of every version
 that receives rows carry the offsets of its shard (B16).
 Invariant: a look reads the tail of each partition, whatever the topic holds. A version of which the tail says nothing is as far as its seals.
 """

@@ -200,7 +200,7 @@ class S3Store:
         return self._objects if size_bytes <= _SMALL_BYTES_MAX else self._transfers
 
     def _create(self, path: str, data: bytes | Path, size_bytes: int) -> bool:
-        """A PUT that only one writer can win. If it fails in another way, it may have happened all the same, so the store is asked whose file it has."""
+        """A PUT that only one writer can win. If it fails in another way, it may still have happened, so the store is asked whose file it has."""
         check_store_path(path)
         writer, began_s = secrets.token_hex(8), time.monotonic()
         sent = _in_thread(lambda: self._put_new(path, data, size_bytes, writer))
@@ -273,7 +273,7 @@ class S3Store:
             next(iter(obstore.list(self._objects, "control/", chunk_size=1)), None)
 
     def stat(self, path: str) -> StoreFile:
-        """The store tells whole seconds."""
+        """The store has whole seconds."""
         check_store_path(path)
         with self._errors(path):
             return _store_file(obstore.head(self._objects, path))
@@ -324,7 +324,7 @@ class S3Store:
             raise self._unavailable(path, error) from error
 
     def _unavailable(self, path: str, error: Exception) -> Unavailable:
-        """What no exception class of obstore's tells apart, by what the store has said."""
+        """The errors that obstore gives no class of their own, distinguished by the store's answer."""
         text = str(error)
         if "NoSuchBucket" in text:
             return Unavailable("bucket_missing", f"the bucket of {self.url} does not exist at {self._endpoint}; create it")
@@ -340,7 +340,7 @@ class S3Store:
 
 
 def _in_thread(call: Callable[[], None]) -> "Future[None]":
-    """Begins a call in a thread of its own, which the end of the process does not wait for."""
+    """Begins a call in a separate thread, for which the end of the process does not wait."""
     future: Future[None] = Future()
 
     def run() -> None:

@@ -302,7 +302,7 @@ def _store_file(path: str, place: Path) -> StoreFile:
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """For os.walk, which by itself leaves out a folder that it cannot read. Retention would then remove the files that the manifests in it name."""
+    """For os.walk, which otherwise leaves out a folder that it cannot read. Retention would then remove the files that the manifests in it name."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 

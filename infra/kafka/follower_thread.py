@@ -23,7 +23,7 @@ class FollowerThread:
     begin    the offset of each partition to begin at, from the topic's whole name; asked at each attempt
     take     gets each record, in this thread
     retry_s  pause after an attempt that failed
-    effect   what its failure means meanwhile, for the log
+    effect the consequence of a failure, for the log
     """
 
     def __init__(

@@ -7,8 +7,8 @@ Invariants:
 - A bounded read ends exactly at its end offsets, also if the last records are transaction markers or were compacted away. The end is a position, not a
   record.
 - A record whose header names are not UTF-8 is read without its headers.
-- A follower that was given the topic's id gives no record of another topic of that name, whether it was made again or belongs to another cluster at this
-  address. It asks for the id before the first record and again after each lost connection, without which neither can come.
+- A follower that was given the topic's id gives no record of another topic of that name, be it a topic that was made again or that of another cluster. It
+  asks for the id before the first record and again after each lost connection, without which neither can come.
 
 Everywhere `topic` is the name without the deployment's prefix, which `prefix` gives, and the records carry that name.
 """
@@ -31,7 +31,7 @@ _BATCH_RECORDS = 1_000
 _POLL_S = 0.5
 _TOPIC_MISSING_S_MAX = 2.0
 _QUEUE_KIB_MAX = 64 * 1024  # of one consumer, all partitions together
-# The broker is away for the moment: librdkafka reconnects by itself, so a follower just has nothing to give.
+# The broker is away for the moment: librdkafka reconnects, so a follower just has nothing to give.
 _TRANSIENT = frozenset(
     {
         KafkaError.GROUP_AUTHORIZATION_FAILED,  # librdkafka asks about the group that the client names and never joins; readers need no right on groups
@@ -90,7 +90,7 @@ class TopicFollower(Closeable):
     def poll(self, records_max: int = _BATCH_RECORDS, timeout_s: float = 0.0) -> list[SourceRecord]:
         """At most `records_max` records. Returns as soon as there is one, and after `timeout_s` without any.
 
-        Raises Incompatible (`other_topic`, `offset_gone`, `topic_gone`), Unavailable (`kafka_failed`) for what librdkafka cannot mend by itself.
+        Raises Incompatible (`other_topic`, `offset_gone`, `topic_gone`), Unavailable (`kafka_failed`) for errors from which librdkafka cannot recover.
         """
         if self._error is not None:
             error, self._error = self._error, None

@@ -4,8 +4,8 @@ Invariants: items are read from the checkpoint in key order in slices, so memory
 So the digest does not depend on the size of a slice or the number of processes. The checkpoint was taken after the batch that recorded `building v`, so the
 increments have the rows that it lacks (B6). With `source_offsets` of the result the owner checks that again.
 
-Processes work on different shards at the same time; one shard is one job. A build that was killed goes on after its last finished slice (slices.py).
-Rows that an earlier part has with the same inputs are taken over (base_rows.py).
+Processes work on different shards at the same time; one shard is one job. A build that was killed continues after its last finished slice (slices.py). Rows
+that an earlier part has with the same inputs are taken over (base_rows.py).
 """
 
 import itertools

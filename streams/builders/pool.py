@@ -1,8 +1,8 @@
 """Builder processes as the worker sees them: jobs in, futures out.
 
-Invariants: when a process dies, its job fails with Unavailable (`builder_died`), and another process is started, at the latest for the next job; the
-other processes go on. No child outlives this process (infra/processes.py). Seals and snapshots come before builds, so that a revision of the live version
-never waits for the build of a new one (B4).
+Invariants: when a process dies, its job fails with Unavailable (`builder_died`), and another process is started, at the latest for the next job; the other
+processes continue. No child outlives this process (infra/processes.py). Seals and snapshots come before builds, so that a revision of the live version never
+waits for the build of a new one (B4).
 A pool may end a process that has had no job for a while: one that has loaded torch holds some hundred megabytes that nothing else needs.
 """
 

@@ -2,7 +2,7 @@
 
 Order, in `read_seal_point`, `prepare_seal` and `write_seal`:
 1. the end offset of the shard's partition of index-deltas is read: a reader of this seal starts there;
-2. then the ends of the source topics are read, and the shard goes on until it has applied everything before them;
+2. then the ends of the source topics are read, and the shard continues until it has applied everything before them;
 3. then a checkpoint of the shard is taken;
 4. increments with tombstones, counts, source offsets, digests and the sample of items come from that checkpoint only, never from the live shard.
 

@@ -1,4 +1,4 @@
-"""Finished slices of a full part that is being built, so that a build that was killed goes on where it was.
+"""Finished slices of a full part that is being built, from which a killed build continues.
 
     00000.sst, 00000.json    rows of the first SLICE_ITEMS items, and what they are: last key, rows, checksum, source offsets
     00001.sst, ...           the items after that key

@@ -120,7 +120,7 @@ def measure_spread(logits_UC: np.ndarray) -> float:
 
 
 def judge_canary(figures: CanaryFigures, rules: CanaryRules) -> list[str]:
-    """The reasons why the version must not go live by itself; empty if it may."""
+    """The reasons why the version must not go live automatically; empty if it may."""
     reasons = []
     if figures.bad_share > rules.bad_share_max:
         reasons.append(f"{figures.bad_share:.2%} of its scores are not finite, allowed are {rules.bad_share_max:.2%}")

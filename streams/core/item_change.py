@@ -1,11 +1,20 @@
-"""The effect of one micro-batch on one item: its components before and after, and every step between (protocol A3, A9).
+"""One item in one micro-batch: its components before and after, every step between, and the parts of its row that became stale (protocol A3, A9).
 
-Invariant: `stale` and `is_tombstone` look at every step, never only at the first and last state (stale.py says why).
+    an input of the item half changed                  vector and bridge weights (and with them the row)
+    the multimodal embedding changed                   the signature; vector and bridge too where the schema lists it as an input
+    bid, SIM category, realtime, or anything else      the row, rewritten without the network (its input hash is of all bytes)
+    nothing changed (an identical re-sent event)       nothing
+
+Values are compared as they are stored, because 1, 1.0 and true are equal in Python and hash into different buckets.
+Invariant: the stale parts are the union over all steps of a batch, never the difference between its first and last state. A step that is undone within the
+batch may have reached readers before a crash, after which the same records came in another batch. So the row must be sent again.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from schemas.features import FeatureSchema
 from streams.core.item_state import (
     EmbeddingUpdate,
     FeaturesUpdate,
@@ -14,9 +23,38 @@ from streams.core.item_state import (
     StoredItem,
     fold_embedding,
     fold_features,
+    pack_features,
     unpack_features,
 )
-from streams.core.stale import EVERYTHING, NOTHING, Dependencies
+
+# Flags of parts of a row, as plain integers: the operators of an enum cost more than everything else here. VECTOR stands for vector and bridge weights, which
+# are made together.
+NOTHING, ROW, SIGNATURE, VECTOR = 0, 1, 2, 4
+EVERYTHING = ROW | SIGNATURE | VECTOR
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """The dependency table of one model: which features its item half reads, and the flags of what an embedding touches."""
+
+    inputs: tuple[str, ...]
+    by_embedding: int
+
+    def by_features(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+        """The flags of what a change from `before` to `after` makes stale; the two are known to differ somewhere. A missing value and null are the same."""
+        changed = pack_features(list(map(before.get, self.inputs))) != pack_features(list(map(after.get, self.inputs)))
+        return ROW | VECTOR if changed else ROW
+
+
+def dependencies_of(schema: FeatureSchema) -> Dependencies:
+    """The table of a model with this schema. The multimodal embedding is a component of its own, never a feature."""
+    by_embedding = ROW
+    if schema.multimodal is not None:
+        by_embedding |= SIGNATURE
+        if schema.multimodal_is_input:
+            by_embedding |= VECTOR
+    return Dependencies(tuple(f.name for f in schema.item_half_inputs if f.name != schema.multimodal), by_embedding)
+
 
 _Values = Mapping[str, Any] | None  # features by name; None: those before the batch, not yet decoded
 
@@ -80,7 +118,7 @@ class ItemChange:
         return self.before.decoded() if self._values is None else self._values
 
     def stale(self, dependencies: Dependencies) -> int:
-        """Which parts of a live item's row the batch made stale: flags of stale.py."""
+        """Which parts of a live item's row the batch made stale: the flags above."""
         stale = dependencies.by_embedding if self._embedding_changed else NOTHING
         for before, before_values, after, after_values in self._steps:
             if before is None or before.dead != after.dead:

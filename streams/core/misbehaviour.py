@@ -137,7 +137,7 @@ def plan_rollback(state: ControlState, history: ReportHistory, now_ms: int, rule
 
 
 def _backup_of(state: ControlState) -> int | None:
-    """The version that may come back by itself; None if absent or an operator has decided otherwise."""
+    """The version to which a rollback may go automatically; None if absent, or if an operator has decided otherwise."""
     if state.unknown_entry or state.held or state.pinned is not None or state.backup is None:
         return None
     backup = state.versions[state.backup]

@@ -109,8 +109,8 @@ class Sample:
 
 
 def plan_forecast(records: int, sample: Sample, known_rows: int | None, rate: float | None) -> Forecast:
-    """Scales a sample up. known_rows: those of a live version, which may have been sealed long ago, so there are at least the sample's items. None:
-    the share of distinct items in the sample is taken for all, which is rather too many."""
+    """Scales a sample up. known_rows: those of a live version, which may have been sealed long ago, so there are at least the sample's items. None: the share
+    of distinct items in the sample is taken for all, which overestimates."""
     scale = records / sample.records if sample.records else 0.0
     rows = max(known_rows, sample.items) if known_rows is not None else round(sample.items * scale)
     apply_s = max(sample.apply_s * scale, records / rate if rate else 0.0)

@@ -111,7 +111,7 @@ def find_stale_service(state: ControlState, shard: ShardFacts) -> list[str]:
 
 
 def can_do_without(state: ControlState, lost: int) -> bool:
-    """Whether shards go on without the rows of a version whose checkpoint is lost. They wait for that of the served version, which would fall behind
+    """Whether shards continue without the rows of a version whose checkpoint is lost. They wait for that of the served version, which would fall behind
     permanently, until a new version is wanted."""
     return state.current is None or lost != state.current.version or state.building is not None
 

@@ -79,7 +79,7 @@ def replay(
             return
         _say_plan(plan, rate)
         if directory is not None:
-            say(f"working in {directory}: where this is ended, the same command goes on")
+            say(f"working in {directory}: the same command continues an interrupted replay there")
         began = time.monotonic()
         outcome, version = run.run(plan, folder, adopt, directory is not None)
     _print(outcome, version, batch_size, time.monotonic() - began, as_json)

@@ -19,7 +19,7 @@ _SAMPLE_RECORDS = 2_000
 def forecast_replay(
     source: ReplaySource, plan: ReplayPlan, encoder: RowEncoder, clock: Clock, pace: ReplayPace, like: Manifest | None
 ) -> Forecast:
-    """How long the plan will take on this machine. `like`: a version of the same catalogue, which tells the number of rows."""
+    """How long the plan will take on this machine. `like`: a version of the same catalogue, which has the number of rows."""
     known_rows = None if like is None else sum(seal.rows for seal in like.seals)
     with tempfile.TemporaryDirectory(prefix="aif-replay-") as folder:
         sample = _measure(source, plan, encoder, clock, pace.batch_records, Path(folder))

@@ -131,7 +131,7 @@ def _no_directory(directory: Path, error: OSError) -> Misconfigured:
 
 
 def read_plan(directory: Path, asked: Mapping[str, str]) -> KeptPlan | None:
-    """The plan of an interrupted replay in `directory`, with which it goes on; None if there is no such plan.
+    """The plan of an interrupted replay in `directory`, with which it continues; None if there is no such plan.
 
     Raises Misconfigured (`other_replay`: something else was asked for then; `replay_directory`), Corrupted (`bad_replay_plan`).
     """

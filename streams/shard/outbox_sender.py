@@ -142,6 +142,6 @@ class OutboxSender:
             or Incompatible(
                 "outbox_refused",
                 f"the broker refused outbox entry {entry.sequence} for {self._prefix}{entry.topic} ({len(entry.value or b'')} bytes): {error.str()}; "
-                "`aif doctor` says whether the topic is gone or other than it was",
+                "`aif doctor` says whether the topic is gone or was made again",
             )
         )

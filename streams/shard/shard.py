@@ -24,6 +24,7 @@ from schemas.index.control import Init
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, encode_block, plan_delta_cuts, stack_increments
 from schemas.topics import DEAD_LETTER_PREFIX
 from streams.core.batching import plan_batches, plan_fresh
+from streams.core.item_change import dependencies_of
 from streams.core.item_state import is_covered
 from streams.core.shard_state import (
     ShardState,
@@ -36,7 +37,6 @@ from streams.core.shard_state import (
     encode_shard_version,
     fold_work,
 )
-from streams.core.stale import dependencies_of
 from streams.encoder_protocol import Encoder
 from streams.shard.batch_result import BatchResult
 from streams.shard.decode import DecodedRecord, decode_source_record
@@ -336,7 +336,7 @@ class Shard:
     def recover(self) -> None:
         """Reopens the database. After a full disk every write fails until that is done. Raises Unavailable while the disk is full.
 
-        The state is read again, because a write that failed may be there all the same. What readers were told is forgotten, because it is uncertain too.
+        The state is read again, because a failed write may still have taken effect. The last watermark is forgotten, because readers may not have got it.
         """
         self.database.reopen()
         self._read_state()

@@ -44,8 +44,8 @@ _log = logging.getLogger("aif.streams.start")
 def start_shard(
     directory: Path, number: int, init: Init, index_id: str, clock: Clock, log: Mapping[str, LogRange], store: IndexStore
 ) -> Shard:
-    """Open shard `number` and check that it is of this index, and that the log holds its next records. `log` is that of its partition, by topic. `store` has
-    its snapshots.
+    """Open shard `number` and check that it is of this index, and that the log holds its next records. The `log` is that of its partition, by topic. The
+    `store` has its snapshots.
 
     Raises Incompatible (`log_gone`, `log_shorter`, `other_shard`, `other_index_store`), Unavailable (`database_locked` after a minute, or the store does
     not answer).

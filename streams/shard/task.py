@@ -241,7 +241,7 @@ class SerialTask(Generic[S]):
     # --- end ---------------------------------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Turns batches away until `resume`; one that is running is finished, and other steps go on. One that waits for admission cannot be turned away
+        """Turns batches away until `resume`; one that is running is finished, and other steps continue. One that waits for admission cannot be turned away
         without the end of the shard."""
         if not self.admitted:
             self.begin_close()

@@ -98,7 +98,7 @@ def train(
 ) -> None:
     """Fit the network to the impressions topic (COPR, bridge vectors included) and write checkpoints.
 
-    With --follow it runs until SIGTERM or Ctrl-C, prints one JSON line now and then, and goes on exactly where it was killed.
+    With --follow it runs until SIGTERM or Ctrl-C, prints one JSON line now and then, and continues exactly where it was killed.
     """
     if out is None and not dry_run:
         raise typer.BadParameter("names the folder for the checkpoints; only --dry-run needs none", param_hint="--out")

@@ -1,8 +1,8 @@
 """The quality of a model of `aif train` for users whose impressions it did not learn, as a checkpoint's card has it.
 
-Here: the users who are kept out, and the questions to the model about their requests. Not here: the measures themselves (measures.py). A user is kept out by a
-hash of the id alone, so a later training on more data keeps out the same ones. The checkpoint that a warm start began with may have learnt them all the same:
-a follower keeps no user out.
+Here: the users who are kept out, and the questions to the model about their requests. Not here: the measures themselves (measures.py). A user is kept out by
+a hash of the id alone, so a later training on more data keeps out the same ones. The checkpoint that a warm start began with may still have learnt them: a
+follower keeps no user out.
 
     gauc           AUC of the clicks among the items that a request showed, by the predicted click, weighted by these items
     recall_at_100  clicked items in the hundred best of those shown and `DRAWN` more, any items of the log, over min(100, clicked)
@@ -144,7 +144,7 @@ class _Places:
 
     def recalls(self, scores_QD: np.ndarray) -> dict[str, UserValues]:
         known_QD = np.where(self.rows_QD == NOT_AN_ITEM, -np.inf, scores_QD)
-        by_row_QD = self.rows_QD.argsort(axis=1)  # the shown ones come first: a model that tells nothing apart would find every click
+        by_row_QD = self.rows_QD.argsort(axis=1)  # the shown ones come first: a model that distinguishes nothing would find every click
         clicked_QD = np.pad(self.clicked_QC, ((0, 0), (0, known_QD.shape[1] - self.clicked_QC.shape[1])))
         found_QD, relevant_QD = (np.take_along_axis(of, by_row_QD, 1) for of in (known_QD, clicked_QD))
         return {f"recall_at_{K}": recalls_at_k(found_QD, relevant_QD, K)}

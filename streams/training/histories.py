@@ -24,8 +24,9 @@ from streams.training.item_table import ItemTable
 
 @dataclass(frozen=True)
 class Histories:
-    """`index` maps a user to their number; `begin_U`, `end_U` bound their behaviours. item_H are item numbers, -1 = not in the catalogue. bucket_H are rows
-    of AIF's item table, token_H of the ranker's, empty without a ranker. The last of `profiles` is that of a user of whom nothing is known."""
+    """`index` maps a user to their number; `begin_U`, `end_U` bound their behaviours. Of these, item_H are item numbers, -1 = not in the catalogue. The
+    columns bucket_H are rows of AIF's item table, token_H of the ranker's, empty without a ranker. The last of `profiles` is that of a user of whom nothing
+    is known."""
 
     index: Mapping[Id, int]
     profiles: FeatureTensors

@@ -32,8 +32,8 @@ _SCORE_MAX = 1e30  # an eCPM over a tiny bid is cut here, so that the sum over a
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The labels of B requests. Bid, teacher's eCPM (NaN: unknown) and click are float32 [B, C]; other outcomes are float32 [B, C, T], or None. `mask_BC`
-    says which places hold an item, `shown_BC` which hold an item that was shown (None: all of them)."""
+    """The labels of B requests. Bid, teacher's eCPM (NaN: unknown) and click are float32 [B, C]; other outcomes are float32 [B, C, T], or None. Of the masks,
+    `mask_BC` says which places hold an item, `shown_BC` which hold an item that was shown (None: all of them)."""
 
     bid_BC: Tensor
     teacher_BC: Tensor
@@ -67,7 +67,7 @@ def batch_losses(
     shown_task: int | None = None,
 ) -> LossValues:
     """The losses of click logits and of those of the other tasks. The bid enters COPR as it enters `rank_by`: a model that ranks by click learns the order of
-    the teacher's click probabilities, without bids. `shown_task` is the place of the task `shown` among the other tasks."""
+    the teacher's click probabilities, without bids. The place `shown_task` is that of the task `shown` among the other tasks."""
     nothing = logits_BC.new_zeros(())
     copr = click = softmax = outcomes = nothing
     shown_BC = labels.shown_mask

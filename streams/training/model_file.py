@@ -112,7 +112,7 @@ def explain_choices(
 
 
 def _of_card(card: Mapping[str, Any]) -> dict[str, Any]:
-    """`WHAT_IS_LEARNT`, as far as the card tells it."""
+    """`WHAT_IS_LEARNT`, as far as the card has them."""
     told = card.get("train")
     return {name: told[name] for name in WHAT_IS_LEARNT if name in told} if isinstance(told, Mapping) else {}
 

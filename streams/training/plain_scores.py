@@ -39,8 +39,9 @@ def share_of(popularity_UC: np.ndarray) -> np.ndarray:
 
 
 def log_scores(log: Log, rows: Sequence[Sequence[int]], place_UC: np.ndarray, share_UC: np.ndarray) -> dict[str, np.ndarray]:
-    """The plain scores of candidates that read the log, float64 [U, C] by name. Scores of padding are undefined. `rows`: places of each user's history,
-    oldest first. `place_UC`: places of the candidates; one that the catalogue does not have is placed behind its items. `share_UC`: popularity below 1."""
+    """The plain scores of candidates that read the log, float64 [U, C] by name. Scores of padding are undefined. The `rows` are places of each user's
+    history, oldest first. Candidates have the places `place_UC`; one that the catalogue does not have is placed behind its items. Their popularity below 1 is
+    `share_UC`."""
     items, now_ms = len(log.item_ids), log.now_ms
 
     def spread(value_I: np.ndarray) -> np.ndarray:

@@ -73,8 +73,8 @@ def _boost(columns_XF: np.ndarray, label_X: np.ndarray, other_XF: np.ndarray) ->
 
 
 def _columns(data: TrainingSet) -> np.ndarray:
-    """The model's features of each shown item as numbers, float32 [X, F]: of its row, the request and the profile; and of the history its length, its share
-    in the item's category, and its nearness to the item."""
+    """The model's features of each shown item as numbers, float32 [X, F]: of its row, the request and the profile. Of the history they are its length, its
+    share in the item's category, and its nearness to the item."""
     known_QC = shown_places(data)
     query_X, row_X = np.nonzero(known_QC)[0], data.row_QC[known_QC]
     items, histories = data.items, data.histories

@@ -102,9 +102,9 @@ class Group:
             def logits(_: AifNetwork, data: TrainingSet, batch: Batch, vectors_RD: Tensor) -> Tensor:
                 return gather_logits(shared, data, batch, vectors_RD, self.rank, self.size)
 
-            return fit(network, data, chosen, progress, states, Team(logits, _first, self.share))
+            return fit(network, data, chosen, progress, states, Team(logits, self.share))
         except RuntimeError as error:  # gloo's own: a peer that went away
-            raise Unavailable("team_failed", f"a process of the fit is gone: {error}; start it again, with --state it goes on") from error
+            raise Unavailable("team_failed", f"a process of the fit is gone: {error}; start it again, with --state it continues") from error
 
 
 ALONE = Group()
@@ -179,10 +179,3 @@ def gather_logits(shared: nn.Module, data: TrainingSet, batch: Batch, vectors_RD
         places = torch.arange(other, requests, processes)
         whole_BCT = whole_BCT.index_copy(0, places, own if other == rank else parts[other][: len(places)])
     return whole_BCT
-
-
-def _first(value: float) -> float:
-    """The leading process's value, in every process."""
-    told = torch.tensor(value, dtype=torch.float64)
-    dist.broadcast(told, src=0)
-    return float(told)

@@ -16,7 +16,7 @@ another seed or learning rate, 2e-3 to 8e-3, moves HR by .01; popularity has .16
 1,000 steps: click alone .562, (.3, .3) .687, (1, .3) .710. Batches of 16 or 64 requests for the same time: no difference. EPSILON as a multiple of the
 request's mean eCPM was worse (.52 at 1, .46 at 2). A heavier COPR ranks better here and inflates y. On purchases of a real shop (online_retail, 200 steps,
 recall@100), (1, .3) is worse than click alone: .160 against .187. (.3, .3) has .185, so it is the default. `calibrated` leaves the level of y to the clicks
-(losses.py). It is off by default, because correct probabilities cost too many of the best items: in the demo's world (10,000 candidates, 600 steps, seed 0)
+(losses.py). It is off by default, because correct probabilities cost too many of the best items. In the demo's world (10,000 candidates, 600 steps, seed 0)
 .3 then has .503 and .03 has .536, against .656 without it.
 
 Arrays: B requests, C shown items, Q requests, G requests of a group, L behaviours, R item rows, D width, T tasks.
@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ from streams.training.losses import batch_losses
 from streams.training.soup import Soup
 from streams.training.trainer_state import StateFile, TrainerState
 
+T = TypeVar("T")
 VECTORS_EVERY = 20
 GRADIENT_NORM_MAX = 10.0
 WARM_RATE = 0.25  # of a fit's learning rate: of what continues from weights that are good already
@@ -73,7 +74,7 @@ class TrainReport:
 
 @dataclass(frozen=True)
 class Learnt:
-    """A step and its batch: the click logits float32 [B, C] from before the step, the clicks, and which places hold an item; its losses; and whether it was
+    """A step and its batch: the click logits float32 [B, C] from before the step, the clicks, and which places hold an item. Its losses, and whether it was
     taken. A gradient that is not finite changes nothing."""
 
     logits_BC: np.ndarray
@@ -115,18 +116,26 @@ def item_vectors(network: AifNetwork, data: TrainingSet) -> Tensor:
     return network.item_rows(map_tensors(data.items.inputs, lambda t: t[distinct_R]))[0][place_R]
 
 
+class Share(Protocol):
+    """The value of the process that leads a team, in every process of it."""
+
+    def __call__(self, value: T, /) -> T: ...
+
+
+def _keep_own(value: T, /) -> T:
+    return value
+
+
 @dataclass(frozen=True)
 class Team:
     """How a fit shares its work with other processes (team.py). All of them draw the same batches and take the same steps.
 
     logits  logits of all tasks [B, C, T] of the whole batch with the gradient of this process's share
-    agree   makes one share of the run of everybody's, because clocks differ
-    share   gives every process the state to go on from, which one of them has kept
+    share   gives all of them the leader's share of the run, because clocks differ, and the state that only the leader has kept
     """
 
     logits: Forward = task_logits
-    agree: Callable[[float], float] = float
-    share: Callable[[TrainerState | None], TrainerState | None] = lambda state: state
+    share: Share = _keep_own
 
 
 ALONE = Team()
@@ -242,7 +251,7 @@ def _advance_to_end(
 ) -> None:
     """Takes the steps of one fit, and keeps its state."""
     saved, started = run.step, time.monotonic()
-    while (share := team.agree(_share(chosen, run.step, time.monotonic() - started))) < 1.0:
+    while (share := team.share(_share(chosen, run.step, time.monotonic() - started))) < 1.0:
         if states is not None and run.step % VECTORS_EVERY == 0 and run.step - saved >= states.every_steps:
             run.keep(states, soup)
             saved = run.step
@@ -277,10 +286,10 @@ def draw_requests(chance: np.random.Generator, time_Q: np.ndarray, chosen: Train
     """Different requests for one step, at that share of the run; all of them if there are no more than a batch takes.
 
     Each pass over the requests has an order of its own, and a step takes its part of it. With an independent draw in every step, a twentieth of them would be
-    in none of three passes. With `half_life_days` a request of age a (before the newest) is drawn with chance 2^(-share a / half life) instead: all alike at
-    first, then ever more of the newest. A fit that learns all alike learns the mean of its whole period, but serves the time after it. For example, the first
-    customers of a shop are all new to it, so repeats would weigh too little. Drawing only the newest would leave few requests to learn the rest from. The
-    served model reads no request's time.
+    in none of three passes. With `half_life_days` a request of age a (before the newest) is drawn with chance 2^(-share a / half life) instead. So all are
+    alike at first, and then ever more of the newest are drawn. A fit that learns all alike learns the mean of its whole period, but serves the time after it.
+    For example, the first customers of a shop are all new to it, so repeats would weigh too little. Drawing only the newest would leave few requests to learn
+    the rest from. The served model reads no request's time.
     """
     count = min(chosen.batch_requests, len(time_Q))
     if not chosen.half_life_days:

@@ -1,8 +1,8 @@
-"""What a killed trainer needs to go on exactly: weights, moments of the optimiser, the generator, and how far the log was read, in one file.
+"""The state from which a killed trainer continues exactly: weights, moments of the optimiser, the generator, and how far the log was read, in one file.
 
 Here: `TrainerState` to bytes and back, and its file. Not here: the loop that makes and takes it (trainer.py), topics.
-Invariants: a file is there whole or not at all, so weights and offsets never part; it ends with its SHA-256, so a flipped bit is no weight;
-nothing read can run code (safetensors and JSON).
+Invariants: a file is there whole or not at all, so weights and offsets never part. It ends with its SHA-256, so a flipped bit is never taken for a weight.
+Nothing that is read can run code (safetensors and JSON).
 A resumed run gives the weights of the uninterrupted one, bit for bit, on one machine with the same threads.
 """
 
@@ -32,8 +32,8 @@ _DIGEST_BYTES = 32
 @dataclass(frozen=True)
 class TrainerState:
     """`weights` by the network's names; `moments` of the optimiser by parameter number and name; `losses` [step, number of losses] so far; `generator` as
-    numpy tells it. `about` belongs to whoever runs the fit: what the run is, and the offsets that its data ended at. `soup` is of the fits before
-    this one (soup.py), empty where there is one fit alone."""
+    numpy gives it. The caller's `about` describes the run and the offsets at which its data ended. The `soup` is that of the fits before this one (soup.py),
+    empty where there is one fit alone."""
 
     step: int
     weights: Mapping[str, Tensor]
@@ -83,7 +83,7 @@ def decode_state(data: bytes, name: str = "the state") -> TrainerState:
 
 @dataclass(frozen=True)
 class StateFile:
-    """Where a fit keeps its state. `every_steps` bounds what is lost; `about` is written with it."""
+    """Where a fit keeps its state. `every_steps` bounds the loss of a kill; `about` is written with it."""
 
     path: Path
     every_steps: int = 100

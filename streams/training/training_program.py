@@ -184,7 +184,9 @@ def _open_states(plan: TrainPlan, chosen: TrainChoices, network: AifNetwork, dat
     """Where the first fit keeps its state. Raises Misconfigured (`state_needs_steps`), Incompatible (`other_run`)."""
     assert plan.state is not None
     if not chosen.steps:
-        raise Misconfigured("state_needs_steps", "--state goes on exactly only where --steps ends the fit: seconds are not the same twice")
+        raise Misconfigured(
+            "state_needs_steps", "--state continues exactly only where --steps ends the fit, because a limit in seconds varies"
+        )
     run = {"train": chosen.to_dict(), "spec": network.spec.fingerprint, "warm": plan.warm_start is not None, "losses": list(LOSSES)}
     states = StateFile(plan.state, every_steps=_STATE_STEPS, about={"run": run, "data": data.digest, "offsets": dict(known.offsets)})
     kept = states.read()

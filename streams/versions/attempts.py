@@ -1,7 +1,7 @@
 """The actions that one step of reconciling tries, and its report.
 
-Invariants: an error of one thing is reported and never stops the others; the same thing is tried again only after a pause. A failed assertion is no
-error of a thing but one of this program, which another try would repeat: it goes on to the caller.
+Invariants: an error of one thing is reported and never stops the others; the same thing is tried again only after a pause. A failed assertion is no error of
+a thing but one of this program, which another try would repeat: the caller gets it.
 """
 
 from collections.abc import Callable, Hashable
@@ -76,6 +76,6 @@ class Attempts:
             self.report.news.append(message)
 
     def announce(self, kind: str, version: int, revision: int = 0, shard: int | None = None, reason: str = "") -> None:
-        """Counts something that happened to a version, and tells it to people and metrics."""
+        """Counts an event of a version, and reports it to people and metrics."""
         self.report.count(kind)
         self._announce(IndexEvent(kind=kind, version=version, revision=revision, shard=shard, reason=reason))

@@ -37,7 +37,7 @@ class ReadableEncoders:
         return encoder
 
     def why_none(self, version: int) -> str:
-        """Why a shard of this process goes on without rows of a version."""
+        """Why a shard of this process continues without rows of a version."""
         return str(self._lost[version][0]) if version in self._lost else f"this worker's encoder is {self.fingerprint}"
 
     def find_lost(self, receiving: Iterable[VersionStatus]) -> dict[int, str]:

@@ -7,7 +7,7 @@
 Invariants:
 - A step keeps no state that matters. After a kill between any two actions the next worker makes the same plan again, and every action may be done
   twice. Several workers may step at the same time. No message carries a command; index-events are hints.
-- While the log cannot be read, shards go on with their last state, and nothing is sealed, published or removed.
+- While the log cannot be read, shards continue with their last state, and nothing is sealed, published or removed.
 - An error of one version or shard is reported, tried again later, and never stops the others. A failed assertion is raised (attempts.py).
 """
 

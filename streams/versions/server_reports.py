@@ -25,7 +25,7 @@ _log = logging.getLogger("aif.streams.reports")
 
 
 def decode_report(record: SourceRecord) -> Report:
-    """The report, at the time of its record, which is the broker's: a server whose clock is wrong, or is set back, is heard all the same.
+    """The report, at the time of its record, which is the broker's. So reports of a server whose clock is wrong, or is set back, still count.
 
     Raises RejectedInput for a record that is not a report.
     """

@@ -58,9 +58,9 @@ class Resident:
 
 
 def advance_watermark(watermark: dict[str, int], seen: dict[str, int], reached: dict[str, int]) -> dict[str, int]:
-    """The offsets that the rows cover, after a record of a shard that is at `reached`. `seen` has the highest offset of each topic in any record, this one
-    included. The watermark advances only in both topics at once. A shard that was set back may be further in one topic and not yet as far in the other, and a
-    row that would go back in one component is refused with both."""
+    """The offsets that the rows cover, after a record of a shard that is at `reached`. The highest offset of each topic in any record, this one included, is
+    `seen`. The watermark advances only in both topics at once. A shard that was set back may be further in one topic and not yet as far in the other. A row
+    that would go back in one component is refused with both."""
     return reached if reached == seen else watermark
 
 

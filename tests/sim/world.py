@@ -146,7 +146,7 @@ class World:
         self._stack: list[Process] = []
         self._busy: set[tuple[str, str]] = set()
         self.store.place(control_path(0), _init_entry(shards))
-        self.log = QuickLog(self.store)  # type: ignore[arg-type]  # of nobody: for the checks
+        self.log = QuickLog(self.store)  # type: ignore[arg-type]  # of no process: for the checks
         self.index_id = _index_id(shards)
 
     # --- steps and points ------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class World:
         self.say("item-features/%d: a transaction ends, its offsets up to %d are skipped", shard, log.end - 1)
 
     def _item_update(self, item: int) -> tuple[tuple[bytes, int | None, Mapping[str, Any] | None] | None, dict[str, Any]]:
-        """(as the oracle is told, as it is sent)."""
+        """(as the oracle gets it, as it is sent)."""
         key, roll = encode_index_key(item), self.random.random()
         if roll < 0.05:
             return None, {"op": "upsert", "item_id": item}

@@ -1,6 +1,6 @@
 """A small index for the tests of versions: real shards, a real folder store, the real encoder; the broker's topics as lists.
 
-An oracle folds the same events with plain dictionaries and encodes the items that are left; a reader loads a published version and follows its deltas by the
+An oracle folds the same events with plain dictionaries and encodes the items that are left. A reader loads a published version and follows its deltas by the
 row-stamp rule. Both give digests to compare.
 """
 

@@ -54,8 +54,8 @@ _log = logging.getLogger("aif.train.follow")
 
 @dataclass(frozen=True)
 class FollowPlan:
-    """The options of `aif train --follow`; see its help. Without `warm_start` it takes the checkpoint of the live version, as soon as there is one. `model`
-    is a model file; a checkpoint of another model is refused. `given` has the choices of [train] from the command line."""
+    """The options of `aif train --follow`; see its help. Without `warm_start` it takes the checkpoint of the live version, as soon as there is one. The
+    `model` is a model file; a checkpoint of another model is refused. The choices of [train] from the command line are `given`."""
 
     out: Path
     name: str = "online"

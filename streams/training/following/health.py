@@ -33,9 +33,9 @@ class RoundCounts:
 
 
 def find_faults(rounds: Iterable[RoundCounts], event_age_s: float | None, bounds: TrainSection) -> tuple[str, ...]:
-    """The reasons why nothing may be published now, as texts for people; empty if publishing is allowed. `event_age_s` is the median age of the newest
-    round's impressions by their own times, None before the first. Below 0 they are ahead of the clock. The shares are of all rounds together. One bad one
-    alone is no share, whatever it is of: it does not stop a follower that has read little, unless the bound is 0."""
+    """The reasons why nothing may be published now, as texts for people; empty if publishing is allowed. The argument `event_age_s` is the median age of the
+    newest round's impressions by their own times, None before the first. Below 0 they are ahead of the clock. The shares are of all rounds together. One bad
+    one alone is no share, whatever it is of: it does not stop a follower that has read little, unless the bound is 0."""
     total = sum(rounds, RoundCounts())
     found = []
     if event_age_s is not None and event_age_s > bounds.late_s_max:

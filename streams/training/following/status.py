@@ -22,8 +22,8 @@ class StatusTeller:
         self._told_at, self._told_of, self._counted_round = -math.inf, object(), -1
 
     def tell(self, line: Mapping[str, Any], progress: Callable[[], dict[str, float | None]], newest: RoundCounts) -> None:
-        """Counts the newest round; reports everything else if `every_s` is over or something changed. `progress` is called only then, because it takes time;
-        its result replaces the line's own "progressive"."""
+        """Counts the newest round; reports everything else if `every_s` is over or something changed. Only then it calls `progress`, which takes time; its
+        result replaces the line's own "progressive"."""
         self._count(line["round"], newest)
         kinds, published = [fault.partition(":")[0] for fault in line["faults"]], line["published"]
         about = (kinds, published and (published["version"], published["state"]))

@@ -27,7 +27,7 @@ _version, _time_ms = attrgetter("version"), attrgetter("time_ms")
 
 
 class View:
-    """Items and users for one model. `settled_ms`: no earlier impression is expected; items may be unknown to one that comes all the same."""
+    """Items and users for one model. `settled_ms`: no earlier impression is expected; one that still comes may find its items unknown."""
 
     def __init__(self, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> None:
         self._spec, self._w_hash_KM = spec, w_hash_KM

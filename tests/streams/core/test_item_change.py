@@ -3,9 +3,8 @@
 from schemas.features import Feature, FeatureSchema, Scope
 from schemas.index.layout import component_hash
 from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC
-from streams.core.item_change import ItemChange
+from streams.core.item_change import EVERYTHING, NOTHING, ROW, SIGNATURE, VECTOR, ItemChange, dependencies_of
 from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, StoredFeatures, StoredItem, pack_features
-from streams.core.stale import EVERYTHING, NOTHING, ROW, SIGNATURE, VECTOR, dependencies_of
 
 SCHEMA = FeatureSchema(
     features=(

@@ -21,7 +21,7 @@ ITEMS, SHOWN = 30, 5
 
 @dataclass
 class TasteStream:
-    """`events(n)` tells of the next n impressions and of what came before each; `now_ms` is the time of the last."""
+    """`events(n)` publishes the next n impressions and the records before each; `now_ms` is the time of the last."""
 
     seed: int = 0
     now_ms: int = 1_000_000

@@ -154,8 +154,8 @@ def _shard_numbers(partitions: frozenset[Partition]) -> set[int]:
     if any(numbers != by_topic[0] for numbers in by_topic):
         raise Incompatible(
             "split_shard",
-            f"assigned {dict(zip(SHARD_TOPICS, map(sorted, by_topic), strict=True))}: both topics of a shard must have one owner. All workers of the "
-            "group must run this code, and both topics need the same number of partitions: see `aif topics plan`. A topic of which nothing is assigned may "
-            "have been deleted: see `aif doctor`",
+            f"assigned {dict(zip(SHARD_TOPICS, map(sorted, by_topic), strict=True))}, but both topics of a shard must have one owner; run this code in all "
+            "workers of the group, and give both topics the same number of partitions: `aif topics plan`. A topic without any assigned partition may have been "
+            "deleted: see `aif doctor`",
         )
     return by_topic[0]

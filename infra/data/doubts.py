@@ -12,7 +12,7 @@ import numpy as np
 from infra.clock import DAY_MS
 from infra.data.columns import UNIT_MS, decode_numbers
 from infra.data.context_leakage import find_leaking_context
-from infra.data.interactions import HeldInteractions, Interactions
+from infra.data.interactions import Interactions
 from infra.data.leakage import find_leaking_columns
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping_source import Source
@@ -142,7 +142,7 @@ def _find_repeated_rows(sources: MappedSources) -> Iterator[str]:
             yield f"{repeated:,} of {rows:,} rows of [impressions] repeat user, item and request of another; each counts once, so this changes no label"
 
 
-def _count_repeats(block: HeldInteractions) -> int:
+def _count_repeats(block: Interactions) -> int:
     """The number of rows that are equal to another. Rows of one time stand together, so hardly any pair crosses the end of a block. Times that are whole
     days do not count, because a user may take an item twice a day."""
     rows = np.stack([block.time_X, block.user_X, block.item_X, block.kind_X])[:, block.time_X % DAY_MS != 0]

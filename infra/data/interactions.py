@@ -1,7 +1,7 @@
 """Interactions (user, item, time, kind) as columns in order of time: the one form for histories, counts, samples and measures.
 
 Here: the columns. Not here: reading them from files (log.py), sampling from them (sampled_impressions.py).
-Memory: the bound of a spool; columns beyond it are on disk, have slices only, and are read by `blocks`.
+Memory: the bound of a spool. Columns beyond it are mapped from disk; `blocks` walks through them.
 
 Arrays: X interactions, I items.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from infra.data.spool import BLOCK_ROWS, RowColumn, Spool, SpoolBounds
+from infra.data.spool import BLOCK_ROWS, Spool, SpoolBounds
 from schemas.ids import Id
 from schemas.limits import NAME_CHARS_MAX
 
@@ -29,10 +29,10 @@ class Interactions:
     user_ids: Sequence[Id]
     item_ids: Sequence[Id]
     kinds: tuple[str, ...]
-    user_X: RowColumn
-    item_X: RowColumn
-    kind_X: RowColumn
-    time_X: RowColumn
+    user_X: np.ndarray
+    item_X: np.ndarray
+    kind_X: np.ndarray
+    time_X: np.ndarray
     rows: Spool | None = None
 
     def __len__(self) -> int:
@@ -42,13 +42,12 @@ class Interactions:
         """How many are strictly before a time: rows of one basket are never each other's history."""
         return bisect_left(self.time_X, time_ms)
 
-    def blocks(self, first: int = 0, last: int | None = None) -> Iterator["HeldInteractions"]:
-        """Those from place `first` to before `last`, some at a time, with columns in memory."""
+    def blocks(self, first: int = 0, last: int | None = None) -> Iterator["Interactions"]:
+        """Those from place `first` to before `last`, some at a time."""
         last = len(self) if last is None else last
         for start in range(first, last, BLOCK_ROWS):
             part = slice(start, min(last, start + BLOCK_ROWS))
-            columns = (self.user_X[part], self.item_X[part], self.kind_X[part], self.time_X[part])
-            yield HeldInteractions(self.user_ids, self.item_ids, self.kinds, *columns)
+            yield self.take(part)
 
     def counts(self, owners: int, start_ms: int, end_ms: int, owner: str = "item_X") -> np.ndarray:
         """How many there are of each of the first items, or users with `owner` "user_X", in [start, end): [owners] int64."""
@@ -58,10 +57,10 @@ class Interactions:
             found += np.bincount(owner_X[owner_X < owners], minlength=owners)
         return found
 
-    def take(self, chosen: np.ndarray) -> "HeldInteractions":
-        """Some of them, by a mask or by places; of columns in memory."""
-        user_X, item_X, kind_X, time_X = (np.asarray(column)[chosen] for column in (self.user_X, self.item_X, self.kind_X, self.time_X))
-        return HeldInteractions(self.user_ids, self.item_ids, self.kinds, user_X, item_X, kind_X, time_X)
+    def take(self, chosen: np.ndarray | slice) -> "Interactions":
+        """Some of them, by a mask, by places or by a slice."""
+        columns = (self.user_X[chosen], self.item_X[chosen], self.kind_X[chosen], self.time_X[chosen])
+        return Interactions(self.user_ids, self.item_ids, self.kinds, *columns)
 
     def of_kinds(self, codes: Sequence[int], bounds: SpoolBounds) -> "Interactions":
         """Those of some kinds."""
@@ -70,18 +69,9 @@ class Interactions:
             chosen = block.take(np.isin(block.kind_X, codes))
             columns = [pa.array(column) for column in (chosen.user_X, chosen.item_X, chosen.kind_X, chosen.time_X)]
             spool.append(pa.RecordBatch.from_arrays(columns, schema=spool.schema))
-        user_X, item_X, kind_X, time_X = (spool.finish().column(name) for name in COLUMNS)
+        spool.finish()
+        user_X, item_X, kind_X, time_X = (spool.column(name) for name in COLUMNS)
         return Interactions(self.user_ids, self.item_ids, self.kinds, user_X, item_X, kind_X, time_X)
-
-
-@dataclass(frozen=True)
-class HeldInteractions(Interactions):
-    """The same with columns in memory."""
-
-    user_X: np.ndarray
-    item_X: np.ndarray
-    kind_X: np.ndarray
-    time_X: np.ndarray
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from infra.data.columns import decode_categories, decode_numbers, distinct
 from infra.data.mapping_source import Column
-from infra.data.spool import BLOCK_ROWS, RowColumn, Spool, SpoolBounds, sort_into_spool
+from infra.data.spool import BLOCK_ROWS, Spool, SpoolBounds, sort_into_spool
 from infra.data.tables import IdPlaces, LoadedRows, LoadedTable, read_times
 from schemas.features import Feature
 from schemas.ids import Id, IdKind
@@ -37,8 +37,8 @@ class ItemRows:
     ids: Sequence[Id]
     table: LoadedTable
     spool: Spool
-    item_R: RowColumn
-    time_R: RowColumn
+    item_R: np.ndarray
+    time_R: np.ndarray
     created_I: np.ndarray
 
     def rows_at(self, rows: np.ndarray) -> LoadedRows:
@@ -170,7 +170,7 @@ class HistoryFeature:
 
     def __init__(self, history: HistoryRows, name: str, items: int) -> None:
         self._codes, self._items = history.codes[name], items
-        self._columns: tuple[RowColumn, ...] = tuple(history.spool.column(c) for c in (_ITEM, _TIME, name))
+        self._columns = tuple(history.spool.column(c) for c in (_ITEM, _TIME, name))
         self._restart()
 
     def _restart(self) -> None:
@@ -183,14 +183,12 @@ class HistoryFeature:
             self._restart()
         self._told_until = time_ms
         item_R, known_R, code_R = self._columns
-        while self._next < len(known_R):
-            part = slice(self._next, min(len(known_R), self._next + BLOCK_ROWS))
-            known = int(np.searchsorted(known_R[part], time_ms, "right"))
-            code, item = code_R[part][:known], item_R[part][:known]
+        end = int(np.searchsorted(known_R, time_ms, "right"))
+        for first in range(self._next, end, BLOCK_ROWS):
+            part = slice(first, min(end, first + BLOCK_ROWS))
+            code, item = code_R[part], item_R[part]
             self._codes_I[item[code != _NOTHING]] = code[code != _NOTHING]
-            self._next += known
-            if known < part.stop - part.start:
-                break
+        self._next = end
         return self._codes_I.copy()
 
     def values(self, codes: np.ndarray) -> list[Any]:

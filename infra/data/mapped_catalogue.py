@@ -194,7 +194,7 @@ class MappedCatalogue:
             told = self.sources.table(source).rows(spool.take(rows))
             features = told.features(self.schema.of(Scope.BEHAVIOUR))
         columns = (part.user_X, part.item_X, part.kind_X, part.time_X)
-        for user, item, kind, time_ms, raw in zip(*(np.asarray(c).tolist() for c in columns), features, strict=True):
+        for user, item, kind, time_ms, raw in zip(*(c.tolist() for c in columns), features, strict=True):
             yield Behaviour(user_id=part.user_ids[user], item_id=part.item_ids[item], kind=part.kinds[kind], time_ms=time_ms, features=raw)
 
     # --- impressions ---

@@ -7,10 +7,11 @@ import datetime as dt
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
+import numpy as np
+
 from infra.clock import DAY_MS
 from infra.data.columns import times_of_constant
 from infra.data.mapping import DataMapping, reject
-from infra.data.spool import RowColumn
 from schemas.errors import Misconfigured
 from schemas.statistics import HOUR_MS
 
@@ -30,7 +31,7 @@ class HeldOutPeriod:
     end_ms: int
 
 
-def find_period(mapping: DataMapping, times: RowColumn, last_told: int) -> HeldOutPeriod:
+def find_period(mapping: DataMapping, times: np.ndarray, last_told: int) -> HeldOutPeriod:
     """From the [evaluation] of the mapping, or the last part of the positives, whose `times` ascend. `last_told`: of any behaviour. Raises Misconfigured."""
     holdout, last = mapping.holdout, int(times[-1])
     if not holdout.hold_out:
@@ -46,7 +47,7 @@ def find_period(mapping: DataMapping, times: RowColumn, last_told: int) -> HeldO
     return HeldOutPeriod(start, min(end, last + 1))
 
 
-def usual_times(times: RowColumn) -> tuple[int, int]:
+def usual_times(times: np.ndarray) -> tuple[int, int]:
     """The first and the last time without outliers, like 2037 in a log of a week. At each end one of a thousand rows may be an outlier. `times` ascend."""
     first, last = int(times[0]), int(times[-1])
     if len(times) < _TIMES_LEAST:
@@ -59,7 +60,7 @@ def usual_times(times: RowColumn) -> tuple[int, int]:
     return int(times[bisect_left(times, low - reach)]), int(times[bisect_right(times, high + reach) - 1])
 
 
-def _evaluation_time(mapping: DataMapping, times: RowColumn, value: str | float, key: str) -> int:
+def _evaluation_time(mapping: DataMapping, times: np.ndarray, value: str | float, key: str) -> int:
     """A time of [evaluation], which has to lie within the positives, or may be after them where it is the end."""
     found, first, last = times_of_constant(value), int(times[0]), int(times[-1])
     if found <= 0:

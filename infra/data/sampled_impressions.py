@@ -104,7 +104,7 @@ def taken_items(positives: Interactions, users: Sequence[int], start_ms: int, en
     found = [np.zeros((0, 2), np.int64)]
     for block in positives.blocks(positives.before(start_ms), positives.before(end_ms)):
         chosen = block.take(wanted_U[block.user_X])
-        found.append(np.stack([np.asarray(chosen.user_X), np.asarray(chosen.item_X)], 1))
+        found.append(np.stack([chosen.user_X, chosen.item_X], 1))
     pairs = np.unique(np.concatenate(found), axis=0)
     takers, first = np.unique(pairs[:, 0], return_index=True)
     return dict(zip(takers.tolist(), np.split(pairs[:, 1], first[1:]), strict=False))

@@ -142,7 +142,8 @@ class ShownRequests:
             chosen = order[once]
             columns = (user_R[chosen], item_R[chosen], np.bitwise_or.reduceat(code_R[order], once), begun_R[chosen])
             spool.append(pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=spool.schema))
-        user_X, item_X, kind_X, time_X = (spool.finish().column(name) for name in COLUMNS)
+        spool.finish()
+        user_X, item_X, kind_X, time_X = (spool.column(name) for name in COLUMNS)
         return Interactions(self._found.user_ids, self._found.item_ids, (CLICK, *self._shown.outcomes), user_X, item_X, kind_X, time_X)
 
     def records(self, period_ms: tuple[int, int], bids: Mapping[Id, float], context: Sequence[Feature]) -> Iterator[ImpressionRecord]:

@@ -2,8 +2,8 @@
 
 Here: appending, reading by block, by range of a column, by row; and sorting by columns of numbers, ascending and stable. The sort writes sorted runs and
 merges them (external merge sort; Knuth, The Art of Computer Programming 3, 5.4). Not here: decoding cells (columns.py).
-Invariants: rows are read as they were appended, from memory or disk. A column on disk offers only slices and single values, so that no code reads all of it
-by accident. The file has no name, so a kill leaves nothing behind; it is in the folder that TMPDIR names.
+Invariants: rows are read as they were appended, from memory or disk. The files have no names, so a kill leaves nothing behind; they are in the folder that
+TMPDIR names.
 """
 
 import io
@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self, overload
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,7 @@ class Spool:
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self.bytes = 0
         self._starts = [0]
+        self._mapped: dict[str, np.ndarray] = {}
         self._file: io.BufferedRandom | None = None
         if on_disk:
             self._open_file()
@@ -65,7 +66,7 @@ class Spool:
             self._write_pending()
 
     def finish(self) -> Self:
-        """Ends appending."""
+        """Ends appending. Called once."""
         if self.on_disk:
             self._write_pending()
             self._writer.close()
@@ -136,47 +137,21 @@ class Spool:
         back[order] = np.arange(len(rows))
         return pa.concat_tables(parts).combine_chunks().take(pa.array(back))
 
-    def column(self, name: str) -> "np.ndarray | DiskColumn":
-        """One numeric column without missing cells: an array, or a `DiskColumn`."""
+    def column(self, name: str) -> np.ndarray:
+        """One numeric column without missing cells. That of a spool on disk is mapped from a file of its own: its pages are in memory only while in use."""
         if not self.on_disk:
             return _array(self._table.column(name))
-        return DiskColumn(self, self._reader((self.schema.get_field_index(name),)), self._starts)
+        if name not in self._mapped:
+            self._mapped[name] = self._map(name)
+        return self._mapped[name]
 
-
-class DiskColumn:
-    """A column on disk. A slice is an array, a single value a plain number; nothing else is supported."""
-
-    def __init__(self, spool: Spool, reader: pa.ipc.RecordBatchFileReader, starts: list[int]) -> None:
-        self._spool, self._read, self._starts = spool, reader, np.array(starts)  # the spool: its file lives as long as it does
-        self._kept: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    @overload
-    def __getitem__(self, key: int) -> int: ...
-    @overload
-    def __getitem__(self, key: slice) -> np.ndarray: ...
-    def __getitem__(self, key: int | slice) -> int | np.ndarray:
-        if not isinstance(key, slice):
-            place = key + len(self) if key < 0 else key
-            number = int(np.searchsorted(self._starts, place, "right")) - 1
-            return self._block(number)[place - self._starts[number]].item()
-        first, last, step = key.indices(len(self))
-        assert step == 1, "columns on disk have no steps"
-        numbers = range(int(np.searchsorted(self._starts, first, "right")) - 1, int(np.searchsorted(self._starts, last, "left")))
-        if first >= last:
-            return self._block(0)[:0]
-        parts = [self._block(n)[max(0, first - self._starts[n]) : last - self._starts[n]] for n in numbers]
-        return np.concatenate(parts)
-
-    def _block(self, number: int) -> np.ndarray:
-        if self._kept[0] != number:
-            self._kept = (number, _array(self._read.get_batch(number).column(0)))
-        return self._kept[1]
-
-
-RowColumn = np.ndarray | DiskColumn
+    def _map(self, name: str) -> np.ndarray:
+        reader = self._reader((self.schema.get_field_index(name),))
+        with tempfile.TemporaryFile(prefix="aif-column-") as file:
+            for number in range(reader.num_record_batches):
+                file.write(_array(reader.get_batch(number).column(0)).tobytes())
+            dtype = self.schema.field(name).type.to_pandas_dtype()
+            return np.asarray(np.memmap(file, dtype, "r")) if file.tell() else np.zeros(0, dtype)
 
 
 def _array(column: pa.Array | pa.ChunkedArray) -> np.ndarray:

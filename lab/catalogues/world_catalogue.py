@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from infra.clock import DAY_MS
-from infra.data.interactions import HeldInteractions, Log
+from infra.data.interactions import Interactions, Log
 from lab.catalogues.catalogue import Evaluation, HeldOutUser
 from lab.catalogues.world import EMBEDDING_WIDTH, FACET_WIDTH, FACETS, QUALITY_ATTRIBUTES, STYLES, World, used_places
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, RawFeatures, ShownItem, UserFeaturesRecord
@@ -240,9 +240,7 @@ class WorldCatalogue:
             range(FIRST_USER_ID, FIRST_USER_ID + len(self.world.histories.length_U)),
             range(FIRST_ITEM_ID, FIRST_ITEM_ID + self.item_count),
         )
-        taken = HeldInteractions(
-            users, items, KINDS, columns["user"], columns["item"], columns["bought"].astype(np.int64), columns["time_ms"]
-        )
+        taken = Interactions(users, items, KINDS, columns["user"], columns["item"], columns["bought"].astype(np.int64), columns["time_ms"])
         return Log(items, NOW_MS, taken, taken, None)
 
     def _histories_of(self, users: np.ndarray) -> dict[int, list[Behaviour]]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from infra.data.interactions import HeldInteractions, Log
+from infra.data.interactions import Interactions, Log
 from infra.figures import Interval
 from schemas.ids import Id
 from schemas.model.network import AifNetwork
@@ -123,9 +123,9 @@ def _plain_scores(learnt: TrainingSet, asked: TrainingSet) -> dict[str, np.ndarr
 
 def _in_order(
     ids: list[Id], users: list[Id], user_X: np.ndarray, item_X: np.ndarray, kind_X: np.ndarray, time_X: np.ndarray
-) -> HeldInteractions:
+) -> Interactions:
     order = np.argsort(time_X, kind="stable")
-    return HeldInteractions(users, ids, ("", CLICK), user_X[order], item_X[order], kind_X[order], time_X[order])
+    return Interactions(users, ids, ("", CLICK), user_X[order], item_X[order], kind_X[order], time_X[order])
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def _latest(history: Interactions, items: int, now_ms: int) -> tuple[np.ndarray,
     """(users, items) of the latest behaviours with the catalogue before a time, in order of time."""
     end = history.before(now_ms)
     part = slice(max(0, end - _LOG_ROWS_MAX), end)
-    user_X, item_X = np.asarray(history.user_X[part]), np.asarray(history.item_X[part])
+    user_X, item_X = history.user_X[part], history.item_X[part]
     known = item_X < items
     return user_X[known], item_X[known]
 

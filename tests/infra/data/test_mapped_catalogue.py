@@ -377,7 +377,7 @@ time = { column = "at", time_unit = "s" }\nclicked = "click"\nposition = { colum
     assert told[1] == (200_000, [("c", True, []), ("b", False, [])]) and catalogue.model["tasks"] == ("click", "buy", "shown")
     assert [r.reason for r in catalogue.rejections.named] == ["no usable flag, taken as false: column 'bought' is empty"]
     (tmp_path / "shop.toml").write_text(text + '[model]\ntasks = ["click", "pay"]\n')
-    with pytest.raises(Misconfigured, match=r"\[model\] tasks names 'pay', which no column of \[impressions\.outcomes\] tells"):
+    with pytest.raises(Misconfigured, match=r"\[model\] tasks names 'pay', which no column of \[impressions\.outcomes\] has"):
         _ = _open(tmp_path / "shop.toml").model
     (tmp_path / "shop.toml").write_text(text.replace("bought", "item"))
     with pytest.raises(Misconfigured, match=r"outcomes\.buy: no cell of its column is a flag, the first is 'a'.*like buy = "):

@@ -75,7 +75,7 @@ def test_a_mapping_with_impressions_gets_rates_of_items_and_of_large_groups_and_
 @pytest.mark.parametrize(
     ("feature", "words"),
     [
-        ('x = { rate = "clik" }', "names 'clik', which no impression or behaviour tells; did you mean 'click'"),
+        ('x = { rate = "clik" }', "names 'clik', which no impression or behaviour has; did you mean 'click'"),
         ('x = { rate = "shown" }', "names 'shown', which no impression"),
         ('x = { rate = "click", by = "makr" }', "by = 'makr' is no column of .items.features.; did you mean 'maker'"),
     ],

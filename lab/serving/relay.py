@@ -1,4 +1,4 @@
-"""`aif bench relay`: a generative ranker whose prefix is computed while retrieval runs, beside the same server without signals.
+"""`aif bench relay`: a generative ranker whose prefix is computed while retrieval runs, and the same server without signals.
 
     request   call 1 (and the signal) at its arrival; 30 to 60 ms of retrieval; then /v1/rank_final with 300 candidates
     latency   from the moment at which the ranking was meant to be sent, over HTTP; good = within the budget, with the whole history
@@ -6,11 +6,14 @@
     relay     signals, decided by the trigger
     all       signals, all of them admitted
 
-Nothing is kept for a user's next request, so what is gained is gained within a request. Weights are random: times do not depend on them. Searches double or
-halve nothing: they walk a grid, so that a noisy window moves a figure by one step. Modes alternate, because other processes may use the machine.
+Requests arrive independently of each other (Poisson), as in MLPerf's Server scenario, at the same moments with and without signals. At a constant rate rankings
+rarely meet, and inline is late only where rankings meet.
+Nothing is kept for a user's next request, so each gain comes from within one request. Weights are random: times do not depend on them. Searches bisect a
+grid, so a noisy window moves a figure by few steps.
 """
 
 import asyncio
+import bisect
 import contextlib
 import dataclasses
 import json
@@ -29,7 +32,7 @@ import torch
 from infra.command import say
 from infra.figures import Figures
 from lab.figures.declared import read_bench
-from lab.load import FAILED, OK, Connections, Latencies, Target, call_at_rate, run_to_the_microsecond, sleep_until
+from lab.load import FAILED, OK, Connections, Latencies, Target, call_at, call_at_rate, run_to_the_microsecond, sleep_until
 from lab.serving.overload import BenchServer, OverloadPlan, open_server, ratio_of_turns
 from schemas.ids import Id, encode_wire_id
 from schemas.model.ranker.layers import Kv, Layers, alone, causal, make_room
@@ -44,9 +47,10 @@ _RETRIEVAL_MS = (30.0, 60.0)
 _AIF_PER_S = 20.0
 _DEADLINE_MS = 5_000  # long: no ranking is cut short, so every answer is whole and its latency is its cost
 _GOOD_SHARE = 0.99
-_STEP = 2**0.25  # of lengths
-_RATE_STEP = 1.25
+_STEP = 2**0.125  # of lengths
+_RATES_PER_S = tuple(1.5 * 1.25**step for step in range(21))
 _INLINE_SHARE = 0.6  # of the budget, at the length of the throughput
+_ALONE_PER_S = 5.0  # rankings that rarely meet
 _AT_ONCE = {"all": {"margin_ms": 10_000.0, "load_share": 1.0}, "relay": {}}
 
 
@@ -55,24 +59,25 @@ class RelayPlan:
     """The synthetic world and the load."""
 
     items: int = 20_000
-    users: int = 24  # of each length
+    users: int = 16  # of each length
     candidates: int = 300
     aif_candidates: int = 10_000
     length_min: int = 362
-    lengths: int = 17
+    lengths: int = 33
     budget_ms: float = 30.0
     rate_per_s: float = 12.0  # while lengths are searched
-    seconds: float = 15.0  # of each window
+    seconds: float = 15.0  # of each window, at least
+    requests: int = 120  # of each window, at least
     servers: int = 4
     turns: int = 4
 
     def quick(self) -> "RelayPlan":
         """A look, not a measurement."""
-        return replace(self, users=8, seconds=4.0, servers=2, turns=2)
+        return replace(self, users=8, seconds=4.0, requests=50, servers=2, turns=2)
 
     @property
     def grid(self) -> list[int]:
-        """Lengths of histories, each a quarter of an octave longer."""
+        """Lengths of histories, each an eighth of an octave longer."""
         return [round(self.length_min * _STEP**step) for step in range(self.lengths)]
 
 
@@ -96,7 +101,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests of one server: who asks, and with which bodies."""
+    """The requests to one server, with or without signals."""
 
     server: BenchServer
     plan: RelayPlan
@@ -107,11 +112,12 @@ class Load:
         first = self.plan.grid.index(length) * self.plan.users
         return range(first, first + self.plan.users)
 
-    def run(self, users: Sequence[int], rate_per_s: float, seconds: float) -> Window:
-        """An open loop of whole requests."""
-        return run_to_the_microsecond(self._run(users, rate_per_s, seconds))
+    def run(self, users: Sequence[int], rate_per_s: float, requests: int) -> Window:
+        """An open loop of whole requests, which arrive independently of each other."""
+        gaps_s = np.random.default_rng(0).exponential(1 / rate_per_s, requests)
+        return run_to_the_microsecond(self._run(users, np.cumsum(gaps_s).tolist()))
 
-    async def _run(self, users: Sequence[int], rate_per_s: float, seconds: float) -> Window:
+    async def _run(self, users: Sequence[int], moments_s: Sequence[float]) -> Window:
         window, rng = Window(), random.Random(0)
         connections = Connections(self.server.url, 256)
         targets = {path: Target(self.server.url, path) for path in ("/v1/user", "/v1/prefix", "/v1/rank_final")}
@@ -139,7 +145,7 @@ class Load:
             window.latencies_ms.append((time.perf_counter() - due_s) * 1000)
             window.rungs.append(json.loads(body)["final"]["rung"])
 
-        await call_at_rate(ask, rate_per_s, seconds)
+        await call_at(ask, moments_s)
         await connections.close()
         return window
 
@@ -152,9 +158,12 @@ def measure_relay(plan: RelayPlan) -> Figures:
     with _open(plan, "relay") as server:
         inline, relay = Load(server, plan, signals=False), Load(server, plan, signals=True)
         for length in plan.grid[:: max(1, plan.lengths // 4)]:  # costs are learnt, kernels and threads are warm
-            inline.run(inline.users(length), 4.0, 2.0)
-        longest = _search_length(figures, plan, inline, relay)
-        length = _find_throughput_length(plan, inline)
+            inline.run(inline.users(length), 4.0, 8)
+        longest, with_signals = _search_length(inline), _search_length(relay)
+        figures.add("inline_length", longest)
+        figures.add("relay_length", with_signals)
+        figures.add_ratio("length_ratio", with_signals, longest)
+        length = _find_throughput_length(inline)
         figures.add("throughput_length", length)
         without_per_s, rate_per_s = _search_throughput(length, inline), _search_throughput(length, relay)
         figures.add("inline_rate_per_s", without_per_s)
@@ -166,10 +175,11 @@ def measure_relay(plan: RelayPlan) -> Figures:
         mixed = list(range(plan.grid.index(length) * plan.users + plan.users))
         random.Random(1).shuffle(mixed)
         rate_per_s = 0.8 * rate_per_s
-        by_trigger = relay.run(mixed, rate_per_s, 2 * plan.seconds)
-        without = inline.run(mixed, rate_per_s, 2 * plan.seconds)
+        requests = round(2 * plan.seconds * rate_per_s)
+        by_trigger = relay.run(mixed, rate_per_s, requests)
+        without = inline.run(mixed, rate_per_s, requests)
     with _open(plan, "all") as server:
-        everything = Load(server, plan, signals=True).run(mixed, rate_per_s, 2 * plan.seconds)
+        everything = Load(server, plan, signals=True).run(mixed, rate_per_s, requests)
     figures.add("mixed_rate_per_s", rate_per_s)
     figures.add("relay_p99_ms", by_trigger.p99_ms())
     figures.add("all_p99_ms", everything.p99_ms())
@@ -253,51 +263,39 @@ def _best(logits: torch.Tensor) -> set[int]:
 # --- over HTTP ------------------------------------------------------------------------------------------------------------
 
 
-def _search_length(figures: Figures, plan: RelayPlan, inline: Load, relay: Load) -> int:
-    """The longest histories of which 99% of the answers come within the budget. Returns that of inline."""
-    longest = {}
-    for name, load in (("inline", inline), ("relay", relay)):
-        good, low, high = plan.grid[0], 0, len(plan.grid) - 1
-        while low <= high:
-            middle = (low + high) // 2
-            length = plan.grid[middle]
-            if _is_good(load, name, length, plan.rate_per_s):
-                good, low = length, middle + 1
-            else:
-                high = middle - 1
-        longest[name] = good
-        figures.add(f"{name}_length", good)
-    figures.add_ratio("length_ratio", longest["relay"], longest["inline"])
-    return longest["inline"]
+def _search_length(load: Load) -> int:
+    """The longest history of the grid of which 99% of the answers come within the budget."""
+    grid = load.plan.grid
+    place = bisect.bisect_left(grid, True, key=lambda length: not _is_good(load, length, load.plan.rate_per_s))
+    return grid[max(0, place - 1)]
 
 
-def _is_good(load: Load, name: str, length: int, rate_per_s: float) -> bool:
-    """Whether 99% of the answers came within the budget. A window that is not good is run once more, because other processes may have used the machine."""
+def _is_good(load: Load, length: int, rate_per_s: float) -> bool:
+    """Whether 99% of the answers came within the budget. A bad window is repeated, because other processes may have used the machine."""
+    name, plan = "relay" if load.signals else "inline", load.plan
     for _ in range(2):
-        window = load.run(load.users(length), rate_per_s, load.plan.seconds)
+        window = load.run(load.users(length), rate_per_s, max(plan.requests, round(rate_per_s * plan.seconds)))
         say(f"{name}: {length} behaviours, {rate_per_s:.1f} requests/s, p99 {window.p99_ms():.1f} ms, failed {window.failed}")
-        if window.good(load.plan.budget_ms):
+        if window.good(plan.budget_ms):
             return True
     return False
 
 
-def _find_throughput_length(plan: RelayPlan, inline: Load) -> int:
-    """The length whose ranking takes 60% of the budget inline."""
-    length = plan.grid[0]
-    for candidate in plan.grid:
-        alone_ms = float(np.median(inline.run(inline.users(candidate), 5.0, 3.0).latencies_ms))
-        if alone_ms > _INLINE_SHARE * plan.budget_ms:
-            break
-        length = candidate
-    return length
+def _find_throughput_length(inline: Load) -> int:
+    """The longest history of the grid whose ranking takes at most 60% of the budget inline, at a rate at which few rankings meet."""
+    plan = inline.plan
+
+    def alone_ms(length: int) -> float:
+        return min(float(np.median(inline.run(inline.users(length), _ALONE_PER_S, 20).latencies_ms)) for _ in range(2))
+
+    place = bisect.bisect_right(plan.grid, _INLINE_SHARE * plan.budget_ms, key=alone_ms)
+    return plan.grid[max(0, place - 1)]
 
 
 def _search_throughput(length: int, load: Load) -> float:
-    """The most requests a second with 99% good answers."""
-    rate = most = load.plan.rate_per_s / _RATE_STEP**3
-    while _is_good(load, "relay" if load.signals else "inline", length, rate):
-        most, rate = rate, rate * _RATE_STEP
-    return most
+    """The most requests a second with 99% good answers; the least of the grid where none is good, so inline's figure is never too low."""
+    place = bisect.bisect_left(_RATES_PER_S, True, key=lambda rate_per_s: not _is_good(load, length, rate_per_s))
+    return _RATES_PER_S[max(0, place - 1)]
 
 
 def _measure_aif(figures: Figures, plan: RelayPlan, relay: Load) -> None:
@@ -315,7 +313,7 @@ def _measure_aif(figures: Figures, plan: RelayPlan, relay: Load) -> None:
 
 
 async def _rank_beside(relay: Load, users: Sequence[int], saturated: bool, seconds: float) -> Latencies:
-    """AIF's rankings at a constant rate; beside them signals for ever new requests."""
+    """AIF's rankings at a constant rate, and if `saturated`, a signal every 20 ms for another user."""
     url, latencies, connections = relay.server.url, Latencies(), Connections(relay.server.url, 64)
     ids = [encode_wire_id(int(one)) for one in relay.server.requests[0]]
     body = json.dumps({"user_id": 0, "item_ids": ids, "deadline_ms": _DEADLINE_MS}).encode()
@@ -346,7 +344,7 @@ async def _rank_beside(relay: Load, users: Sequence[int], saturated: bool, secon
 
 def _measure_servers(figures: Figures, plan: RelayPlan, failed: int) -> None:
     """Signals and rankings of several servers under changing load, one of which is killed."""
-    lengths = plan.grid[6:9]
+    lengths = plan.grid[12:17]
     small = dataclasses.replace(plan, length_min=lengths[0], lengths=len(lengths))
     with ExitStack() as opened:
         cores = os.sched_getaffinity(0)

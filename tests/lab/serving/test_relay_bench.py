@@ -1,7 +1,24 @@
 """The relay's bench: what counts as good, its grid of lengths, and the differences that it reports."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from infra.figures import Figures
-from lab.serving.relay import RELAY, RelayPlan, Window, _measure_model
+from lab.serving.overload import BenchServer
+from lab.serving.relay import (
+    _RATES_PER_S,
+    RELAY,
+    Load,
+    RelayPlan,
+    Window,
+    _find_throughput_length,
+    _measure_model,
+    _search_length,
+    _search_throughput,
+)
+
+MS_PER_BEHAVIOUR = 0.01
 
 
 def test_a_window_is_good_if_99_of_100_requests_are_answered_within_the_budget() -> None:
@@ -10,9 +27,9 @@ def test_a_window_is_good_if_99_of_100_requests_are_answered_within_the_budget()
     assert not Window(latencies_ms=[30.0] * 99, failed=2).good(30.0)
 
 
-def test_lengths_double_every_four_steps() -> None:
+def test_lengths_double_every_eight_steps() -> None:
     grid = RelayPlan().grid
-    assert [grid[0], grid[4], grid[8], grid[16]] == [362, 724, 1_448, 5_792]
+    assert [grid[0], grid[8], grid[16], grid[32]] == [362, 724, 1_448, 5_792]
 
 
 def test_fp32_in_pieces_is_one_pass_and_stores_of_fewer_bits_are_farther_from_it() -> None:
@@ -20,3 +37,23 @@ def test_fp32_in_pieces_is_one_pass_and_stores_of_fewer_bits_are_farther_from_it
     _measure_model(figures)
     fp32, fp16, int8 = (figures.value(f"epsilon_{name}") or 0.0 for name in ("fp32", "fp16", "int8"))
     assert fp32 <= 1e-5 and fp32 < fp16 <= 1e-3 and fp16 < int8 <= 2e-2
+
+
+class FakeLoad(Load):
+    """Answers of a server that takes MS_PER_BEHAVIOUR for each behaviour, and more the busier it is."""
+
+    def run(self, users: Sequence[int], rate_per_s: float, requests: int) -> Window:
+        length = self.plan.grid[users[0] // self.plan.users]
+        return Window([length * MS_PER_BEHAVIOUR * (1 + rate_per_s / 100)] * requests)
+
+
+def test_searches_find_the_last_good_length_and_rate_of_their_grids() -> None:
+    load = FakeLoad(BenchServer("", 0, np.zeros((1, 1))), RelayPlan(), signals=False)
+    grid = load.plan.grid
+    limit = 30 / MS_PER_BEHAVIOUR / 1.12
+    assert _search_length(load) == max(length for length in grid if length <= limit)
+    at_60 = _find_throughput_length(load)
+    assert at_60 == max(length for length in grid if length * MS_PER_BEHAVIOUR * 1.05 <= 18)
+    rate = _search_throughput(at_60, load)
+    assert rate == max(one for one in _RATES_PER_S if at_60 * MS_PER_BEHAVIOUR * (1 + one / 100) <= 30)
+    assert _search_throughput(grid[-1], load) == _RATES_PER_S[0], "the lowest rate where none is good"

@@ -190,7 +190,7 @@ class KvPool:
             self.release(prefix)
 
     def drop(self, key: PrefixKey) -> None:
-        """Forgets a prefix; its pages are free once nobody holds it."""
+        """Forgets a prefix; its pages are free after the last lease ends."""
         with self.lock:
             prefix = self._prefixes.pop(key, None)
             if prefix is None:
@@ -214,7 +214,7 @@ class KvPool:
             self.drop(key)
 
     def expire(self) -> None:
-        """Ends signals whose ranking never came, and forgets what was kept for its time."""
+        """Ends signals whose ranking never came, and forgets kept prefixes whose time is over."""
         now_s = self._clock()
         with self.lock:
             over = [one for one in self._prefixes.values() if one.expires_s < now_s]
@@ -233,7 +233,7 @@ class KvPool:
                 self._forget_saved(key)
 
     def _take(self, count: int) -> list[int] | None:
-        """Free pages, after evicting what nobody holds, the least recently used first."""
+        """Free pages, after evicting prefixes without a lease, the least recently used first."""
         if count > self.pages_free:
             return None
         while self._pages.free < count:

@@ -273,11 +273,11 @@ class Relay:
         return result
 
     def _find(self, backend: "RankerBackend", pool: KvPool, prefix: Prefix | None, work: FinalWork, left_ms: float) -> Found:
-        window = open_window(backend.spec, work.user)
         older, had, done, expected = None, None, 0, False
         if prefix is not None:
             with pool.lock:
                 had, done, expected = prefix.window, prefix.done, work.request_id in prefix.request_ids
+        window = open_window(backend.spec, work.user, known=had)
         same = had is not None and window.begins_with(had)
         if had is not None and not same and had.start < window.start:
             other = open_window(backend.spec, work.user, had.start)

@@ -6,6 +6,7 @@ Arrays: n behaviours, oldest first.
 """
 
 import json
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,8 @@ from serving.users.user_store import KnownUser
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A profile and n behaviours from place `start` of a history. `offset`: the newest record of the behaviour log that the history includes."""
+    """A profile and n behaviours from place `start` of a history. `offset`: the newest record of the behaviour log that the history includes; `made_of`:
+    the snapshot with this history, as long as the server keeps it."""
 
     profile: Mapping[str, Any]
     profile_text: str
@@ -27,6 +29,7 @@ class Window:
     items_n: np.ndarray
     kinds_n: np.ndarray
     offset: int
+    made_of: weakref.ref[KnownUser] | None = None
 
     def __len__(self) -> int:
         return len(self.items_n)
@@ -40,6 +43,11 @@ class Window:
         """The behaviours from `first` to `end` of this window."""
         return Window(self.profile, self.profile_text, self.start + first, self.items_n[first:end], self.kinds_n[first:end], self.offset)
 
+    def is_of(self, user: KnownUser, start: int) -> bool:
+        """Whether it has all behaviours of this very snapshot from place `start` on."""
+        same = self.made_of is not None and self.made_of() is user
+        return same and self.start == start and len(self) == len(user.behaviours) - start
+
     def begins_with(self, other: "Window") -> bool:
         """Whether `other` is this window without its newest behaviours."""
         n = len(other)
@@ -47,10 +55,13 @@ class Window:
         return same and np.array_equal(self.items_n[:n], other.items_n) and np.array_equal(self.kinds_n[:n], other.kinds_n)
 
 
-def open_window(spec: ModelSpec, user: KnownUser, start: int | None = None) -> Window:
-    """The window of a history that is due now, or the one from place `start`. REQUIRES: the spec has a ranker."""
+def open_window(spec: ModelSpec, user: KnownUser, start: int | None = None, known: Window | None = None) -> Window:
+    """The window of a history that is due now, or the one from place `start`. `known`: a window of this version, returned if it is the same one of the
+    same snapshot: to encode 2,048 behaviours takes 0.4 ms. REQUIRES: the spec has a ranker."""
     assert spec.ranker is not None
     first = window_start(spec.ranker, len(user.behaviours)) if start is None else start
+    if known is not None and known.is_of(user, first):
+        return known
     behaviours = user.behaviours[first:]
     names, codes_n = behaviours.kinds
     kinds = spec.schema.behaviour_kinds
@@ -59,4 +70,4 @@ def open_window(spec: ModelSpec, user: KnownUser, start: int | None = None) -> W
     ids = behaviours.item_ids
     items_n = encode_items(spec.ranker, ids.tolist() if isinstance(ids, np.ndarray) else ids)
     kinds_n = rows[codes_n] if len(codes_n) else np.zeros(0, np.int64)
-    return Window(user.profile, profile_text, first, items_n, kinds_n, user.offsets[1])
+    return Window(user.profile, profile_text, first, items_n, kinds_n, user.offsets[1], weakref.ref(user))

@@ -64,7 +64,7 @@ _log = logging.getLogger("aif.serving.users")
 HistoryOffsets = tuple[int, int]  # last offset folded of user-features and of user-behaviours
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class KnownUser:
     """An immutable snapshot of one user; a newer one shares the unchanged parts. `offsets` differ whenever the history does."""
 

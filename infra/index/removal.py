@@ -14,7 +14,7 @@ from schemas.errors import Corrupted
 from schemas.index.control import ControlState
 from schemas.index.manifest import Manifest, decode_manifest, decode_seal, manifest_path
 from schemas.index.retention import SEAL_PATH, Removal, RetentionRules, StoreContent, plan_drops, plan_removals
-from schemas.index.snapshot import decode_snapshot
+from schemas.index.shard_snapshot import decode_snapshot
 
 T = TypeVar("T")
 

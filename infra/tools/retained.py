@@ -14,7 +14,7 @@ from infra.kafka.admin import start_offsets
 from infra.kafka.admin_client import KafkaAdmin
 from infra.kafka.security import Bootstrap
 from schemas.errors import AifError
-from schemas.index.snapshot import decode_snapshot
+from schemas.index.shard_snapshot import decode_snapshot
 from schemas.topics import SHARD_TOPICS
 
 _TAIL_RECORDS = 20  # of a partition of index-deltas: each says how far its shard is

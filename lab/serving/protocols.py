@@ -33,7 +33,7 @@ from serving.core.tensors import encode_raw
 from serving.engine.loop.engine import Engine
 from serving.protocols.grpc_api import GrpcApi
 from serving.protocols.grpc_listener import GrpcListener
-from serving.protocols.messages import pb
+from serving.protocols.inference_messages import pb
 from serving.settings import ServeSection
 from serving.users.user_store import StoreBounds, ViewIdentity, open_user_store
 

@@ -1,7 +1,7 @@
 """The index: its bytes (FORMAT.md), and the decisions about its versions.
 
 - layout.py: rows, stamps, blocks, increments and delta records as bytes; keys.py: index keys of many ids
-- manifest.py: what a version consists of; digest.py: its digest; snapshot.py: snapshots of shards
+- manifest.py: what a version consists of; digest.py: its digest; shard_snapshot.py: snapshots of shards
 - item_sample.py: inputs of a few items, for comparing two models
 - lifecycle.py: the states of a version and the entries that change them: read it first
 - control.py: the control log folded; control_entry.py: its entries as bytes; control_fold.py: a fold as bytes

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import FINAL, SERVABLE, State
 from schemas.index.manifest import Manifest, Seal, checkpoint_path, manifest_path
-from schemas.index.snapshot import ShardSnapshot, snapshot_manifest_path
+from schemas.index.shard_snapshot import ShardSnapshot, snapshot_manifest_path
 
 SEAL_PATH = re.compile(r"versions/(\d+)/(\d+)/seals/(\d{5})-[^/]+\.json")  # version, revision, shard
 _PART = re.compile(r"(versions/(\d+)/(?:full|\d+/incremental)/(\d{5})-[^/]+)/[^/]+")

@@ -33,7 +33,7 @@ from serving.core.infer_body import INPUTS_MAX, InferCall, WantedOutput
 from serving.core.tensors import BYTES, DTYPES, Tensor, count_elements, decode_raw, encode_raw
 from serving.protocols.front import Front
 from serving.protocols.http_reply import encode_error
-from serving.protocols.messages import pb
+from serving.protocols.inference_messages import pb
 from serving.protocols.open_inference import MODEL_NAME, NOT_HERE, InferAnswer
 
 SERVICE = "inference.GRPCInferenceService"

@@ -30,8 +30,8 @@ from schemas.errors import Misconfigured, RejectedInput
 from schemas.limits import BODY_BYTES_MAX
 from serving.protocols.front import Front
 from serving.protocols.grpc_api import SERVICE, GrpcApi, report_error
+from serving.protocols.inference_messages import POOL
 from serving.protocols.listener import Tls
-from serving.protocols.messages import POOL
 from serving.protocols.open_inference import NOT_HERE
 from serving.protocols.ports import bind_port, bracketed, connections_max
 from serving.short_turns import new_threads_take_short_turns

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from schemas.index.control import VersionStatus
 from schemas.index.manifest import Part, Seal
-from schemas.index.snapshot import ShardSnapshot
+from schemas.index.shard_snapshot import ShardSnapshot
 from schemas.limits import BUILD_ROWS_AT_ONCE
 from streams.core.canary import CanaryFigures
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import Incompatible
-from schemas.index.snapshot import ShardSnapshot
+from schemas.index.shard_snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
 
 Offsets = Mapping[str, int]  # next offset by source topic

@@ -13,7 +13,7 @@ from infra.kafka.security import Bootstrap
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.index.control import ControlState, Init
 from schemas.index.manifest import Manifest, decode_manifest, manifest_path
-from schemas.index.snapshot import ShardSnapshot
+from schemas.index.shard_snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
 from streams.core.replay_plan import Begin, Offsets, ShardLog, ShardReplay, plan_shard_replay
 from streams.core.shard_state import encode_identity

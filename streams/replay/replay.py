@@ -30,7 +30,7 @@ from schemas.errors import Corrupted, Misconfigured
 from schemas.index.digest import ShardDigest, version_digest
 from schemas.index.layout import RowBlock
 from schemas.index.manifest import Manifest, Seal
-from schemas.index.snapshot import snapshot_manifest_path
+from schemas.index.shard_snapshot import snapshot_manifest_path
 from schemas.topics import SHARD_TOPICS
 from streams.builders.full_part import encode_blocks
 from streams.core.replay_plan import ShardReplay

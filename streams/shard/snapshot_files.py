@@ -16,7 +16,7 @@ from infra.index.store import IndexStore
 from infra.rocks_checks import NOTE_NAME
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.manifest import PartFile
-from schemas.index.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
+from schemas.index.shard_snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
 from streams.shard.shard_reader import open_shard_reader
 
 ORIGIN_NAME = "snapshot"  # a file in a restored directory: which snapshot it began as

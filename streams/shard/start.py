@@ -27,7 +27,7 @@ from infra.files import fsync, write_file_durably
 from infra.index.store import IndexStore
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
-from schemas.index.snapshot import ShardSnapshot
+from schemas.index.shard_snapshot import ShardSnapshot
 from schemas.topics import SHARD_TOPICS
 from streams.core.shard_state import encode_identity
 from streams.shard.log_ends import LogRange

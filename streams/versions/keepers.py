@@ -18,7 +18,7 @@ from infra.index.store import IndexStore
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind
 from schemas.index.retention import RetentionRules, plan_drops, plan_removals
-from schemas.index.snapshot import ShardSnapshot
+from schemas.index.shard_snapshot import ShardSnapshot
 from schemas.topics import SNAPSHOT_INTERVAL_HOURS
 from streams.builders.running_jobs import OwnedShard, on_shard
 from streams.shard.shard import Shard

@@ -15,7 +15,7 @@ from infra.clock import Clock
 from schemas.errors import AifError, Corrupted
 from schemas.index.control import ControlState, Init, VersionStatus
 from schemas.index.manifest import BUILD_COMPUTED, BUILD_TAKEN_OVER, Seal
-from schemas.index.snapshot import ShardSnapshot
+from schemas.index.shard_snapshot import ShardSnapshot
 from streams.builders.jobs import BuildBase, BuildJob, BuildResult, Job, SealJob, SnapshotJob, describe_job
 from streams.builders.running_jobs import JobKey, OwnedShard, RunningJob, RunningJobs, create_checkpoint, on_shard
 from streams.builders.sealer import SealPoint, prepare_seal, read_seal_point

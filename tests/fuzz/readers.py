@@ -25,7 +25,7 @@ from schemas.index.control_fold import decode_fold, encode_fold
 from schemas.index.digest import ShardDigest, checksum, merge_parts
 from schemas.index.layout import decode_block, encode_block
 from schemas.index.manifest import decode_manifest, decode_seal, encode_manifest, encode_seal, seal_path
-from schemas.index.snapshot import decode_snapshot, encode_snapshot
+from schemas.index.shard_snapshot import decode_snapshot, encode_snapshot
 from schemas.model.checkpoint import encode_checkpoint
 from schemas.model.checkpoint_file import read_checkpoint_file
 from schemas.requests import PrerankRequest, RankRequest, UserRequest
@@ -44,7 +44,7 @@ from serving.core.user_view import (
 )
 from serving.protocols.grpc_api import decode_infer, decode_message
 from serving.protocols.http_body import decode_body, unpack
-from serving.protocols.messages import pb
+from serving.protocols.inference_messages import pb
 from serving.protocols.open_inference import plan_request
 from serving.users.user_batch import DecodedUserRecord, decode_refused, decode_user_record, encode_refused
 from streams.core.item_state import (

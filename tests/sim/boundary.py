@@ -25,7 +25,7 @@ from schemas.errors import Corrupted, Unavailable
 from schemas.index.control import Init
 from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Part, PartFile
-from schemas.index.snapshot import ShardSnapshot, encode_snapshot, snapshot_manifest_path
+from schemas.index.shard_snapshot import ShardSnapshot, encode_snapshot, snapshot_manifest_path
 from streams.builders.jobs import SnapshotJob
 from streams.shard.shard import COLUMN_FAMILIES, Shard
 from streams.shard.shard_reader import ShardReader

@@ -34,7 +34,7 @@ from schemas.ids import IdKind
 from schemas.index.control import ControlState, decode_entry, fold_entry
 from schemas.index.layout import RowLayout, decode_layout
 from schemas.index.manifest import decode_manifest, decode_seal, encode_manifest, encode_seal
-from schemas.index.snapshot import decode_snapshot, encode_snapshot
+from schemas.index.shard_snapshot import decode_snapshot, encode_snapshot
 from streams.core.shard_state import decode_shard_state, decode_shard_version, encode_shard_state, encode_shard_version
 from streams.shard.decode import DecodedRecord
 from streams.shard.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key

@@ -39,7 +39,7 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, encode_delta
 from schemas.index.manifest import checkpoint_path
-from schemas.index.snapshot import ShardSnapshot, encode_snapshot
+from schemas.index.shard_snapshot import ShardSnapshot, encode_snapshot
 from schemas.topics import STATISTICS_REPORTS
 from streams.versions.version_messages import VersionMessages
 from tests.infra.aif_command import run_aif

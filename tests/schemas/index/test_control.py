@@ -14,7 +14,7 @@ from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, decode_entry, encode_entry, fold_entry, plan_entry
 from schemas.index.lifecycle import FINAL, Cause, EntryKind, State, next_state, transitions
 from schemas.index.manifest import decode_manifest, decode_seal, seal_path
-from schemas.index.snapshot import decode_snapshot
+from schemas.index.shard_snapshot import decode_snapshot
 from tests.schemas.index.entries import act, appended, lived, log, publish, want
 
 IDENTITY = Init(4, 4, IdKind.INT64, {"item-features": "aif.item-features"}, {"item-features": "uuid"})

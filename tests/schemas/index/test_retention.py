@@ -15,7 +15,7 @@ from schemas.index.layout import Column, RowLayout
 from schemas.index.lifecycle import FINAL, Cause, EntryKind, State
 from schemas.index.manifest import Manifest, Part, PartFile, Seal, checkpoint_path, manifest_path, seal_path
 from schemas.index.retention import Removal, RetentionRules, StoreContent, StoreFile, plan_drops, plan_removals
-from schemas.index.snapshot import ShardSnapshot, snapshot_file_path, snapshot_manifest_path
+from schemas.index.shard_snapshot import ShardSnapshot, snapshot_file_path, snapshot_manifest_path
 from tests.schemas.index.entries import act, lived, log, publish, want
 
 GRACE = 100

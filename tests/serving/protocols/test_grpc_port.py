@@ -15,7 +15,7 @@ from infra.processes import wait_until
 from serving.protocols.front import Front
 from serving.protocols.grpc_api import SERVICE, GrpcApi
 from serving.protocols.grpc_listener import GrpcListener
-from serving.protocols.messages import pb
+from serving.protocols.inference_messages import pb
 from serving.settings import ServeSection
 from tests.serving.fake_engine import FakeEngine
 from tests.serving.front import connect, open_front

@@ -27,7 +27,7 @@ from schemas.limits import BODY_BYTES_MAX, CANDIDATES_MAX
 from serving.calls.carried_state import CarriedStates
 from serving.core.infer_body import encode_infer_request
 from serving.core.tensors import Tensor, encode_raw
-from serving.protocols.messages import pb
+from serving.protocols.inference_messages import pb
 from serving.settings import ServeSection
 from tests import plain_http
 from tests.schemas.model.samples import SPECS

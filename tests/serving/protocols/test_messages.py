@@ -4,13 +4,13 @@ import pytest
 from google.protobuf import descriptor_pb2
 from tritonclient.grpc import service_pb2 as stock
 
-from serving.protocols.messages import COMPILED, DESCRIPTOR, compile_proto
+from serving.protocols.inference_messages import COMPILED, DESCRIPTOR, compile_proto
 
 MESSAGES = sorted(DESCRIPTOR.message_types_by_name)
 
 
 def test_the_compiled_file_is_that_of_the_proto() -> None:
-    assert COMPILED.read_bytes() == compile_proto(), "run python -m serving.protocols.messages"
+    assert COMPILED.read_bytes() == compile_proto(), "run python -m serving.protocols.inference_messages"
 
 
 @pytest.mark.parametrize("name", MESSAGES)

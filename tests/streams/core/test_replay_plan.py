@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Incompatible
-from schemas.index.snapshot import ShardSnapshot
+from schemas.index.shard_snapshot import ShardSnapshot
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.replay_plan import (
     Begin,

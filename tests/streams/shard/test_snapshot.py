@@ -13,7 +13,7 @@ from infra.index.store import FolderStore, IndexStore, open_index_store
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.index.control import Init
 from schemas.index.manifest import describe_repair
-from schemas.index.snapshot import ShardSnapshot
+from schemas.index.shard_snapshot import ShardSnapshot
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.shard_state import encode_identity
 from streams.shard.log_ends import LogRange

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.index.snapshot import ShardSnapshot
+from schemas.index.shard_snapshot import ShardSnapshot
 from streams.shard.snapshot_files import FoundSnapshot
 from streams.versions.keepers import SnapshotTimes
 

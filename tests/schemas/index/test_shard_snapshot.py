@@ -4,7 +4,7 @@ import pytest
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.index.manifest import PartFile
-from schemas.index.snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
+from schemas.index.shard_snapshot import ShardSnapshot, decode_snapshot, encode_snapshot, snapshot_file_path, snapshot_manifest_path
 
 SNAPSHOT = ShardSnapshot(
     3, "0123456789ab", "whose", (PartFile("000007.sst", 9, "a" * 64),), {"item-features": 5, "new-items": 2}, 7, ("p",)

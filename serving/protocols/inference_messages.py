@@ -1,6 +1,6 @@
 """The messages of open_inference.proto as protobuf classes: `pb.ModelInferRequest` and so on.
 
-open_inference.binpb is the .proto as protoc compiles it: `python -m serving.protocols.messages` writes it (needs grpcio-tools, which is a tool of
+open_inference.binpb is the .proto as protoc compiles it: `python -m serving.protocols.inference_messages` writes it (needs grpcio-tools, which is a tool of
 development), and a test holds the two together.
 The messages are registered in a descriptor pool of our own. A stock `tritonclient` registers the same names, the protocol's, in protobuf's default pool, and
 that refuses a name twice. So one process may hold both: a notebook with two clients, a test. Reflection answers from this pool, so the pool also has the

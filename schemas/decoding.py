@@ -6,7 +6,7 @@
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
@@ -16,7 +16,9 @@ from schemas.events import Record, UserFeaturesRecord
 from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
 from schemas.limits import RECORD_BYTES_MAX, UPDATES_PER_RECORD_MAX
 
+STATISTICS_OP: Literal["statistics"] = "statistics"
 ERRORS_NAMED_MAX = 4_096
+_STATISTICS_KEY = b"\xff"
 _ERRORS_SHOWN = 3
 
 U = TypeVar("U", bound=BaseModel)
@@ -59,21 +61,29 @@ def decode_record(record_type: type[R], value: bytes | None) -> R:
 
 
 def decode_user_features(key: bytes | None, value: bytes | None, kind: IdKind, partition: int, partitions: int) -> UserFeaturesRecord:
-    """A record of user-features, its user id in the catalogue's kind; without a value it forgets the profile, so it is one without features.
+    """A record of user-features, its user id in the catalogue's kind; without a value it forgets the profile or the statistics, so it is one without features.
 
     Raises RejectedInput: as `decode_record`, and `bad_id`, `wrong_partition`, `wrong_key` (compaction would drop or keep it instead of another user's).
     """
     try:
-        record = UserFeaturesRecord(user_id=(key or b"").decode()) if value is None else decode_record(UserFeaturesRecord, value)
+        record = _forgetting(key or b"") if value is None else decode_record(UserFeaturesRecord, value)
     except ValueError as error:
         raise RejectedInput("bad_id", f"the key {key!r} of a record without a value is not a user id") from error
     user = decode_id(record.user_id, kind)
     check_partition(user, partition, partitions)
-    if key != (expected := encode_kafka_key(user)):
-        raise RejectedInput(
-            "wrong_key", f"the record of user {user!r} has the key {key and key[:80]!r}, expected the id as text: {expected!r}"
-        )
+    if key != (expected := user_features_key(user, record.op == STATISTICS_OP)):
+        raise RejectedInput("wrong_key", f"the record of user {user!r} has the key {key and key[:80]!r}, expected {expected!r}")
     return record.model_copy(update={"user_id": user})
+
+
+def user_features_key(user: Id, is_statistics: bool) -> bytes:
+    """The key of a record of user-features. No text begins with the byte 0xFF, so statistics of a user have the key of no profile."""
+    return _STATISTICS_KEY * is_statistics + encode_kafka_key(user)
+
+
+def _forgetting(key: bytes) -> UserFeaturesRecord:
+    op: Literal["upsert", "statistics"] = STATISTICS_OP if key.startswith(_STATISTICS_KEY) else "upsert"
+    return UserFeaturesRecord(op=op, user_id=key.removeprefix(_STATISTICS_KEY).decode())
 
 
 def check_partition(owner: Id, partition: int, partitions: int) -> None:

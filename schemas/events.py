@@ -3,13 +3,13 @@
     item-features      ItemFeaturesRecord   1 to 256 updates of one partition, each an upsert (whole record), a delete, or statistics over the record
     new-items          NewItemsRecord       1 to 256 multimodal embeddings of one partition
     model-checkpoints  CheckpointRecord     where a checkpoint lies and what it must be
-    user-features      UserFeaturesRecord   profile and aggregates of a user (compacted, so one user a record)
+    user-features      UserFeaturesRecord   profile of a user, or statistics over it (compacted, so one user a record)
     user-behaviours    BehavioursRecord     1 to 256 behaviours of users of one partition
     impressions        ImpressionRecord     one request: its user, the items shown, clicks and later outcomes
     index-events       IndexEvent           what happened to a version (a hint, never the truth)
     server-reports     ServerReport         what a server observed of the version it serves, every few seconds
     allocation-outcomes AllocationOutcome   what a server decided to compute for a request, and what that cost
-    statistics-reports StatisticsReport     which statistics of items are kept current, every second
+    statistics-reports StatisticsReport     which statistics are kept current, every second
 
 A model's FeatureSchema is not used: acceptance must not depend on which model is live.
 """
@@ -140,8 +140,12 @@ class BehavioursRecord(Record):
 
 class UserFeaturesRecord(Record):
     """Record of user-features, whose key is the user's id as text. The latest offset wins; a record without a value deletes the profile. `time_ms`: the start
-    of its validity; training joins it to no earlier request. None: always valid."""
+    of its validity; training joins it to no earlier request. None: always valid.
 
+    "statistics": values that hold over those of the profile, and `time_ms` is the time as of which they were counted. Their key is a byte 0xFF and the id,
+    so that compaction keeps the profile too; a record without a value forgets the statistics."""
+
+    op: Literal["upsert", "statistics"] = "upsert"
     user_id: WireId
     features: RawFeatures = {}
     time_ms: TimeMs | None = None
@@ -268,11 +272,13 @@ class AllocationOutcome(Record):
 
 
 class StatisticsReport(Record):
-    """Record of statistics-reports: the statistics `names` of items hold every event that the log had a second before, in windows that end at `as_of_ms`."""
+    """Record of statistics-reports: the statistics `names` of items and `user_names` of users hold every event that the log had a second before, in windows
+    that end at `as_of_ms`."""
 
     at_ms: TimeMs
     as_of_ms: TimeMs
     names: Annotated[list[Name], Field(max_length=FEATURES_PER_SCHEMA_MAX)]
+    user_names: Annotated[list[Name], Field(max_length=FEATURES_PER_SCHEMA_MAX)] = []
 
 
 RECORDS: dict[str, type[Record]] = {

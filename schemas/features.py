@@ -22,7 +22,7 @@ from schemas.errors import Misconfigured
 from schemas.ids import IdKind
 from schemas.kinds import CATEGORICAL, EMBEDDING, NUMBER_MAX, NUMERIC, Kind, Layout, Transform, find_kind
 from schemas.limits import BAG_VALUES_MAX, FEATURES_PER_SCHEMA_MAX, NAME_CHARS_MAX, REALTIME_BUCKETS_MAX
-from schemas.statistics import Statistic, decode_statistic
+from schemas.statistics import OF_USER, Statistic, decode_statistic
 
 BID_MAX = 1e12
 
@@ -47,7 +47,7 @@ class Feature:
 
     realtime: the head reads it at ranking time from the item's row, and the item half does not. So a change rewrites the row without running the network.
     Only item features can be realtime.
-    statistic: the events from which `aif statistics` keeps the value current. None: the publisher sends it.
+    statistic: the events from which `aif statistics` keeps the value of an item or user current. None: the publisher sends it.
     """
 
     name: str
@@ -158,7 +158,20 @@ class FeatureSchema:
     @functools.cached_property
     def statistics(self) -> Mapping[str, Statistic]:
         """The item features that are statistics, by name."""
-        return {f.name: f.statistic for f in self.of(Scope.ITEM) if f.statistic is not None}
+        return self._statistics_of(Scope.ITEM)
+
+    @functools.cached_property
+    def user_statistics(self) -> Mapping[str, Statistic]:
+        """The same of users."""
+        return self._statistics_of(Scope.USER)
+
+    @functools.cached_property
+    def kept_statistics(self) -> Mapping[str, Statistic]:
+        """Both, those of users with `OF_USER` before their names: what `aif statistics` keeps current."""
+        return {**self.statistics, **{OF_USER + name: statistic for name, statistic in self.user_statistics.items()}}
+
+    def _statistics_of(self, scope: Scope) -> Mapping[str, Statistic]:
+        return {f.name: f.statistic for f in self.of(scope) if f.statistic is not None}
 
     def item(self, name: str) -> Feature:
         """The item feature of that name."""

@@ -66,7 +66,7 @@ _INPUTS = (
     Topic(ITEM_FEATURES, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="features and existence of items", extra=_ITEMS),
     Topic(NEW_ITEMS, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="multimodal embeddings of items", extra=_ITEMS),
     Topic(MODEL_CHECKPOINTS, 1, FOR_EVER, why="pointers to checkpoints; the offset is the version", extra=_UNPACKED),
-    Topic(USER_FEATURES, "M", FOR_EVER, compacted=True, why="profiles and aggregates of users"),
+    Topic(USER_FEATURES, "M", FOR_EVER, compacted=True, why="profiles of users, and statistics over them"),
     Topic(USER_BEHAVIOURS, "M", FOR_EVER, why="the one central sequence log"),
     Topic(IMPRESSIONS, "M", 30 * 24, why="shown items and their outcomes"),
 )
@@ -75,7 +75,7 @@ _OUTPUTS = (
     Topic(INDEX_EVENTS, 1, 7 * 24, why="events of versions", extra=_BROKERS_CLOCK),
     Topic(SERVER_REPORTS, 1, 24, why="reports of servers on the served version", extra=_BROKERS_CLOCK),
     Topic(ALLOCATION_OUTCOMES, "M", 7 * 24, why="decisions of servers on requests, and their costs", extra=_BROKERS_CLOCK),
-    Topic(STATISTICS_REPORTS, 1, 24, why="statistics of items that are kept current", extra=_BROKERS_CLOCK),
+    Topic(STATISTICS_REPORTS, 1, 24, why="statistics that are kept current", extra=_BROKERS_CLOCK),
 )
 # The largest record of an input must also fit together with the headers that give the reason.
 _WITH_REASONS = {"max.message.bytes": str(RECORD_BYTES_MAX + 128 * 1024), **_BROKERS_CLOCK}

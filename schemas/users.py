@@ -24,9 +24,11 @@ class BehaviourEvent:
 
 @dataclass(slots=True)
 class UserHistory:
-    """Profile features (raw, by name), since when they hold (0: always), and behaviours of one user. `*_offset` = last offset folded, -1 = none."""
+    """Profile features (raw, by name), since when they hold (0: always), statistics that hold over them, and behaviours of one user. `*_offset` = last offset
+    folded, -1 = none; profile and statistics come from one partition and share one."""
 
     profile: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Mapping[str, Any] = field(default_factory=dict)
     profile_time_ms: int = 0
     behaviours: list[BehaviourEvent] = field(default_factory=list)
     profile_offset: int = -1
@@ -39,6 +41,14 @@ def fold_profile(history: UserHistory, offset: int, features: Mapping[str, Any] 
         return False
     history.profile, history.profile_time_ms = dict(features or {}), time_ms or 0
     history.profile_offset = offset
+    return True
+
+
+def fold_statistics(history: UserHistory, offset: int, features: Mapping[str, Any]) -> bool:
+    """The latest offset wins, as of the profile, over which they hold; none forgets them. Returns whether anything changed."""
+    if offset <= history.profile_offset:
+        return False
+    history.statistics, history.profile_offset = dict(features), offset
     return True
 
 

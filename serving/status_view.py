@@ -34,7 +34,7 @@ def readiness(versions: VersionFollower, users: UserFollower | None, health: Hea
 
 def find_stale(versions: VersionFollower, users: UserFollower | None, silent_s_max: float, why_statistics: str = "") -> dict[str, str]:
     """Why answers of this server may be out of date, by the reason that each of them names in `degraded`: those of STALE. Every answer asks.
-    `why_statistics`: which statistics of items are not current, empty if all are."""
+    `why_statistics`: which statistics are not current, empty if all are."""
     stale = {"rows_behind": why} if (why := versions.behind) else {}
     if users is None:
         return stale

@@ -30,7 +30,7 @@ _ABOUT = (
     "and a value of another kind (a text for a number) counts as missing; `aif doctor` names both. Of model-checkpoints, size_bytes and sha256 are the file's, "
     "feature_schema is the schema_fingerprint that `aif model show FILE` prints, and uri is index:checkpoints/<sha256>.safetensors for a file that was "
     "uploaded there in the index store, as `aif publish checkpoint` does; or a path or file:// below a folder of the worker's AIF_BUILD__CHECKPOINT_ROOTS. "
-    "On user-features the key is the user's id as text; a record under another key is rejected: `wrong_key`. "
+    "On user-features the key is the user's id as text, behind a byte 0xFF where op is statistics; a record under another key is rejected: `wrong_key`. "
     "On item-features a key without a value deletes the item. Headers may be left out. What is rejected goes to dlq.<address> with the reason (`aif dlq list`)."
 )
 _KEYS = {MODEL_CHECKPOINTS: "the model_id, or any", INDEX_EVENTS: "the version as text", SERVER_REPORTS: "the server's name"}

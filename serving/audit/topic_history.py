@@ -13,14 +13,14 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import read_topic
 from infra.settings import ProcessSettings
-from schemas.decoding import decode_updates, decode_user_features
+from schemas.decoding import STATISTICS_OP, decode_updates, decode_user_features
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.events import Behaviour, BehavioursRecord, ItemFeaturesRecord, ItemFeaturesUpdate
 from schemas.ids import Id, decode_id, encode_index_key, encode_wire_id, partition_of
 from schemas.index.control import Init
 from schemas.limits import BEHAVIOURS_PER_REQUEST_MAX
 from schemas.topics import ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
-from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
+from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile, fold_statistics
 
 RECORDS_MAX = 10_000
 LINES_MAX = 10
@@ -67,7 +67,9 @@ def read_history(settings: ProcessSettings, user_id: str) -> dict[str, Any]:
     for record in read_topic(bootstrap, USER_FEATURES, start=begins[USER_FEATURES], prefix=prefix):
         with contextlib.suppress(RejectedInput):  # servers skip it too
             profile = decode_user_features(record.key, record.value, init.id_kind, partition, partitions)
-            if profile.user_id == user:
+            if profile.user_id == user and profile.op == STATISTICS_OP:
+                fold_statistics(history, record.offset, profile.features)
+            elif profile.user_id == user:
                 fold_profile(history, record.offset, profile.features, profile.time_ms)
     for record in read_topic(bootstrap, USER_BEHAVIOURS, start=begins[USER_BEHAVIOURS], prefix=prefix):
         decoded = decode_updates(BehavioursRecord, Behaviour, record.value, init.id_kind, partition, partitions, lambda one: one.user_id)
@@ -75,7 +77,7 @@ def read_history(settings: ProcessSettings, user_id: str) -> dict[str, Any]:
         fold_behaviours(history, record.offset, own)
     newest = history.behaviours[-BEHAVIOURS_PER_REQUEST_MAX:]
     return {
-        "features": dict(history.profile),
+        "features": {**history.profile, **history.statistics},
         "behaviours": [
             {"item_id": encode_wire_id(b.item_id), "kind": b.kind, "time_ms": b.time_ms, "features": dict(b.features)} for b in newest
         ],

@@ -13,7 +13,7 @@ from typing import Any
 from infra.kafka.dead_letters import truncate_oversized
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database
-from schemas.decoding import Rejection, decode_updates, decode_user_features
+from schemas.decoding import STATISTICS_OP, Rejection, decode_updates, decode_user_features
 from schemas.errors import Corrupted, RejectedInput
 from schemas.events import Behaviour, BehavioursRecord
 from schemas.ids import Id, IdKind, encode_index_key
@@ -21,17 +21,18 @@ from schemas.topics import USER_FEATURES
 from schemas.users import BehaviourEvent
 from serving.core.user_view import BLOCK, Head, append_events, decode_head, encode_block_key, encode_head
 
-HEADS, PROFILES, BEHAVIOURS = "heads", "profiles", "behaviours"
+HEADS, PROFILES, STATISTICS, BEHAVIOURS = "heads", "profiles", "statistics", "behaviours"
 _LENGTH = struct.Struct(">I")
 
 
 @dataclass
 class UserChange:
-    """One record's change of one user: a new profile (without features: forget it), or more behaviours."""
+    """One record's change of one user: a new profile or new statistics (without features: forget them), or more behaviours."""
 
     user: Id
     offset: int
     is_profile: bool
+    is_statistics: bool = False  # and of the profile's topic
     features: Mapping[str, Any] = field(default_factory=dict)
     events: list[BehaviourEvent] = field(default_factory=list)
 
@@ -63,7 +64,7 @@ def decode_user_record(record: SourceRecord, kind: IdKind, partitions: int) -> D
 
 def _decode_profile(record: SourceRecord, kind: IdKind, partitions: int) -> UserChange:
     profile = decode_user_features(record.key, record.value, kind, record.partition, partitions)
-    return UserChange(profile.user_id, record.offset, True, profile.features)
+    return UserChange(profile.user_id, record.offset, True, profile.op == STATISTICS_OP, profile.features)
 
 
 def _decode_behaviours(record: SourceRecord, kind: IdKind, partitions: int) -> DecodedUserRecord:
@@ -91,7 +92,7 @@ class UserBatch:
             encode_block_key(keys[u], self._heads[u].tail): raw or b"" for u, raw in zip(partial, tails, strict=True)
         }
         self._written: set[bytes] = set()
-        self._profiles: dict[Id, bytes] = {}
+        self._features: dict[tuple[str, Id], bytes] = {}
         self._touched: dict[Id, None] = {}
         self.new_users = 0
 
@@ -105,7 +106,8 @@ class UserBatch:
         self._touched[user] = None
         if change.is_profile:
             if change.offset > head.profile_offset:
-                self._profiles[user] = json.dumps(dict(change.features), separators=(",", ":")).encode()
+                family = STATISTICS if change.is_statistics else PROFILES
+                self._features[family, user] = json.dumps(dict(change.features), separators=(",", ":")).encode()
                 self._heads[user] = dataclasses.replace(head, profile_offset=change.offset)
         elif change.offset > head.behaviours_offset:
             self._append(user, head, change)
@@ -127,8 +129,8 @@ class UserBatch:
             for number in range(before.first, after.first):
                 self._written.discard(encode_block_key(key, number))
                 batch.delete(BEHAVIOURS, encode_block_key(key, number))
-        for user, profile in self._profiles.items():
-            batch.put(PROFILES, self._keys[user], profile)
+        for (family, user), features in self._features.items():
+            batch.put(family, self._keys[user], features)
         for block_key in self._written:
             batch.put(BEHAVIOURS, block_key, self._blocks[block_key])
         return batch

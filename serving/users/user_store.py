@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database, open_database
@@ -46,6 +46,7 @@ from serving.users.user_batch import (
     BEHAVIOURS,
     HEADS,
     PROFILES,
+    STATISTICS,
     DecodedUserRecord,
     UserBatch,
     UserChange,
@@ -55,7 +56,7 @@ from serving.users.user_batch import (
 )
 
 META, REFUSED = "meta", "refused"
-FAMILIES = (HEADS, PROFILES, BEHAVIOURS, META, REFUSED)
+FAMILIES = (HEADS, PROFILES, STATISTICS, BEHAVIOURS, META, REFUSED)
 STATE_KEY = b"state"
 FORMAT = 3  # of the directory; another format has another folder, so a view of format 2, with events as JSON, is not read
 _SERVERS_PER_HOST_MAX = 64
@@ -66,11 +67,18 @@ HistoryOffsets = tuple[int, int]  # last offset folded of user-features and of u
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class KnownUser:
-    """An immutable snapshot of one user; a newer one shares the unchanged parts. `offsets` differ whenever the history does."""
+    """An immutable snapshot of one user; a newer one shares the unchanged parts. `profile`: its own features with the statistics over them, `parts`.
+    `offsets` differ whenever the history does."""
 
     profile: Mapping[str, Any]
     behaviours: BehaviourColumns
     offsets: HistoryOffsets
+    parts: tuple[Mapping[str, Any], Mapping[str, Any]] = (MappingProxyType({}), MappingProxyType({}))
+
+    @classmethod
+    def of(cls, own: Mapping[str, Any], statistics: Mapping[str, Any], behaviours: BehaviourColumns, offsets: HistoryOffsets) -> Self:
+        """A user of a profile's own features and statistics."""
+        return cls({**own, **statistics} if statistics else own, behaviours, offsets, (own, statistics))
 
 
 _UNKNOWN = KnownUser(MappingProxyType({}), EMPTY, (-1, -1))
@@ -112,9 +120,9 @@ class UserStore:
             return known
         try:
             with self._lock:
-                head, profile, blocks = self._read_user(encode_index_key(user))
-            features = decode_profile(profile) if profile else {}
-            history = KnownUser(features, decode_events(blocks), (head.profile_offset, head.behaviours_offset))
+                head, told, blocks = self._read_user(encode_index_key(user))
+            own, statistics = (decode_profile(raw) if raw else {} for raw in told)
+            history = KnownUser.of(own, statistics, decode_events(blocks), (head.profile_offset, head.behaviours_offset))
         except Corrupted as error:
             self.damage = error
             return _UNKNOWN
@@ -150,12 +158,12 @@ class UserStore:
         raw = self._database.get(HEADS, key)
         return Head() if raw is None else decode_head(raw)
 
-    def _read_user(self, key: bytes) -> tuple[Head, bytes | None, list[bytes]]:
+    def _read_user(self, key: bytes) -> tuple[Head, Sequence[bytes | None], list[bytes]]:
         head = self._read_head(key)
         if head == Head():
-            return head, None, []
+            return head, (None, None), []
         scan = self._database.scan(BEHAVIOURS, encode_block_key(key, head.first), encode_block_key(key, head.tail + 1))
-        return head, self._database.get(PROFILES, key), [value for _, value in scan]
+        return head, [self._database.get(family, key) for family in (PROFILES, STATISTICS)], [value for _, value in scan]
 
     def _keep_decoded(self, user: Id, history: KnownUser) -> None:
         """REQUIRES: the lock. A history that is larger than the whole bound is not kept."""
@@ -240,11 +248,13 @@ class UserStore:
             return
         profile_offset, behaviours_offset = history.offsets
         if change.is_profile:
-            self._decoded[change.user] = KnownUser(dict(change.features), history.behaviours, (change.offset, behaviours_offset))
+            own, statistics = history.parts
+            told = (own, change.features) if change.is_statistics else (change.features, statistics)
+            self._decoded[change.user] = KnownUser.of(*told, history.behaviours, (change.offset, behaviours_offset))
             return
         rows = [(event.item_id, event.kind, event.time_ms, event.features) for event in change.events]
         behaviours = history.behaviours.append(rows, BEHAVIOURS_PER_USER_MAX)
-        self._decoded[change.user] = KnownUser(history.profile, behaviours, (profile_offset, change.offset))
+        self._decoded[change.user] = KnownUser.of(*history.parts, behaviours, (profile_offset, change.offset))
         self._decoded_behaviours += len(behaviours) - len(history.behaviours)
         self._keep_bounds()
 

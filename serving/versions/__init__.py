@@ -3,5 +3,5 @@
 - version_follower.py: the thread that decides what to do next: read it first
 - loader.py: the process that loads, and the memory of the two arenas; loader_process.py: what runs in that process
 - deltas.py: row changes of a version from index-deltas, and catching up with them
-- freshness.py: how old rows are, and statistics of items
+- freshness.py: how old rows are, and statistics
 """

@@ -1,4 +1,4 @@
-"""How old the data of answers is: rows, by looks at the ends of the item topics twice a second; statistics of items, by the reports of `aif statistics`.
+"""How old the data of answers is: rows, by looks at the ends of the item topics twice a second; statistics, by the reports of `aif statistics`.
 
 Here: the ages. Not here: what answers say about them (serving/status_view.py).
 Without a broker there are no looks, and ages grow: the server does not know what the topics hold. A report says that the statistics it names had every
@@ -21,6 +21,7 @@ from infra.kafka.security import KafkaTopics
 from schemas.decoding import decode_record
 from schemas.errors import RejectedInput, Unavailable
 from schemas.events import StatisticsReport
+from schemas.statistics import OF_USER
 from schemas.topics import SHARD_TOPICS, STATISTICS_REPORTS
 from serving.core.row_ages import Offsets as Watermark
 from serving.core.row_ages import RowAges, SourceEnds
@@ -100,11 +101,14 @@ class StatisticsWatch:
     def take(self, value: bytes | None) -> None:
         """One report; one that does not read counts as none."""
         try:
-            names = decode_record(StatisticsReport, value).names
+            report = decode_record(StatisticsReport, value)
         except RejectedInput as error:
             logger.warning("report_skipped", error=str(error))
             return
-        self._named_at_s = {**self._named_at_s, **dict.fromkeys(names, time.monotonic())}
+        self._named_at_s = {
+            **self._named_at_s,
+            **dict.fromkeys([*report.names, *(OF_USER + name for name in report.user_names)], time.monotonic()),
+        }
 
     def _take_record(self, record: SourceRecord) -> None:
         self.take(record.value)

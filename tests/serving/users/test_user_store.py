@@ -16,11 +16,12 @@ from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
 from infra.processes import wait_until
 from infra.rocks import open_database
+from schemas.decoding import STATISTICS_OP, user_features_key
 from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
 from schemas.ids import Id, IdKind, encode_index_key, encode_kafka_key, partition_of
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
-from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
+from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile, fold_statistics
 from serving.core.user_view import BLOCK
 from serving.users.user_batch import HEADS, PROFILES, decode_refused
 from serving.users.user_follower import UserFollower
@@ -103,6 +104,22 @@ def test_a_profile_whose_key_is_not_its_users_id_is_skipped_and_its_dead_letter_
     assert store.fold_record(SourceRecord(USER_FEATURES, home(7), 1, b"7", profile)) == 0 and store.find(7).profile == {"country": "nl"}
 
 
+def test_statistics_hold_over_the_profile_until_a_record_forgets_them(open_store: Open) -> None:
+    store, key = open_store(), user_features_key(7, True)
+    told = [UserFeaturesRecord(user_id=7, features={"country": "nl", "taken": 1.0})]
+    told.append(UserFeaturesRecord(op="statistics", user_id=7, features={"taken": 2.0}, time_ms=5))
+    told.append(UserFeaturesRecord(user_id=7, features={"country": "uk", "taken": 1.0}))
+    for offset, record in enumerate(told):
+        store.fold_record(SourceRecord(USER_FEATURES, home(7), offset, key if record.op == "statistics" else b"7", encode_record(record)))
+        store.find(7)
+    assert store.find(7).profile == {"country": "uk", "taken": 2.0}
+    assert store.fold_record(SourceRecord(USER_FEATURES, home(7), 3, b"7", encode_record(told[1]))) == 1, "under the profile's key"
+    store.fold_record(SourceRecord(USER_FEATURES, home(7), 4, key, None))
+    assert store.find(7).profile == {"country": "uk", "taken": 1.0} and store.skipped == 1
+    store.fold_record(SourceRecord(USER_FEATURES, home(7), 5, b"7", None))
+    assert store.find(7).profile == {}
+
+
 @pytest.mark.parametrize(("family", "raw"), [(PROFILES, b"{"), (PROFILES, b"[1]"), (HEADS, b"short")])
 def test_a_stored_user_that_does_not_read_is_cold_and_the_view_is_to_be_built_again(
     open_store: Open, tmp_path: Path, family: str, raw: bytes
@@ -178,8 +195,8 @@ def test_a_view_that_is_opened_again_goes_on_from_its_offsets_with_the_same_user
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[tuple[int, list[tuple[int, int | None]]]]:
-    """Records of a log in offset order: (user's place, events) as (place of the user, number of events, or None for a profile)."""
-    steps = st.lists(st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(1, BLOCK + 3))), min_size=1, max_size=3)
+    """Records of a log in offset order: (user's place, events) as (place of the user, number of events, None for a profile, or 0 for statistics)."""
+    steps = st.lists(st.tuples(st.integers(0, 3), st.one_of(st.none(), st.just(0), st.integers(1, BLOCK + 3))), min_size=1, max_size=3)
     return [(offset, draw(steps)) for offset in range(draw(st.integers(1, 12)))]
 
 
@@ -200,17 +217,11 @@ def test_the_view_is_the_fold_of_the_log_whatever_the_batches_restarts_and_memor
         events: list[Behaviour] = []
         for place, count in steps:
             user = users[place]
-            if count is None:
-                pending.append(
-                    SourceRecord(
-                        USER_FEATURES,
-                        0,
-                        offset,
-                        encode_kafka_key(user),
-                        encode_record(UserFeaturesRecord(user_id=user, features={"at": offset})),
-                    )
-                )
-                fold_profile(expected[user], offset, {"at": offset})
+            if not count:
+                op, name, fold = ("upsert", "at", fold_profile) if count is None else (STATISTICS_OP, f"n{place % 2}", fold_statistics)
+                told = UserFeaturesRecord(op=op, user_id=user, features={name: offset, "at": offset})  # type: ignore[arg-type]
+                pending.append(SourceRecord(USER_FEATURES, 0, offset, user_features_key(user, count == 0), encode_record(told)))
+                fold(expected[user], offset, told.features)
             else:
                 events += [Behaviour(user_id=user, item_id=offset, time_ms=i) for i in range(count)]
         if events:
@@ -232,7 +243,7 @@ def test_the_view_is_the_fold_of_the_log_whatever_the_batches_restarts_and_memor
             store = open_view(folder, IdKind.INT64, M, bounds)
         for user, history in expected.items():
             known = store.find(user)
-            assert (known.profile, list(known.behaviours)) == (history.profile, history.behaviours)
+            assert (known.profile, list(known.behaviours)) == ({**history.profile, **history.statistics}, history.behaviours)
             assert known.offsets == (history.profile_offset, history.behaviours_offset)
     store.close()
 

@@ -14,10 +14,11 @@ def open_watch() -> StatisticsWatch:
 
 def test_a_statistic_is_as_old_as_the_last_report_that_names_it() -> None:
     watch = open_watch()
-    watch.take(encode_record(StatisticsReport(at_ms=2, as_of_ms=1, names=["taken"])))
+    watch.take(encode_record(StatisticsReport(at_ms=2, as_of_ms=1, names=["taken"], user_names=["clicks"])))
     watch.take(b"no report")
-    ages = watch.ages_s(["taken", "other"])
+    ages = watch.ages_s(["taken", "other", "clicks", "user:clicks"])
     assert ages["taken"] is not None and ages["taken"] >= 0 and ages["other"] is None
+    assert ages["user:clicks"] is not None and ages["clicks"] is None, "statistics of users have names of their own"
     assert watch.oldest_s(["taken", "other"]) > watch.oldest_s(["taken"]) > 0 == watch.oldest_s([])
 
 

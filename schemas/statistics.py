@@ -80,7 +80,7 @@ class Statistic:
 
     @property
     def is_edge(self) -> bool:
-        """Whether it tells of one event, the first or the last."""
+        """Whether it is about one event, the first or the last."""
         return self.measure in (Measure.FIRST, Measure.LAST)
 
     @property

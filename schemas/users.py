@@ -24,7 +24,7 @@ class BehaviourEvent:
 
 @dataclass(slots=True)
 class UserHistory:
-    """Profile features (raw, by name), since when they hold (0: always), statistics that hold over them, and behaviours of one user. `*_offset` = last offset
+    """Profile features (raw, by name), since when they hold (0: always), and behaviours of one user. Statistics hold over the profile. `*_offset` = last offset
     folded, -1 = none; profile and statistics come from one partition and share one."""
 
     profile: Mapping[str, Any] = field(default_factory=dict)

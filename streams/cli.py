@@ -17,7 +17,7 @@ def commands(app: typer.Typer) -> None:
     register_settings("streams.settings:WorkerSettings")
     register_settings("streams.settings:StatisticsSettings")
     app.command("worker", short_help="Nearline: topics in, index versions out.")(worker)
-    app.command("statistics", short_help="Nearline: keep counts and rates of items current.")(statistics)
+    app.command("statistics", short_help="Nearline: keep counts and rates of items and users current.")(statistics)
     register_shards(app)
     register_replay(app)
     register_train(app)
@@ -68,7 +68,7 @@ def statistics(
     store: Annotated[str | None, typer.Option(help="The index store: a folder, or s3://bucket/prefix (default: AIF_INDEX__STORE).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count user-behaviours and impressions, and keep the statistics of items current that the live checkpoint names. Runs until SIGTERM or Ctrl-C.
+    """Count user-behaviours and impressions, and keep the statistics current that the live checkpoint names. Runs until SIGTERM or Ctrl-C.
 
     Prints one JSON line {"ready": true, "statistics": [...]} once it counts. Of several processes one counts, and another takes over when it ends.
     Exit code 78: another start would end in the same way. Exit code 70: an unknown fault, start it again.

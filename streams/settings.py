@@ -103,7 +103,7 @@ class RollbackSection(Section):
 
 
 class StatisticsSection(Section):
-    """The statistics of items that `aif statistics` keeps current."""
+    """The statistics that `aif statistics` keeps current."""
 
     data_dir: Path = Field(default_factory=lambda: user_data_dir() / "statistics", description="RocksDB directory of the counters")
     off: tuple[str, ...] = Field((), description="Names of statistics that are not kept, though a checkpoint names them")

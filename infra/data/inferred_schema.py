@@ -17,7 +17,7 @@ from infra.data.mapping_source import FeatureSource
 from infra.data.tables import ColumnCells, LoadedRows
 from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, Scope
-from schemas.kinds import Kind, Layout, Transform, guess_kind
+from schemas.kinds import NUMERIC, Kind, Layout, Transform, guess_kind, infer_scale
 from schemas.statistics import CLICK, SHOWN, TAKEN, Log, Measure, Statistic, fit_windows
 
 _GROUPS_MIN = 16  # values of a column whose rates are derived; an embedding learns those of fewer
@@ -50,6 +50,16 @@ def _require_plain(source: FeatureSource, cells: ColumnCells) -> None:
                 f"feature {source.name!r}: column {source.columns[0]!r} holds {str(array.type)[:100]}, expected values or lists of values; "
                 f"name a field of a struct, like '{source.columns[0]}.NAME'; write values in maps or lists of lists as separate columns",
             )
+
+
+def infer_derived(source: FeatureSource, scope: Scope, statistic: Statistic | None, numbers: np.ndarray) -> Feature:
+    """The feature that is derived from the log, with these numbers as of the evaluation time."""
+    numbers, fixed = numbers.astype(np.float64), {"statistic": statistic, **source.details}
+    if source.rate is not None:
+        return Feature(source.name, scope, NUMERIC, **{**infer_rate(numbers), **fixed})
+    details = infer_scale(numbers, {}) if source.mean_of else infer_scale(numbers[numbers >= 0], {"transform": Transform.LOG1P})
+    details |= {"default": 0.0} if source.count_days is not None or source.count is not None else {}
+    return Feature(source.name, scope, NUMERIC, **{**details, **fixed})
 
 
 def infer_rate(values: np.ndarray) -> dict[str, Any]:
@@ -116,7 +126,7 @@ def statistic_of(
     window = source.window_ms
     if source.of_shown:
         name, log = str(source.rate or source.count), _log_of(source, outcomes, kinds)
-        measure = Measure.COUNT if source.rate is None else Measure.RATE
+        measure = Measure.RATE if source.rate is not None else Measure.COUNT if source.half_life is None else Measure.DECAYED
         return Statistic(log, measure, () if name in (SHOWN, TAKEN) else (name,), source.by, window)
     log, counted = (Log.BEHAVIOURS, tuple(positive_kinds)) if outcomes is None else (Log.IMPRESSIONS, (CLICK,))
     if source.days_since is not None:

@@ -144,9 +144,9 @@ def _of_users(sources: MappedSources) -> Iterator[_Asked]:
     users = sources.mapping.users
     if users is None:
         return
-    names = [
-        f.name for f in sources.features if f.scope is Scope.USER and f.layout.is_single and users.feature_columns()[f.name].value is None
-    ]
+    columns = users.feature_columns()
+    features = [f for f in sources.features if f.scope is Scope.USER and f.layout.is_single and f.name in columns]
+    names = [f.name for f in features if columns[f.name].value is None]
     counts_PN, places = _counts(sources, len(sources.positives.user_ids), "user_X", sources.now_ms)
     if not names:
         return

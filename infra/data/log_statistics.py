@@ -1,21 +1,22 @@
-"""Statistics of each item over a log, as of ascending times: counts, rates, days, distinct users, means of a value.
+"""Statistics of each item, or of each user, over a log, as of ascending times: counts, rates, days, distinct users, means of a value.
 
 Here: counters over a log, and one statistic of it. Not here: the choice of statistics (inferred_schema.py), the meaning of their numbers, which streams
 share (schemas/statistics.py), features that are learnt from the whole log (expected_takers.py, taken_together.py).
 Invariant: a value as of t contains nothing from t or later. A negative number means unknown, except of a statistic that `is_signed`.
 Memory: one number for each item and counter; logs stay in spools.
 
-Arrays: I items, X events.
+Arrays: I items, or users; X events.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from infra.clock import DAY_MS
 from infra.data.interactions import Interactions
-from schemas.statistics import PRIOR, Counter, Measure, Statistic, window_begin
+from schemas.ids import Id
+from schemas.statistics import PRIOR, Counter, Log, Measure, Statistic, window_begin
 
 _PAIRS_AT_ONCE = 4_000_000
 _DECIMALS = 3
@@ -23,10 +24,10 @@ _DECIMALS = 3
 
 class LogCounter:
     """A counter (schemas/statistics.py) over a log, int64 [I]. Times are best asked for in ascending order: then each event is read once as it comes, and once
-    as it leaves the window."""
+    as it leaves the window. `owner`: the column of those whose counts they are, "item_X" or "user_X"."""
 
-    def __init__(self, counter: Counter, log: Interactions, items: int, bits: bool) -> None:
-        self._counter, self._log, self._items, self._bits = counter, log, items, bits
+    def __init__(self, counter: Counter, log: Interactions, items: int, bits: bool, owner: str = "item_X") -> None:
+        self._counter, self._log, self._items, self._bits, self._owner = counter, log, items, bits, owner
         self._codes = [log.kinds.index(kind) for kind in counter.kinds if kind in log.kinds]
         self._restart(0)
 
@@ -65,25 +66,34 @@ class LogCounter:
     def _events(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(items, times) of the events of the counter's kinds with the catalogue, some at a time."""
         for block in self._log.blocks(first, last):
-            counted = block.item_X < self._items
+            owner_X = getattr(block, self._owner)
+            counted = owner_X < self._items
             if self._counter.kinds:
                 mask = sum(1 << code for code in self._codes)
                 counted &= (block.kind_X & mask > 0) if self._bits else np.isin(block.kind_X, self._codes)
-            yield block.item_X[counted], block.time_X[counted]
+            yield owner_X[counted], block.time_X[counted]
 
 
 class LogStatistic:
-    """A statistic (schemas/statistics.py) over a log: one number of each item, or of the item's group (`group_I`, codes; -1 = in none). With `bits`, a kind
-    of the log is a set of outcomes."""
+    """A statistic (schemas/statistics.py) over a log: one number of each item, or of the item's group (`group_I`, codes; -1 = in none). A kind of a log of
+    impressions is a set of outcomes. `owner`: as of a counter."""
 
-    def __init__(self, statistic: Statistic, log: Interactions, items: int, group_I: np.ndarray | None = None, bits: bool = False) -> None:
+    def __init__(
+        self, statistic: Statistic, log: Interactions, items: int, group_I: np.ndarray | None = None, owner: str = "item_X"
+    ) -> None:
         self._statistic, self._group_I = statistic, group_I
-        self._counters = {counter: LogCounter(counter, log, items, bits) for counter in statistic.counters}
+        bits = statistic.log is Log.IMPRESSIONS
+        self._counters = {counter: LogCounter(counter, log, items, bits, owner) for counter in statistic.counters}
         self.is_signed = statistic.measure is Measure.RATE
 
     def at(self, time_ms: int) -> np.ndarray:
         """[I] float64."""
         return self._statistic.numbers(lambda counter: self._counters[counter].at(time_ms), time_ms, self._group_I)
+
+
+def count_users(statistic: Statistic, log: Interactions, time_ms: int) -> tuple[Sequence[Id], np.ndarray]:
+    """(the users of a log, the number of each as of a time)."""
+    return log.user_ids, LogStatistic(statistic, log, len(log.user_ids), owner="user_X").at(time_ms)
 
 
 class TakersCount:

@@ -26,6 +26,7 @@ from schemas.decoding import describe_errors
 from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord
 from schemas.features import FeatureSchema, Scope
+from schemas.ids import Id
 from schemas.limits import TASKS_MAX
 from schemas.model.score import BID, SHOWN, bid_exponent
 from schemas.train_choices import FOR_MAPPED_DATA, FOR_SHOWN, TrainChoices
@@ -159,19 +160,36 @@ class MappedCatalogue:
 
     # --- users ---
 
-    def profiles_of(self, places: np.ndarray) -> list[dict[str, Any]]:
-        """The features of some users."""
-        assert self.mapping.users is not None
-        table = self.sources.table(self.mapping.users)
-        return table.take(self.sources.profiles[0][places]).features(self.schema.of(Scope.USER))
+    def profiles_of(self, users: Sequence[Id]) -> dict[Id, dict[str, Any]]:
+        """The features of some users: of their rows, and their statistics. Without those of whom nothing is known."""
+        row_P, place_of, _ = self.sources.profiles
+        found: dict[Id, dict[str, Any]] = {}
+        if known := [user for user in users if user in place_of]:
+            assert self.mapping.users is not None
+            rows = self.sources.table(self.mapping.users).take(row_P[[place_of[user] for user in known]])
+            found = dict(zip(known, rows.features(self.schema.of(Scope.USER)), strict=True))
+        for user in users:
+            if counted := self._numbers_by_user.get(user):
+                found.setdefault(user, {}).update(counted)
+        return found
+
+    @cached_property
+    def _numbers_by_user(self) -> Mapping[Id, dict[str, float]]:
+        """The statistics of the users of whom the log tells anything before the evaluation."""
+        found: dict[Id, dict[str, float]] = {}
+        for name, (ids, numbers) in self.sources.user_numbers.items():
+            for place in np.flatnonzero(numbers != self.schema.user_statistics[name].nothing).tolist():
+                found.setdefault(ids[place], {})[name] = float(numbers[place])
+        return found
 
     def users(self) -> Iterator[UserFeaturesRecord]:
         _, place_of, time_P = self.sources.profiles
         timed = self.mapping.users is not None and self.mapping.users.time is not None
-        ids, places = list(place_of), np.fromiter(place_of.values(), np.int64, len(place_of))
+        ids = list(dict.fromkeys([*place_of, *self._numbers_by_user]))
         for chunk in _chunks(np.arange(len(ids))):
-            for number, features in zip(chunk.tolist(), self.profiles_of(places[chunk]), strict=True):
-                yield UserFeaturesRecord(user_id=ids[number], features=features, time_ms=int(time_P[places[number]]) if timed else None)
+            for user, features in self.profiles_of([ids[number] for number in chunk.tolist()]).items():
+                since_ms = int(time_P[place_of[user]]) if timed and user in place_of else None
+                yield UserFeaturesRecord(user_id=user, features=features, time_ms=since_ms)
 
     def behaviours(self) -> Iterator[Behaviour]:
         yield from self.behaviours_where(None)

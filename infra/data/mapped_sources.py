@@ -4,7 +4,7 @@ Here: everything that is read once and used many times. Each part is loaded when
 Memory: ids with their places; rows of files up to `SpoolBounds.memory_bytes` for each section, and on disk beyond that.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from infra.clock import DAY_MS
 from infra.data.columns import decode_numbers
 from infra.data.expected_takers import ExpectedTakers
 from infra.data.files import load_table
-from infra.data.inferred_schema import count_values, default_statistics, infer_bid, infer_feature, infer_rate, names_alone, statistic_of
+from infra.data.inferred_schema import count_values, default_statistics, infer_bid, infer_derived, infer_feature, names_alone, statistic_of
 from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name
 from infra.data.item_embeddings import ItemEmbeddings, ItemMarks, read_last_rows
 from infra.data.items import AsOf, ItemRows, ItemStates, read_item_history, read_item_rows
 from infra.data.log import read_interactions
-from infra.data.log_statistics import LogStatistic, MeanOfValue, TakersCount
+from infra.data.log_statistics import LogStatistic, MeanOfValue, TakersCount, count_users
 from infra.data.mapping import DataMapping, reject
 from infra.data.mapping_source import Column, FeatureSource, Source
 from infra.data.periods import HeldOutPeriod, find_period, plan_sample_times, usual_times, window_of
@@ -33,7 +33,7 @@ from infra.data.text import cluster_embeddings
 from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, FeatureSchema, Scope
 from schemas.ids import Id, IdKind
-from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC, Kind, Transform, buckets_for, infer_scale
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC, Kind, buckets_for
 from schemas.statistics import Log, Statistic
 
 _KINDS_MAX = 64
@@ -117,13 +117,10 @@ class MappedSources:
         wanted = [kind_name(kind) for kind in self.mapping.sampling.positive_kinds]
         for kind in wanted:
             if kind not in self.history.kinds:
-                raise self.reject(
-                    "[impressions] positive_kinds", f"names {kind!r}, which no behaviour is; {suggest(kind, self.history.kinds)}"
-                )
-        if not wanted:
-            return self.history
+                expected = f"names {kind!r}, which no behaviour is; {suggest(kind, self.history.kinds)}"
+                raise self.reject("[impressions] positive_kinds", expected)
         codes = [self.history.kinds.index(kind) for kind in wanted]
-        return self.history.of_kinds(codes, self.bounds)
+        return self.history.of_kinds(codes, self.bounds) if wanted else self.history
 
     @cached_property
     def period(self) -> HeldOutPeriod | None:
@@ -218,7 +215,9 @@ class MappedSources:
         for scope, other in ((Scope.USER, mapping.users), (Scope.BEHAVIOUR, mapping.behaviours), (Scope.CONTEXT, mapping.impressions)):
             if other is not None:
                 table = self.table(other)
-                found += [infer_feature(f, scope, table.sample) for f in other.features.values()]
+                found += [infer_feature(f, scope, table.sample) for f in other.features.values() if not f.is_derived]
+        for source in mapping.users.derived if mapping.users is not None else ():
+            found.append(infer_derived(source, Scope.USER, self._statistic_of(source), self.user_numbers[source.name][1]))
         return tuple(found)
 
     def _history_features(self) -> list[tuple[FeatureSource, Source]]:
@@ -235,13 +234,7 @@ class MappedSources:
         if source.taken_together is not None:
             return Feature(source.name, Scope.ITEM, EMBEDDING, **{"width": source.taken_together, **source.details})
         if source.from_behaviours:
-            numbers = self._statistic(source).at(self.now_ms).astype(np.float64)
-            told = {"statistic": self._statistic_of(source), **source.details}
-            if source.rate is not None:
-                return Feature(source.name, Scope.ITEM, NUMERIC, **{**infer_rate(numbers), **told})
-            details = infer_scale(numbers, {}) if source.mean_of else infer_scale(numbers[numbers >= 0], {"transform": Transform.LOG1P})
-            details |= {"default": 0.0} if source.count_days is not None or source.count is not None else {}
-            return Feature(source.name, Scope.ITEM, NUMERIC, **{**details, **told})
+            return infer_derived(source, Scope.ITEM, self._statistic_of(source), self._statistic(source).at(self.now_ms))
         if source.clusters is not None:
             return Feature(source.name, Scope.ITEM, CATEGORICAL, **{"buckets": buckets_for(source.clusters), **source.details})
         rows = self.table(table_source).sample
@@ -253,6 +246,15 @@ class MappedSources:
                 numbers = decode_numbers(rows.arrays(source)[0])
             return Feature(source.name, Scope.ITEM, NUMERIC, **infer_bid(numbers, source.details))
         return infer_feature(source, Scope.ITEM, rows, role)
+
+    @cached_property
+    def user_numbers(self) -> Mapping[str, tuple[Sequence[Id], np.ndarray]]:
+        """(users of its log, the number of each as of the evaluation time) of each statistic of users."""
+        statistics = {f.name: self._statistic_of(f) for f in (self.mapping.users.derived if self.mapping.users is not None else ())}
+        return {name: count_users(s, self._log_of(s), self.now_ms) for name, s in statistics.items() if s is not None}
+
+    def _log_of(self, statistic: Statistic) -> Interactions:
+        return self.shown_log if statistic.log is Log.IMPRESSIONS else self.history
 
     @cached_property
     def roles(self) -> Mapping[str, str | None]:
@@ -329,10 +331,8 @@ class MappedSources:
         clusters = {source.name: self._clusters(source) for source in mapping.items.features.values() if source.clusters is not None}
         states = ItemStates(rows, features, self.now_ms, history, statistics, clusters)
         if states.changes_with_time and rows.table.has("time"):
-            raise self.reject(
-                "[items] time",
-                "is for a file with several versions of an item; it does not go with [item_history] or features made from behaviours",
-            )
+            expected = "is for a file with several versions of an item; it does not go with [item_history] or features made from behaviours"
+            raise self.reject("[items] time", expected)
         return states
 
     def _statistic(self, source: FeatureSource) -> AsOf:
@@ -348,15 +348,15 @@ class MappedSources:
         try:
             return statistic_of(source, outcomes, self.history.kinds if source.of_shown else (), positive)
         except ValueError as error:
-            raise self.reject(f"[items] features.{source.name}", str(error)) from error
+            section = "items" if source.name in self.item_features else "users"
+            raise self.reject(f"[{section}] features.{source.name}", str(error)) from error
 
     def _open_statistic(self, source: FeatureSource) -> AsOf:
         statistic, items, times, log = self._statistic_of(source), len(self.item_rows.ids), self.sample_times, self.positives
         if statistic is not None:
-            is_shown = statistic.log is Log.IMPRESSIONS
             by = self._named_column(source, "by", self.mapping.items) if statistic.by is not None else None
             groups = self.item_rows.groups(by, self.now_ms) if by is not None else None
-            return LogStatistic(statistic, self.shown_log if is_shown else self.history, items, groups, bits=is_shown)
+            return LogStatistic(statistic, self._log_of(statistic), items, groups)
         if source.expected_days is not None:
             return ExpectedTakers(log, items, source.expected_days, times[-1])
         if source.mean_of is not None:
@@ -380,8 +380,7 @@ class MappedSources:
         columns, name = section.feature_columns() if section is not None else {}, str(getattr(source, key))
         if name in columns and columns[name].columns:
             return columns[name]
-        of = "items" if key == "by" else "behaviours"
-        expected = f"{key} = {name!r} is no column of [{of}.features]; {suggest(name, list(columns))}"
+        expected = f"{key} = {name!r} is no column of [{'items' if key == 'by' else 'behaviours'}.features]; {suggest(name, list(columns))}"
         raise self.reject(f"[items] features.{source.name}", expected)
 
     @cached_property

@@ -127,6 +127,11 @@ class Users(Source):
     id: Column
     time: Column | None = None
 
+    @property
+    def derived(self) -> list[FeatureSource]:
+        """The features that are statistics of the log."""
+        return [feature for feature in self.features.values() if feature.is_derived]
+
 
 class Behaviours(Source):
     """What users did."""

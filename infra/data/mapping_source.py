@@ -251,7 +251,7 @@ class Column(Part):
 
 
 class FeatureSource(Column):
-    """One feature: it is read from its column, or derived in one of these ways.
+    """One feature: it is read from its column, or derived in one of these ways. Those of `_OF_USERS` may derive features of users too.
 
         count_days       the number of the item's behaviours in that many days, or with `of = "users"` of its different users
         days_since       days since the item's "first" or "last" behaviour
@@ -259,7 +259,8 @@ class FeatureSource(Column):
         taken_together   a vector of that many numbers; items that the same users took have similar vectors (taken_together.py)
         rate             the share of shown items that were clicked, or had this outcome; or the share of the item's behaviours that are of this kind
                          (schemas/statistics.py). `by`: of all items with the same value of that feature; `window`: in a time like "6h" or "7d" before
-        count            how often the item was "shown", or "taken" in a behaviour, or had an outcome; `by` and `window` as above
+        count            how often the item was "shown", or "taken" in a behaviour, or had an outcome; `by` and `window` as above;
+                         `half_life` instead of a window: an event counts half after each such time
         mean_of          the smoothed mean of this number of [behaviours.features] in the item's earlier behaviours
         clusters         the group of the item's embedding, of that many groups
 
@@ -276,6 +277,7 @@ class FeatureSource(Column):
     count: Text | None = None
     by: Text | None = None
     window: _Window | None = None
+    half_life: _Window | None = None
     mean_of: Text | None = None
     clusters: _AtLeastTwo | None = None
     kind: Annotated[InstanceOf[Kind], BeforeValidator(find_kind)] | None = None
@@ -296,6 +298,8 @@ class FeatureSource(Column):
             raise ValueError("of says what count_days counts; nothing else has it")
         if (self.by or self.window) and not (self.rate or self.count):
             raise ValueError("by and window belong to rate and count; nothing else has them")
+        if self.half_life and (self.count is None or self.window):
+            raise ValueError("half_life belongs to a count without a window; nothing else has it")
         return self
 
     @property
@@ -314,9 +318,15 @@ class FeatureSource(Column):
         return self.rate is not None or self.count is not None
 
     @property
+    def counts_of_user(self) -> bool:
+        """Whether it is a statistic that users may have too."""
+        return self.by is None and self.of == "behaviours" and any(getattr(self, way) is not None for way in _OF_USERS)
+
+    @property
     def window_ms(self) -> int | None:
-        """The window in milliseconds; None: all that came before."""
-        return None if self.window is None else int(self.window[:-1]) * (HOUR_MS if self.window[-1] == "h" else DAY_MS)
+        """The window or the half-life in milliseconds; None: all that came before."""
+        window = self.half_life or self.window
+        return None if window is None else int(window[:-1]) * (HOUR_MS if window[-1] == "h" else DAY_MS)
 
     @property
     def is_derived(self) -> bool:
@@ -325,6 +335,7 @@ class FeatureSource(Column):
 
 
 DERIVED = ("count_days", "days_since", "expected_days", "taken_together", "rate", "count", "mean_of", "clusters")
+_OF_USERS = ("count_days", "days_since", "rate", "count")
 DETAILS = ("buckets", "transform", "mean", "scale", "default", "width", "realtime")
 
 
@@ -366,8 +377,11 @@ class Source(FileFormat):
         for key, column in self.columns_by_key().items():
             if column.where and not self.rows_are_events:
                 raise ValueError(f"{key} has a where of its own, which is for features of item_history and behaviours")
-        if any(feature.is_derived for feature in self.features.values()) and self.section != "items":
-            raise ValueError(f"features: {', '.join(DERIVED)} derive features of [items], one of them a feature")
+        for feature in self.features.values():
+            if self.section == "users" and feature.is_derived and not feature.counts_of_user:
+                raise ValueError(f"features.{feature.name}: {', '.join(_OF_USERS)} derive features of [users], without by and of")
+            if self.section not in ("items", "users") and feature.is_derived:
+                raise ValueError(f"features: {', '.join(DERIVED)} derive features of [items], one of them a feature")
         return self
 
     @cached_property

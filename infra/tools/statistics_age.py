@@ -1,4 +1,4 @@
-"""How old the statistics of items are, by the last report of `aif statistics`: for `aif status` on any machine."""
+"""How old the statistics are, by the last report of `aif statistics`: for `aif status` on any machine."""
 
 import time
 

@@ -72,7 +72,7 @@ class MeasuredCatalogue(MappedCatalogue):
         taken = taken_items(positives, users, sources.now_ms, sources.end_ms)
         relevant = {user: np.intersect1d(items, pool) for user, items in taken.items()}
         ids = [positives.user_ids[user] for user in users]
-        histories, profiles = self._histories_of(ids), self._profiles_of(ids)
+        histories, profiles = self._histories_of(ids), self.profiles_of(ids)
         held_out = tuple(
             self._held_out(rng, user_id, relevant[user], pool, histories[user_id], profiles.get(user_id, {}))
             for user, user_id in zip(users, ids, strict=True)
@@ -101,11 +101,6 @@ class MeasuredCatalogue(MappedCatalogue):
         for behaviour in self.behaviours_where(wanted_U):
             found[behaviour.user_id].append(behaviour)
         return found
-
-    def _profiles_of(self, users: Sequence[Id]) -> Mapping[Id, dict[str, Any]]:
-        places = self.sources.profiles[1]
-        known = [user for user in users if user in places]
-        return dict(zip(known, self.profiles_of(np.array([places[user] for user in known], np.int64)), strict=True)) if known else {}
 
     def _popularity(self) -> dict[Id, float]:
         """Positives of each item in the last days before the evaluation."""

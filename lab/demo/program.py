@@ -112,7 +112,7 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
         stage.start_broker()
         stage.serve("worker", "worker", say=steps.say, heartbeat=stage.directory / "worker" / HEARTBEAT_NAME)
         stage.serve("server", "serve", "--port", str(stage.port), say=steps.say)
-        if catalogue.schema.statistics:
+        if catalogue.schema.kept_statistics:
             stage.serve("statistics", "statistics", say=steps.say, heartbeat=stage.directory / "statistics" / HEARTBEAT_NAME)
     trainer = _start_trainer(stage, catalogue, options.train_steps) if catalogue.impression_count is not None else None
     with stage.publisher() as publisher:

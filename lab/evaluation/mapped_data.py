@@ -188,8 +188,9 @@ def _join(
     )
     users = fold_users(counted(catalogue.users(), progress, "users"), counted(catalogue.behaviours(), progress, "behaviours"))
     impressions = itertools.chain(catalogue.impressions(), catalogue.shown_later())
-    whole = join_table(spec, items, users, counted(impressions, progress, "impressions"))
-    is_later_Q = whole.time_Q >= catalogue.sources.now_ms
+    now_ms = catalogue.sources.now_ms
+    whole = join_table(spec, items, users, counted(impressions, progress, "impressions"), frozen_ms=now_ms)
+    is_later_Q = whole.time_Q >= now_ms
     return network, whole.take(np.flatnonzero(~is_later_Q)), whole.take(np.flatnonzero(is_later_Q))
 
 

@@ -15,6 +15,7 @@ from infra.figures import Figures
 from streams.training.bootstrap import Bootstrap
 from streams.training.impressions import TrainingSet
 from streams.training.measures import UserValues
+from streams.training.user_statistics import ServedStatistics, encode_statistics
 
 FRESH, LAST_CACHED, PROFILE_ONLY, ITEM_PRIOR = "fresh", "last_cached", "profile_only", "item_prior"
 RUNGS = (FRESH, LAST_CACHED, PROFILE_ONLY, ITEM_PRIOR)
@@ -30,6 +31,9 @@ def on_rung(questions: TrainingSet, rung: str) -> TrainingSet:
     missed = MISSED if rung == LAST_CACHED else np.iinfo(np.int64).max // 2
     if rung == ITEM_PRIOR:  # profiles that hold from the end of time on
         histories = dataclasses.replace(histories, profile_time_U=np.full_like(histories.profile_time_U, np.iinfo(np.int64).max))
+        nothing = ServedStatistics(questions.spec.schema.user_statistics, {})
+        unknown_QS = encode_statistics(questions.spec.schema, nothing, users.tolist(), questions.time_Q)
+        questions = dataclasses.replace(questions, statistics_QS=unknown_QS)
     return dataclasses.replace(questions, histories=histories, history_end_Q=np.maximum(begin_Q, questions.history_end_Q - missed))
 
 

@@ -118,7 +118,7 @@ class VersionReport:
     - source_ms: by shard, the time of its newest source record
     - tiers_by: the code that counts SimTier: compiled, triton, or torch and why
     - device_error: why the CPU ranks instead of the device
-    - statistics: names of the item features that `aif statistics` keeps current
+    - statistics: names of the features that `aif statistics` keeps current
     """
 
     token: VersionToken

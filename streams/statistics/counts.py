@@ -1,10 +1,10 @@
-"""Counters of items in memory as of a time, and the numbers that they make.
+"""Counters of items or of users in memory as of a time, and the numbers that they make.
 
 Here: pure state. Not here: what an event changes (events.py), storage and sending (tally.py).
 Changes commute: however events are cut into batches, the same events before a time give the same whole numbers, and those give the bits that an import has.
-Only items that exist count, for a share of all items is part of every rate; counts of others wait until their item comes.
+Only items that exist count, for a share of all items is part of every rate; counts of others wait until their item comes. A user exists from the first event.
 
-Arrays: I items in the order in which they were met, C counters, S statistics by name.
+Arrays: I items or users in the order in which they were met, C counters, S statistics by name.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.statistics import NEVER, Counter, Measure, Statistic, counters_of, first_bucket
+from schemas.statistics import NEVER, Counter, Statistic, counters_of, first_bucket
 
 _ROOM_MIN = 1_024
 _MISSING = -1  # an item of no group; also the time of an event that never came
 
 
 class Change(NamedTuple):
-    """Where a counter changes: its number, the step of the event (schemas/statistics.py), the item's index key."""
+    """Where a counter changes: its number, the step of the event (schemas/statistics.py), the index key of the item or user."""
 
     counter: int
     bucket: int
@@ -27,13 +27,13 @@ class Change(NamedTuple):
 
 
 class Counts:
-    """The counters of all items in the windows before `clock_ms`, which only moves on."""
+    """The counters of all items, or of all users, in the windows before `clock_ms`, which only moves on. `exist`: whether all that were met exist."""
 
-    def __init__(self, statistics: Mapping[str, Statistic]) -> None:
+    def __init__(self, statistics: Mapping[str, Statistic], exist: bool = False) -> None:
         self.statistics = dict(sorted(statistics.items()))
         self.counters: tuple[Counter, ...] = counters_of(self.statistics.values())
         self.group_names = tuple(sorted({s.by for s in self.statistics.values() if s.by is not None}))
-        self.clock_ms = 0
+        self.clock_ms, self._all_exist = 0, exist
         self.keys: list[bytes] = []
         self._places: dict[bytes, int] = {}
         self._codes: dict[str, dict[object, int]] = {name: {} for name in self.group_names}
@@ -51,7 +51,7 @@ class Counts:
                 more = max(_ROOM_MIN, place)
                 self._totals_CI = np.hstack([self._totals_CI, np.repeat(self._nothing_C[:, None], more, axis=1)])
                 self._groups_BI = np.hstack([self._groups_BI, np.full((len(self.group_names), more), _MISSING)])
-                self._exists_I = np.append(self._exists_I, np.zeros(more, bool))
+                self._exists_I = np.append(self._exists_I, np.full(more, self._all_exist))
         return place
 
     def set_item(self, key: bytes, exists: bool, groups: Mapping[str, object]) -> int:
@@ -106,17 +106,13 @@ class Counts:
         """Numbers of some items as events carry them, by name; None where an event never came."""
         names = list(self.statistics)
         found: list[dict[str, float | None]] = [dict(zip(names, numbers, strict=True)) for numbers in number_SN.T.tolist()]
-        for name in [name for name, statistic in self.statistics.items() if _is_edge(statistic)]:
+        for name in [name for name, statistic in self.statistics.items() if statistic.is_edge]:
             for features in found:
                 features[name] = None if features[name] == NEVER else features[name]
         return found
 
 
-def _is_edge(statistic: Statistic) -> bool:
-    return statistic.measure in (Measure.FIRST, Measure.LAST)
-
-
 def _number(value: object, statistic: Statistic) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    return NEVER if _is_edge(statistic) else 0.0
+    return statistic.nothing

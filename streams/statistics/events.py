@@ -18,7 +18,8 @@ from schemas.topics import USER_BEHAVIOURS
 from streams.statistics.counts import Change
 
 _KINDS_CACHED_MAX = 4_096
-Event = tuple[Log, bytes, tuple[str, ...], int]  # log, index key of the item, kinds (outcomes of a shown item), time in ms
+Keys = tuple[bytes, bytes]  # index keys of the item and of the user
+Event = tuple[Log, Keys, tuple[str, ...], int]  # log, keys, kinds (outcomes of a shown item), time in ms
 
 
 def decode_events(records: Iterable[SourceRecord], init: Init, now_ms: int) -> list[Event]:
@@ -33,36 +34,37 @@ def decode_events(records: Iterable[SourceRecord], init: Init, now_ms: int) -> l
 
 def _behaviours(record: SourceRecord, kind: IdKind, partitions: int) -> list[Event]:
     decoded = decode_updates(BehavioursRecord, Behaviour, record.value, kind, record.partition, partitions, lambda b: b.user_id)
-    return [(Log.BEHAVIOURS, encode_index_key(b.item_id), (b.kind,), b.time_ms) for _, b in decoded.accepted]
+    return [(Log.BEHAVIOURS, (encode_index_key(b.item_id), encode_index_key(b.user_id)), (b.kind,), b.time_ms) for _, b in decoded.accepted]
 
 
 def _shown(record: SourceRecord, kind: IdKind, _: int) -> list[Event]:
     try:
         impression = decode_record(ImpressionRecord, record.value)
+        user = encode_index_key(decode_id(impression.user_id, kind))
         keys = [encode_index_key(decode_id(shown.item_id, kind)) for shown in impression.items]
     except RejectedInput:
         return []
     found = []
     for key, shown in zip(keys, impression.items, strict=True):
         kinds = (CLICK, *shown.outcomes) if shown.clicked else tuple(shown.outcomes)
-        found.append((Log.IMPRESSIONS, key, kinds, impression.time_ms))
+        found.append((Log.IMPRESSIONS, (key, user), kinds, impression.time_ms))
     return found
 
 
 class Ways:
-    """Which counters each event changes."""
+    """Which counters each event changes. `side`: whose they are, a place in `Keys`."""
 
-    def __init__(self, counters: Sequence[Counter]) -> None:
-        self._counters = counters
+    def __init__(self, counters: Sequence[Counter], side: int) -> None:
+        self._counters, self._side = counters, side
         self._ways: dict[tuple[Log, tuple[str, ...]], list[int]] = {}
 
     def changes(self, events: Iterable[Event], first_buckets: Sequence[int]) -> tuple[dict[Change, int], dict[Change, int]]:
         """(how many events come where, the first or last time of the new events where a counter keeps one). Steps before `first_buckets` count nowhere."""
         counted, edges = dict[Change, int](), dict[Change, int]()
-        for log, key, kinds, time_ms in events:
+        for log, keys, kinds, time_ms in events:
             for number in self._of(log, kinds):
                 counter = self._counters[number]
-                change = Change(number, bucket_of(time_ms, counter.window_ms), key)
+                change = Change(number, bucket_of(time_ms, counter.window_ms), keys[self._side])
                 if counter.edge:
                     edges[change] = choose_edge(counter, edges.get(change), time_ms)
                 elif change.bucket >= first_buckets[number]:
@@ -87,8 +89,8 @@ def choose_edge(counter: Counter, held_ms: int | None, time_ms: int) -> int:
     return min(held_ms, time_ms) if counter.edge == "first" else max(held_ms, time_ms)
 
 
-def events_per_item(counted: Mapping[Change, int]) -> dict[bytes, int]:
-    """How much happened to each item: its changes, for what is sent first."""
+def events_per_key(counted: Mapping[Change, int]) -> dict[bytes, int]:
+    """How much happened to each item or user: its changes, for what is sent first."""
     found: dict[bytes, int] = {}
     for change, count in counted.items():
         found[change.key] = found.get(change.key, 0) + count

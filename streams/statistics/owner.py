@@ -17,12 +17,12 @@ from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord
 from infra.kafka.security import Bootstrap
 from schemas.errors import Corrupted, Incompatible, Unavailable
-from schemas.topics import IMPRESSIONS, ITEM_FEATURES, USER_BEHAVIOURS
+from schemas.topics import IMPRESSIONS, ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
 from streams.core.batching import GapWatch, Partition, Remedy, plan_runs
 from streams.shard.task import SerialTask
 from streams.statistics.tally import Tally
 
-TOPICS = (USER_BEHAVIOURS, IMPRESSIONS, ITEM_FEATURES)
+TOPICS = (USER_BEHAVIOURS, IMPRESSIONS, ITEM_FEATURES, USER_FEATURES)
 KEPT_HERE, KEPT_BY_OTHER = "this process keeps the statistics", "another process of the group keeps the statistics"
 _log = logging.getLogger("aif.streams.statistics")
 

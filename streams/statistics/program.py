@@ -1,4 +1,4 @@
-"""`aif statistics`: one process that keeps the statistics of items current which the checkpoints name. Here is only the wiring.
+"""`aif statistics`: one process that keeps the statistics of items and users current which the checkpoints name. Here is only the wiring.
 
 The versions that receive increments say in their feature schemas which statistics they read; of two versions that name one differently the newer counts.
 Where that changes, the process ends in order and begins again as itself: other counters are another directory, for which the log is counted again.
@@ -27,7 +27,7 @@ from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, Una
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.statistics import Statistic
-from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
+from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS, USER_FEATURES
 from streams.data_directory import hold_directory
 from streams.faust_shell import EXIT_OPERATOR, SoleAssignor, add_agent, consume, leave_process, make_app, stop_process
 from streams.settings import StatisticsSettings
@@ -62,7 +62,7 @@ class StatisticsProgram:
         for _, status in sorted(versions.items()):
             sha = status.checkpoint_sha256
             if sha not in self._schemas:
-                self._schemas[sha] = dict(read_schema(self._store, sha).statistics)
+                self._schemas[sha] = dict(read_schema(self._store, sha).kept_statistics)
             found |= self._schemas[sha]
         return {name: statistic for name, statistic in found.items() if name not in self.settings.statistics.off}
 
@@ -165,7 +165,7 @@ class StatisticsProgram:
 
     def _prepare(self, init: Init) -> None:
         apply_topics(self._bootstrap, self._prefix, init.shards, init.user_partitions)
-        reads, writes = [self._prefix + t for t in TOPICS], [self._prefix + t for t in (ITEM_FEATURES, STATISTICS_REPORTS)]
+        reads, writes = [self._prefix + t for t in TOPICS], [self._prefix + t for t in (ITEM_FEATURES, USER_FEATURES, STATISTICS_REPORTS)]
         check_rights(self._bootstrap, reads, writes, self._group)
         find_coordinator(self._bootstrap, self._group)
         self._check_topics()

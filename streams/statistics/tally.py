@@ -1,25 +1,23 @@
-"""The counters of all items in one RocksDB directory, with what each batch needs to be exact: offsets, outbox, and the numbers that were sent.
+"""The counters of all items and users in one RocksDB directory, with what each batch needs to be exact: offsets, outbox, and the numbers that were sent.
 
 Here: `Tally`, which a serial task runs (streams/shard/task.py), as it does a shard: batches, the outbox, a full disk. Not here: arithmetic (counts.py),
-decoding (events.py).
+decoding (events.py), which numbers are to be sent (side.py).
 Invariants:
 - One WriteBatch holds the changes of the counters and the next offsets. After a kill the process continues from the offsets in the directory, so an event
   counts once.
-- What was sent is what item-features says, folded as the shards of the index fold it (A11). So a process that takes over knows what the one before it sent,
-  also if that one was only frozen and sends more. Its own updates are later than all that it has read. After a kill the outbox is sent again.
+- What was sent is what the topics say: of items as the shards of the index fold item-features (A11), of users the last record of user-features (A12). Its own
+  updates are later than all that it has read. After a kill the outbox is sent again.
 - Nothing is sent before everything that the log held at the start is counted: half of the events would be wrong numbers.
 - A counter is the sum of its steps in the window. What leaves a window is subtracted, and removed from the disk, when the clock moves.
 
-An item's numbers are sent when one of them differs from what the topic says, at most once an interval. Where more items differ than may
-be sent at once, those come first to which most has happened. A turn of waiting counts as a small part of an event: when the share of all items moves, the
-rates of all move a little, and these must not delay what somebody did just now.
+The numbers of an item or user are sent when one of them differs from what the topic says, at most once an interval.
 
-Arrays: I items, S statistics.
+Arrays: I items or users, S statistics.
 """
 
 import hashlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +29,13 @@ from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Database, open_database
 from infra.rocks_scan import Scan
+from schemas.decoding import STATISTICS_OP, user_features_key
 from schemas.events import StatisticsReport, encode_record
 from schemas.ids import IdKind, decode_index_key, encode_wire_id, partition_of
 from schemas.index.control import Init
 from schemas.limits import UPDATES_PER_RECORD_MAX
-from schemas.statistics import HOUR_MS, Statistic
-from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
+from schemas.statistics import HOUR_MS, OF_USER, Statistic
+from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS, USER_FEATURES
 from streams.core.batching import plan_batches, plan_fresh
 from streams.core.item_state import (
     FeaturesUpdate,
@@ -51,16 +50,17 @@ from streams.core.item_state import (
 from streams.shard.batch_result import BatchResult
 from streams.shard.decode import decode_source_record
 from streams.shard.outbox import OUTBOX, OutboxEntry, Outgoing, encode_outbox_key, put_outbox, read_outbox
-from streams.statistics.counts import Change, Counts
-from streams.statistics.events import Ways, choose_edge, decode_events, events_per_item
+from streams.statistics.counts import Change
+from streams.statistics.events import choose_edge, decode_events
+from streams.statistics.side import ITEMS_SIDE, USERS_SIDE, Side
+from streams.statistics.stored_user import StoredUser, decode_user, decode_user_updates, encode_user, fold_user
 
-COUNTS, ITEMS, META = "counts", "items", "meta"
-_FORMAT = 2  # of the directory
+COUNTS, ITEMS, USERS, META = "counts", "items", "users", "meta"
+_FORMAT = 3  # of the directory
 _STATE = b"state"
-_KEY = struct.Struct(">HQ")  # counter, step; the item's index key follows
+_KEY = struct.Struct(">BHQ")  # side, counter, step; the index key of the item or user follows
 _VALUE = struct.Struct("<q")
 _BATCH_RECORDS_MAX = 500
-_HEAT_OF_EVENT = 60  # turns of waiting that weigh as much
 _REMAKE_EVERY_S = 30.0  # without events: windows move, days pass
 _encode_json = msgspec.json.encode
 
@@ -75,7 +75,8 @@ class _State(msgspec.Struct):
 
 
 class Tally:
-    """The open directory. One thread uses it. `next_offsets`: the next offset by "topic/partition"."""
+    """The open directory. One thread uses it. `statistics`: those of users have `OF_USER` before their names. `next_offsets`: the next offset by
+    "topic/partition"."""
 
     number = 0  # as a task names it
 
@@ -94,7 +95,7 @@ class Tally:
         self.ends: Mapping[str, int] = {}  # of the log, as last seen; the process keeps them current
         self._target: Mapping[str, int] = {}  # everything before it is counted before anything is sent
         self._starts: Mapping[str, int] = {}  # of partitions of which the directory may know nothing yet
-        self.database: Database = open_database(directory, (COUNTS, ITEMS, META, OUTBOX))
+        self.database: Database = open_database(directory, (COUNTS, ITEMS, USERS, META, OUTBOX))
         try:
             self._read()
         except BaseException:
@@ -108,43 +109,32 @@ class Tally:
         raw = self.database.get(META, _STATE)
         self._state = _State() if raw is None else msgspec.json.decode(raw, type=_State)
         self._state.offsets = {**self._starts, **self._state.offsets}
-        self.counts = counts = Counts(self._statistics)
-        self._ways = Ways(counts.counters)
-        counts.clock_ms = self._state.clock_ms
-        self._sent_SI = np.zeros((len(counts.statistics), 0))
-        self._sent_at_I = np.zeros(0, np.int64)  # as of when they were counted; -1: the record of the item tells them
-        self._sent_at_max = -1
-        self._heat_I = np.zeros(0, np.int64)
+        of_users = {name.removeprefix(OF_USER): statistic for name, statistic in self._statistics.items() if name.startswith(OF_USER)}
+        of_items = {name: statistic for name, statistic in self._statistics.items() if not name.startswith(OF_USER)}
+        self.items, self.users = self.sides = Side(ITEMS_SIDE, of_items), Side(USERS_SIDE, of_users)
         self._newest_at_s, self._sent_at_s, self._made_at_s, self._changed = self._clock.monotonic(), float("-inf"), float("-inf"), True
         self._outbox_from = next(iter(entry.sequence for entry in self.pending_outbox(1)), self._state.next_outbox)
         for key, value in self.database.scan(ITEMS):
             self._place_item(key, _features_of(value))
-        for number, first in enumerate(counts.first_buckets(counts.clock_ms)):
-            for raw_key, value in self.database.scan(COUNTS, _KEY.pack(number, max(0, first)), _KEY.pack(number + 1, 0)):
-                change = Change(number, _KEY.unpack_from(raw_key)[1], raw_key[_KEY.size :])
-                counts.add({change: _VALUE.unpack(value)[0]})
-
-    def _grow(self) -> None:
-        more = len(self.counts.keys) - len(self._heat_I)
-        if more > 0:
-            room = max(more, len(self._heat_I))
-            self._sent_SI = np.hstack([self._sent_SI, np.repeat(self.counts.told_by({})[:, None], room, axis=1)])
-            self._sent_at_I = np.append(self._sent_at_I, np.full(room, -1))
-            self._heat_I = np.append(self._heat_I, np.zeros(room, np.int64))
+        for key, value in self.database.scan(USERS):
+            self._place_user(key, decode_user(value))
+        for side in self.sides:
+            side.counts.clock_ms = self._state.clock_ms
+            for number, first in enumerate(side.counts.first_buckets(self.clock_ms)):
+                for raw_key, value in self.database.scan(COUNTS, *_range(side, number, max(0, first))):
+                    side.counts.add({_change(raw_key): _VALUE.unpack(value)[0]})
+            side.grow()
 
     def _place_item(self, key: bytes, features: StoredFeatures) -> bool:
-        """Takes what the topic says of an item. What was sent after that holds still. False: it is what this process sent last."""
         values = {} if features.dead else unpack_features(features.raw)
-        place, at_ms = self.counts.set_item(key, not features.dead, values), statistics_time(features)
-        self._grow()
-        if features.dead:
-            self._sent_at_I[place] = at_ms = -1
-        is_known = 0 <= at_ms == self._sent_at_I[place]
-        if at_ms >= self._sent_at_I[place]:
-            self._sent_SI[:, place], self._sent_at_I[place] = self.counts.told_by(values), at_ms
-            if at_ms <= self._clock.now_ms() + HOUR_MS:
-                self._sent_at_max = max(self._sent_at_max, at_ms)
-        return not is_known
+        return self.items.place(key, not features.dead, values, statistics_time(features), self._at_ms_max)
+
+    def _place_user(self, key: bytes, user: StoredUser) -> bool:
+        return self.users.place(key, True, user.values, user.at_ms, self._at_ms_max)
+
+    @property
+    def _at_ms_max(self) -> int:
+        return self._clock.now_ms() + HOUR_MS
 
     @property
     def next_offsets(self) -> dict[str, int]:
@@ -154,7 +144,7 @@ class Tally:
     @property
     def clock_ms(self) -> int:
         """As of when the last numbers were made."""
-        return self.counts.clock_ms
+        return self.items.counts.clock_ms
 
     def open_log(self, starts: Mapping[str, int], ends: Mapping[str, int]) -> dict[str, int]:
         """At an assignment: where the log of each partition begins and ends. Returns the offsets from which to read."""
@@ -169,7 +159,7 @@ class Tally:
             for key, value in some:
                 if (features := decode_item(value).features) is not None:
                     if not features.dead:
-                        features = msgspec.structs.replace(features, raw=pack_features(self._needed(unpack_features(features.raw))))
+                        features = msgspec.structs.replace(features, raw=pack_features(_needed(self.items, unpack_features(features.raw))))
                     batch.put(ITEMS, key, encode_item(features, None))
                     self._place_item(key, features)
             self.database.write(batch)
@@ -188,46 +178,52 @@ class Tally:
     def apply(self, records: Sequence[SourceRecord], on_written: Callable[[Sequence[OutboxEntry]], None] = lambda _: None) -> BatchResult:
         """Counts records, each partition's in offset order; those below its next offset were counted before. Raises Incompatible (`offset_gap`)."""
         names = [f"{r.topic}/{r.partition}" for r in records]
-        fresh = plan_fresh(records[0].partition, self._state.offsets, zip(names, (r.offset for r in records), strict=True))
+        if records[0].topic == USER_FEATURES:  # compacted, so offsets have gaps
+            fresh = [i for i, r in enumerate(records) if r.offset >= self._state.offsets[names[i]]]
+        else:
+            fresh = plan_fresh(records[0].partition, self._state.offsets, zip(names, (r.offset for r in records), strict=True))
         some = [records[i] for i in fresh]
         for cut in plan_batches([1] * len(some), records_max=_BATCH_RECORDS_MAX):
             self._count(some[cut])
         return BatchResult()
 
     def _count(self, records: Sequence[SourceRecord]) -> None:
-        counts = self.counts
         items = self._decode_items([r for r in records if r.topic == ITEM_FEATURES])
-        events = decode_events([r for r in records if r.topic != ITEM_FEATURES], self._init, self._clock.now_ms())
-        counted, edges = self._ways.changes(events, counts.first_buckets(counts.clock_ms))
-        batch = self.database.new_batch()
-        stored = self._stored({**counted, **edges})
-        edges = {change: choose_edge(counts.counters[change.counter], stored[change], time_ms) for change, time_ms in edges.items()}
-        totals = {change: (stored[change] or 0) + more for change, more in counted.items()}
-        batch.put_all(COUNTS, [(_key(change), _VALUE.pack(value)) for change, value in {**totals, **edges}.items()])
+        users = self._decode_users([r for r in records if r.topic == USER_FEATURES])
+        events = decode_events([r for r in records if r.topic not in (ITEM_FEATURES, USER_FEATURES)], self._init, self._clock.now_ms())
+        batch, changes = self.database.new_batch(), []
+        for side in self.sides:
+            counted, edges = side.ways.changes(events, side.counts.first_buckets(self.clock_ms))
+            stored = self._stored(side, {**counted, **edges})
+            edges = {
+                change: choose_edge(side.counts.counters[change.counter], stored[change], time_ms) for change, time_ms in edges.items()
+            }
+            totals = {change: (stored[change] or 0) + more for change, more in counted.items()}
+            batch.put_all(COUNTS, [(_key(side, change), _VALUE.pack(value)) for change, value in {**totals, **edges}.items()])
+            changes.append((side, counted, edges))
         batch.put_all(ITEMS, [(key, encode_item(features, None)) for key, features in dict(items).items()])
+        batch.put_all(USERS, [(key, encode_user(user)) for key, user in dict(users).items()])
         after = msgspec.structs.replace(
             self._state,
             offsets={**self._state.offsets, **{f"{r.topic}/{r.partition}": r.offset + 1 for r in records}},
             newest_ms=max(self._state.newest_ms, *(event[3] for event in events), 0),
         )
         self._commit(batch, after)
-        counts.add({**counted, **edges})
-        moved = [self._place_item(key, features) for key, features in items]
-        self._grow()
-        for key, happened in events_per_item(counted).items():
-            self._heat_I[counts.place_of(key)] += _HEAT_OF_EVENT * happened
+        for side, counted, edges in changes:
+            side.add({**counted, **edges}, counted)
+        moved = [self._place_item(key, features) for key, features in items] + [self._place_user(key, user) for key, user in users]
         self._changed |= bool(events) or any(moved)
 
-    def _stored(self, changes: Mapping[Change, int]) -> dict[Change, int | None]:
+    def _stored(self, side: Side, changes: Iterable[Change]) -> dict[Change, int | None]:
         """What the directory has under the keys of some changes. A counter without a window has one key for each item, and that is in memory."""
         found: dict[Change, int | None] = {}
         asked = []
         for change in changes:
-            if self.counts.counters[change.counter].window_ms is None:
-                found[change] = self.counts.total(change)
+            if side.counts.counters[change.counter].window_ms is None:
+                found[change] = side.counts.total(change)
             else:
                 asked.append(change)
-        for change, raw in zip(asked, self.database.multi_get(COUNTS, [_key(change) for change in asked]), strict=True):
+        for change, raw in zip(asked, self.database.multi_get(COUNTS, [_key(side, change) for change in asked]), strict=True):
             found[change] = None if raw is None else _VALUE.unpack(raw)[0]
         return found
 
@@ -239,16 +235,22 @@ class Tally:
         stored = zip(keys, self.database.multi_get(ITEMS, keys), strict=True)
         held, found = {key: _features_of(raw) for key, raw in stored if raw is not None}, []
         for update in updates:
-            features = {} if update.dead else self._needed(update.features)
+            features = {} if update.dead else _needed(self.items, update.features)
             update = msgspec.structs.replace(update, features=features, raw=b"" if update.dead else pack_features(features))
             if (after := fold_features(held.get(update.key), update)) is not None:
                 held[update.key] = after
                 found.append((update.key, after))
         return found
 
-    def _needed(self, features: Mapping[str, Any]) -> dict[str, Any]:
-        names = (*self.counts.statistics, *self.counts.group_names)
-        return {name: features[name] for name in names if name in features}
+    def _decode_users(self, records: Sequence[SourceRecord]) -> list[tuple[bytes, StoredUser]]:
+        """What each record makes of its user."""
+        updates = decode_user_updates(records if self.users.counts.statistics else (), self._init)
+        keys, found = list({key for key, _ in updates}), []
+        held = {key: decode_user(raw) for key, raw in zip(keys, self.database.multi_get(USERS, keys), strict=True)}
+        for key, update in updates:
+            held[key] = fold_user(held[key], update, _needed(self.users, update.features))
+            found.append((key, held[key]))
+        return found
 
     def _commit(self, batch: Any, after: _State) -> None:
         batch.put(META, _STATE, msgspec.json.encode(after))
@@ -263,16 +265,17 @@ class Tally:
 
     def move_clock(self, time_ms: int) -> list[tuple[bytes, bytes]]:
         """Makes the windows end at a later time; earlier ones do nothing. Returns the ranges of keys that no window needs any more."""
-        counts = self.counts
-        if time_ms <= counts.clock_ms:
+        if time_ms <= self.clock_ms:
             return []
         ranges = []
-        for number, (old, new) in enumerate(zip(counts.first_buckets(counts.clock_ms), counts.first_buckets(time_ms), strict=True)):
-            if (begin := max(old, 0)) < new:
-                ranges.append((_KEY.pack(number, begin), _KEY.pack(number, new)))
-                for raw_key, value in self.database.scan(COUNTS, *ranges[-1]):
-                    counts.add({Change(number, 0, raw_key[_KEY.size :]): -_VALUE.unpack(value)[0]})
-        counts.clock_ms = time_ms
+        for side in self.sides:
+            counts = side.counts
+            for number, (old, new) in enumerate(zip(counts.first_buckets(counts.clock_ms), counts.first_buckets(time_ms), strict=True)):
+                if (begin := max(old, 0)) < new:
+                    ranges.append((_range(side, number, begin)[0], _range(side, number, new)[0]))
+                    for raw_key, value in self.database.scan(COUNTS, *ranges[-1]):
+                        counts.add({_change(raw_key): -_VALUE.unpack(value)[0]})
+            counts.clock_ms = time_ms
         return ranges
 
     def write_due(self) -> list[OutboxEntry]:
@@ -282,47 +285,49 @@ class Tally:
             return []
         self._sent_at_s = now_s
         batch, outgoing = self.database.new_batch(), Outgoing(self._state.next_outbox, 0)
-        places, number_SI, left = np.zeros(0, np.int64), np.zeros((len(self._statistics), 0)), list[tuple[bytes, bytes]]()
+        chosen, left = list[tuple[Side, np.ndarray, np.ndarray]](), list[tuple[bytes, bytes]]()
         if self._changed or now_s - self._made_at_s >= _REMAKE_EVERY_S:
-            self._made_at_s = now_s
+            self._made_at_s, self._changed = now_s, False
             passed_ms = int((now_s - self._newest_at_s) * 1_000) + 1
-            left = self.move_clock(max(self._state.newest_ms + passed_ms, self.clock_ms + 1, self._sent_at_max + 1))
+            after_sent = max(side.sent_at_max for side in self.sides) + 1
+            left = self.move_clock(max(self._state.newest_ms + passed_ms, self.clock_ms + 1, after_sent))
             for first, end in left:
                 batch.delete_range(COUNTS, first, end)
-            number_SI = self.counts.numbers()
-            places = self._choose(number_SI)
-            self._put_updates(outgoing, places, number_SI)
+            for side, put_updates in ((self.items, self._put_items), (self.users, self._put_users)):
+                number_SI = side.counts.numbers()
+                places, others_wait = side.choose(number_SI, self._updates_max)
+                self._changed |= others_wait
+                put_updates(outgoing, [side.counts.keys[place] for place in places.tolist()], side.counts.values(number_SI[:, places]))
+                chosen.append((side, places, number_SI))
         if self._has_reached(self.ends):
-            report = StatisticsReport(at_ms=self._clock.now_ms(), as_of_ms=self.clock_ms, names=list(self.counts.statistics))
+            names, user_names = (list(side.counts.statistics) for side in self.sides)
+            report = StatisticsReport(at_ms=self._clock.now_ms(), as_of_ms=self.clock_ms, names=names, user_names=user_names)
             outgoing.add(STATISTICS_REPORTS, 0, None, encode_record(report), ())
         if outgoing.entries or left:
             put_outbox(batch, outgoing.entries)
             after = msgspec.structs.replace(self._state, clock_ms=self.clock_ms, next_outbox=outgoing.next_sequence)
             self._commit(batch, after)
-        self._sent_SI[:, places], self._sent_at_I[places], self._heat_I[places] = number_SI[:, places], self.clock_ms, 0
+        for side, places, number_SI in chosen:
+            side.note_sent(places, number_SI)
         return outgoing.entries
 
-    def _choose(self, number_SI: np.ndarray) -> np.ndarray:
-        """Places of the items to send now, the hottest first. Those that wait become hotter."""
-        sent_SI, exists_I = self._sent_SI[:, : number_SI.shape[1]], self.counts.exist
-        places = np.flatnonzero((number_SI != sent_SI).any(axis=0) & exists_I)
-        self._changed = len(places) > self._updates_max
-        if not self._changed:
-            return places
-        by_heat = places[np.argsort(-self._heat_I[places], kind="stable")]
-        self._heat_I[by_heat[self._updates_max :]] += 1
-        return by_heat[: self._updates_max]
-
-    def _put_updates(self, outgoing: Outgoing, places: np.ndarray, number_SI: np.ndarray) -> None:
+    def _put_items(self, outgoing: Outgoing, keys: Sequence[bytes], features: Sequence[Mapping[str, Any]]) -> None:
         by_partition: dict[int, list[dict[str, Any]]] = {}
-        for place, features in zip(places.tolist(), self.counts.values(number_SI[:, places]), strict=True):
-            item = decode_index_key(self.counts.keys[place], self._kind)
-            update = {"op": "statistics", "item_id": encode_wire_id(item), "version": self.clock_ms, "features": features}
+        for key, values in zip(keys, features, strict=True):
+            item = decode_index_key(key, self._kind)
+            update = {"op": STATISTICS_OP, "item_id": encode_wire_id(item), "version": self.clock_ms, "features": values}
             by_partition.setdefault(partition_of(item, self._init.shards), []).append(update)
         for partition, updates in sorted(by_partition.items()):
             for at in range(0, len(updates), UPDATES_PER_RECORD_MAX):
                 value = _encode_json({"schema": 1, "updates": updates[at : at + UPDATES_PER_RECORD_MAX]})
                 outgoing.add(ITEM_FEATURES, partition, None, value, ())
+
+    def _put_users(self, outgoing: Outgoing, keys: Sequence[bytes], features: Sequence[Mapping[str, Any]]) -> None:
+        for key, values in zip(keys, features, strict=True):
+            user = decode_index_key(key, self._kind)
+            update = {"op": STATISTICS_OP, "user_id": encode_wire_id(user), "features": values, "time_ms": self.clock_ms}
+            partition = partition_of(user, self._init.user_partitions)
+            outgoing.add(USER_FEATURES, partition, user_features_key(user, True), _encode_json({"schema": 1, **update}), ())
 
     # --- what a task does with a shard ---
 
@@ -359,5 +364,20 @@ def directory_name(statistics: Mapping[str, Statistic], index_id: str) -> str:
     return hashlib.sha256(repr((_FORMAT, index_id, sorted(statistics.items(), key=lambda named: named[0]))).encode()).hexdigest()[:16]
 
 
-def _key(change: Change) -> bytes:
-    return _KEY.pack(change.counter, change.bucket) + change.key
+def _needed(side: Side, features: Mapping[str, Any]) -> dict[str, Any]:
+    names = (*side.counts.statistics, *side.counts.group_names)
+    return {name: features[name] for name in names if name in features}
+
+
+def _key(side: Side, change: Change) -> bytes:
+    return _KEY.pack(side.number, change.counter, change.bucket) + change.key
+
+
+def _change(raw_key: bytes) -> Change:
+    _, counter, bucket = _KEY.unpack_from(raw_key)
+    return Change(counter, bucket, raw_key[_KEY.size :])
+
+
+def _range(side: Side, counter: int, first_bucket: int) -> tuple[bytes, bytes]:
+    """The keys of a counter from a step on."""
+    return _KEY.pack(side.number, counter, first_bucket), _KEY.pack(side.number, counter + 1, 0)

@@ -4,6 +4,7 @@ training_program.py       one run of `aif train`: read, join, fit, write; cli.py
 topic_events.py           the topics read to an end; topic_snapshot.py: the same from files; event_decoder.py: records to events
 refused_impressions.py    dead letters of impressions that cannot be decoded
 impressions.py            impressions joined as of their time, and batches of them: read it first; item_table.py, histories.py: its two sides
+user_statistics.py        counts and rates of users as of the times of requests
 trainer.py                the fit and its step; soup.py, adam.py, trainer_state.py: parts of it; team.py: the same in several processes
 losses.py                 what is minimised; copr.py: Eq. 10
 model_file.py             what to train, and how; similarity_start.py: initial weights that suit small data

@@ -57,7 +57,8 @@ def fold_users(users: Iterable[UserFeaturesRecord], behaviours: Iterable[Behavio
     """Histories of all users, folded as in serving. The place in the iteration replaces the offset; all behaviours of a user count as one record."""
     found: dict[Id, UserHistory] = {}
     for offset, profile in enumerate(users):
-        fold_profile(found.setdefault(profile.user_id, UserHistory()), offset, profile.features, profile.time_ms)
+        if profile.op == "upsert":  # training counts statistics itself (user_statistics.py)
+            fold_profile(found.setdefault(profile.user_id, UserHistory()), offset, profile.features, profile.time_ms)
     events: dict[Id, list[BehaviourEvent]] = {}
     for b in behaviours:
         events.setdefault(b.user_id, []).append(BehaviourEvent(b.item_id, b.kind, b.time_ms, b.features))

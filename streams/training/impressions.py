@@ -7,7 +7,8 @@ the request. A profile counts from its `time_ms` on, and always if it has none. 
 must not contain outcomes of impressions.
 A request that occurs twice counts once (`told_once`), within the whole log in a training, within a round in a follower.
 
-Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table, T tasks besides the click.
+Arrays: Q requests, B requests of a batch, C shown items (padded to the longest), L behaviours, R rows of the item table, T tasks besides the click,
+S statistics of users.
 """
 
 import dataclasses
@@ -30,6 +31,7 @@ from schemas.users import UserHistory
 from streams.training.histories import Histories, build_histories, fold_users
 from streams.training.item_table import NOT_AN_ITEM, ItemTable, build_item_table
 from streams.training.losses import Labels
+from streams.training.user_statistics import CountedStatistics, UserStatistics, encode_statistics, user_columns
 
 _NUMBER_MAX = 1e30  # the sum over a request stays finite in fp32
 
@@ -61,13 +63,15 @@ class TrainingSet:
     outcomes_QCT: np.ndarray
     context: FeatureTensors
     skipped_items: int
+    statistics: UserStatistics
+    statistics_QS: np.ndarray
 
     def __len__(self) -> int:
         return len(self.user_Q)
 
     def take(self, requests: np.ndarray) -> "TrainingSet":
         """Those with these numbers, over the same items and histories."""
-        columns = ("time_Q", "user_Q", "history_end_Q", "row_QC", "bid_QC", "teacher_QC", "clicked_QC", "outcomes_QCT")
+        columns = ("time_Q", "user_Q", "history_end_Q", "row_QC", "bid_QC", "teacher_QC", "clicked_QC", "outcomes_QCT", "statistics_QS")
         taken = {name: getattr(self, name)[requests] for name in columns}
         return dataclasses.replace(self, **taken, context=map_tensors(self.context, lambda t: t[torch.from_numpy(requests)]))
 
@@ -132,8 +136,14 @@ class TrainingSet:
             has_signature_BL=self.items.has_signature_R[safe_BL] & known_BL,
             mask_BL=mask_BL,
         )
-        at = torch.from_numpy(self.histories.profiles_as_of(user_B, self.time_Q[requests]))
-        return UserInputs(map_tensors(self.histories.profiles, lambda t: t[at]), behaviours), rows_BL
+        return UserInputs(self.profiles(requests), behaviours), rows_BL
+
+    def profiles(self, requests: np.ndarray) -> FeatureTensors:
+        """Profiles as of these requests, [B, ...], with the statistics of the user over them."""
+        at = torch.from_numpy(self.histories.profiles_as_of(self.user_Q[requests], self.time_Q[requests]))
+        found = map_tensors(self.histories.profiles, lambda t: t[at])
+        found.numeric[:, user_columns(self.spec.schema)] = torch.from_numpy(self.statistics_QS[requests])
+        return found
 
     @property
     def digest(self) -> str:
@@ -157,7 +167,7 @@ class TrainingSet:
             self.user_Q,
             self.history_end_Q,
         )
-        for column in (*columns, self.row_QC, self.bid_QC, self.teacher_QC, self.clicked_QC, self.outcomes_QCT):
+        for column in (*columns, self.row_QC, self.bid_QC, self.teacher_QC, self.clicked_QC, self.outcomes_QCT, self.statistics_QS):
             found.update(np.ascontiguousarray(column).tobytes())
         return found.hexdigest()[:16]
 
@@ -198,9 +208,18 @@ def join_events(spec: ModelSpec, w_hash_KM: np.ndarray | None, events: Events, e
     return join_table(spec, build_item_table(spec, w_hash_KM, events.items, events.new_items, wanted), users, events.impressions)
 
 
-def join_table(spec: ModelSpec, items: ItemTable, users: Mapping[Id, UserHistory], impressions: Iterable[ImpressionRecord]) -> TrainingSet:
-    """The same from folded histories and a table of items; a user who is not among the folded ones is cold."""
+def join_table(
+    spec: ModelSpec,
+    items: ItemTable,
+    users: Mapping[Id, UserHistory],
+    impressions: Iterable[ImpressionRecord],
+    statistics: UserStatistics | None = None,
+    frozen_ms: int | None = None,
+) -> TrainingSet:
+    """The same from folded histories and a table of items; a user who is not among the folded ones is cold. `statistics` of users: None: counted from these
+    events; `frozen_ms`: requests after it see those of this time."""
     impressions = told_once(impressions)
+    statistics = statistics or CountedStatistics(spec.schema.user_statistics, users, impressions, frozen_ms)
     histories = build_histories(spec, items, dict(users) | {i.user_id: UserHistory() for i in impressions if i.user_id not in users})
     shown = [impression for impression in impressions if any(s.item_id in items.index for s in impression.items)]
     time_Q = np.fromiter((i.time_ms for i in shown), np.int64, len(shown))
@@ -223,6 +242,8 @@ def join_table(spec: ModelSpec, items: ItemTable, users: Mapping[Id, UserHistory
         outcomes_QCT=columns.outcomes(spec.tasks[1:]),
         context=FeatureTensors.from_block(encode_features(spec.schema.of(Scope.CONTEXT), [i.context for i in shown])),
         skipped_items=total - int((row_QC != NOT_AN_ITEM).sum()),
+        statistics=statistics,
+        statistics_QS=encode_statistics(spec.schema, statistics, [i.user_id for i in shown], time_Q),
     )
 
 

@@ -21,6 +21,7 @@ from schemas.model.network import AifNetwork
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
 from streams.training.trainer import item_vectors, task_logits
+from streams.training.user_statistics import encode_statistics
 
 PAIRS_PER_CHUNK = 8_000
 
@@ -46,6 +47,7 @@ def ask(
         clicked_QC=nothing_QC,
         outcomes_QCT=np.zeros((*row_QC.shape, len(data.spec.tasks) - 1), np.float32),
         context=FeatureTensors.from_block(encoded),
+        statistics_QS=encode_statistics(data.spec.schema, data.statistics, users, np.full(len(user_Q), time_ms)),
     )
 
 

@@ -77,10 +77,9 @@ def _columns(data: TrainingSet) -> np.ndarray:
     share in the item's category, and its nearness to the item."""
     known_QC = shown_places(data)
     query_X, row_X = np.nonzero(known_QC)[0], data.row_QC[known_QC]
-    items, histories = data.items, data.histories
-    profile_X = histories.profiles_as_of(data.user_Q, data.time_Q)[query_X]
+    items, profiles = data.items, data.profiles(np.arange(len(data)))
     parts = [items.realtime_RQ.numpy()[row_X], *_numbers(items.inputs, row_X), *_numbers(data.context, query_X)]
-    parts += [*_numbers(histories.profiles, profile_X), _of_history(data)[known_QC]]
+    parts += [*_numbers(profiles, query_X), _of_history(data)[known_QC]]
     return np.concatenate([part.reshape(len(row_X), -1) for part in parts], axis=1).astype(np.float32)
 
 

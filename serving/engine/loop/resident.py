@@ -184,5 +184,5 @@ def report_of(resident: Resident) -> VersionReport:
         changes_applied=resident.changes_applied,
         tiers_by=resident.scorer.tiers_by,
         device_error=resident.scorer.device_error,
-        statistics=tuple(resident.scorer.parameters.spec.schema.statistics),
+        statistics=tuple(resident.scorer.parameters.spec.schema.kept_statistics),
     )

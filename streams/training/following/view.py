@@ -2,16 +2,16 @@
 
 Here: the fold of the context topics, and the part of it that a round needs. Not here: columns and batches (training/impressions.py), reading
 (followed_log.py).
-The join is the one of a training over the whole log, but for one difference that bounds memory. Of an item's versions at or before `settled_ms` only the last
-is kept. Invariant: the result depends on the folded events and on `settled_ms`, not on when they arrived. So a view that is rebuilt from the log gives the
-same join.
+The join is the one of a training over the whole log, but for two differences that bound memory. Of an item's versions at or before `settled_ms` only the last
+is kept, and statistics of users are those that `aif statistics` sent. Invariant: the result depends on the folded events and on `settled_ms`, not on when they
+arrived. So a view that is rebuilt from the log gives the same join.
 In memory: features and embedding of every item, and the newest behaviours of every user (schemas/limits.py).
 """
 
 import bisect
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from schemas.model.spec import ModelSpec
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile
 from streams.training.impressions import Events, TrainingSet, join_table
 from streams.training.item_table import build_item_table
+from streams.training.user_statistics import ServedStatistics
 
 _version, _time_ms = attrgetter("version"), attrgetter("time_ms")
 
@@ -35,6 +36,7 @@ class View:
         self._statistics: dict[Id, Mapping[str, Any]] = {}  # the latest of each item, which hold over its records
         self._embeddings: dict[Id, NewItem] = {}
         self._users: dict[Id, UserHistory] = {}
+        self._user_statistics: dict[Id, list[tuple[int, Mapping[str, Any]]]] = {}  # ascending times
         self._folded = 0  # takes the place of an offset: each record is folded once, those of a user in log order
         self.settled_ms = 0
 
@@ -48,7 +50,12 @@ class View:
             self._embeddings[new.item_id] = NewItem.model_construct(item_id=new.item_id, embedding=vector)
         for user in events.users:
             self._folded += 1
-            fold_profile(self._users.setdefault(user.user_id, UserHistory()), self._folded, user.features, user.time_ms)
+            if user.op == "statistics":
+                versions = self._user_statistics.setdefault(user.user_id, [])
+                bisect.insort(versions, (user.time_ms or 0, user.features), key=itemgetter(0))
+                del versions[: max(0, bisect.bisect_right(versions, self.settled_ms, key=itemgetter(0)) - 1)]
+            else:
+                fold_profile(self._users.setdefault(user.user_id, UserHistory()), self._folded, user.features, user.time_ms)
         for behaviour in events.behaviours:
             self._fold_behaviour(behaviour)
 
@@ -84,7 +91,9 @@ class View:
         wanted = met.union(s.item_id for i in impressions for s in i.items)
         updates = [u for item in sorted(wanted, key=str) for u in self._versions_of(item)]
         new_items = [self._embeddings[item] for item in wanted if item in self._embeddings]
-        return join_table(self._spec, build_item_table(self._spec, self._w_hash_KM, updates, new_items, None), users, impressions)
+        table = build_item_table(self._spec, self._w_hash_KM, updates, new_items, None)
+        served = ServedStatistics(self._spec.schema.user_statistics, self._user_statistics)
+        return join_table(self._spec, table, users, impressions, statistics=served)
 
     def _versions_of(self, item: Id) -> Sequence[ItemFeaturesUpdate]:
         versions = self._items.get(item, [])

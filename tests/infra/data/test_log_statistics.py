@@ -13,7 +13,7 @@ from infra.data.interactions import Interactions
 from infra.data.items import AsOf
 from infra.data.log_statistics import LogStatistic, TakersCount
 from infra.data.taken_together import TogetherVectors, together_vectors
-from schemas.statistics import HOUR_MS, MINUTE_MS, Log, Measure, Statistic, window_begin
+from schemas.statistics import HOUR_MS, MINUTE_MS, Log, Measure, Statistic, decayed_counts, window_begin
 
 USERS, ITEMS = 12, 8
 
@@ -108,3 +108,10 @@ def test_an_item_of_few_users_turns_the_first_axes_less_than_items_of_many() -> 
     positives = Interactions(range(41), range(8), ("click",), user_X, item_X, np.zeros(len(user_X), np.int64), np.arange(len(user_X)))
     vectors_IE = together_vectors(positives, 8, 2, len(positives))
     assert np.abs(vectors_IE[:3] @ vectors_IE[3:6].T).max() < 0.3 and (vectors_IE[6] @ vectors_IE[:3].T).min() > 0.7
+
+
+def test_an_event_counts_half_after_each_half_life_and_nothing_after_six() -> None:
+    for lives in range(8):
+        counts = [np.array([int(lives < window)]) for window in range(1, 7)]
+        assert decayed_counts(counts).tolist() == [0.5**lives if lives < 6 else 0.0]
+    assert decayed_counts([np.array([1_003])] * 6).tolist() == [1_000.0], "two significant digits of 32nds"

@@ -34,8 +34,9 @@ def test_items_of_a_snapshot_exist_with_their_groups_until_the_log_deletes_them(
     assert offsets[f"{ITEM_FEATURES}/0"] == 1 and not (tmp_path / "restored").exists()
     tally.apply([features_record(1, delete(ITEMS[1], 2))])
     tally.recover()
-    places = [tally.counts.place_of(encode_index_key(item)) for item in ITEMS[:3]]
-    assert tally.counts.exist[places].tolist() == [True, False, True]
-    groups = tally.counts._groups_BI[0, places].tolist()
+    counts = tally.items.counts
+    places = [counts.place_of(encode_index_key(item)) for item in ITEMS[:3]]
+    assert counts.exist[places].tolist() == [True, False, True]
+    groups = counts._groups_BI[0, places].tolist()
     assert groups[0] >= 0 > groups[2], "the maker of the first item is known"
     tally.close()

@@ -11,19 +11,21 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import describe_index
 from infra.kafka.reader import read_topic
 from infra.processes import Child, wait_until
-from schemas.decoding import decode_record
+from schemas.decoding import decode_record, decode_user_features
 from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport
 from schemas.features import Feature, Scope
+from schemas.ids import IdKind
 from schemas.index.control_entry import Entry
 from schemas.index.lifecycle import EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.kinds import NUMERIC
 from schemas.statistics import Log, Measure, Statistic
-from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS
+from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS, USER_FEATURES
 from tests.streams.version_world import SCHEMA, checkpoint_bytes
 from tests.streams.worker_stage import SHARDS, WAIT_S, WorkerStage, open_template
 
 TAKEN = Feature("taken", Scope.ITEM, NUMERIC, realtime=True, statistic=Statistic(Log.BEHAVIOURS, Measure.EXACT))
+DID = Feature("did", Scope.USER, NUMERIC, statistic=Statistic(Log.BEHAVIOURS, Measure.EXACT))
 
 
 def open_index(stage: WorkerStage) -> None:
@@ -31,7 +33,7 @@ def open_index(stage: WorkerStage) -> None:
     control = ControlLog(store := open_index_store(stage.environment("")["AIF_INDEX__STORE"]))
     init = describe_index(stage.bootstrap, stage.prefix, SHARDS, 1, "int64")
     ensure_init(control, init, 1, "test")
-    data = checkpoint_bytes(schema=dataclasses.replace(SCHEMA, features=(*SCHEMA.features, TAKEN)))
+    data = checkpoint_bytes(schema=dataclasses.replace(SCHEMA, features=(*SCHEMA.features, TAKEN, DID)))
     sha = hashlib.sha256(data).hexdigest()
     store.put_bytes(checkpoint_path(sha), data)
     control.append(
@@ -63,6 +65,13 @@ def read_counts(stage: WorkerStage) -> tuple[dict[Any, float], int, list[str]]:
     return counts, len(records), decode_record(StatisticsReport, reports[-1].value).names if reports else []
 
 
+def read_user_counts(stage: WorkerStage) -> dict[str, Any]:
+    """The last count of each user."""
+    records = read_topic(stage.bootstrap, USER_FEATURES, prefix=stage.prefix)
+    told = [decode_user_features(record.key, record.value, IdKind.INT64, record.partition, 1) for record in records]
+    return {str(update.user_id): update.features["did"] for update in told}
+
+
 def test_the_statistics_that_a_checkpoint_names_are_sent_and_a_second_process_goes_on(stage: WorkerStage) -> None:
     open_index(stage)
     with stage.publisher() as publisher:
@@ -80,6 +89,7 @@ def test_the_statistics_that_a_checkpoint_names_are_sent_and_a_second_process_go
     wait_until(lambda: read_counts(stage)[0] == wanted, WAIT_S, f"counts that go on; log: {child.log_tail()}", poll_s=0.2)
     wait_until(lambda: read_counts(stage)[2] == ["taken"], WAIT_S, f"a report; log: {child.log_tail()}", poll_s=0.2)
     records = read_counts(stage)[1]
+    assert read_user_counts(stage) == {"0": 1.0, "1": 1.0, "2": 1.0, "3": 1.0, "4": 1.0, "5": 1.0, "6": 1.0, "9": 3.0}
     os.kill(child.pid, signal.SIGTERM)
     wait_until(lambda: not child.alive(), WAIT_S, "its end")
     assert child.process.wait() == 0 and read_counts(stage)[1] == records, "nothing is sent where nothing changed"

@@ -1,6 +1,6 @@
 """Streaming a log gives the import's numbers, bit for bit, however it is cut and however often the process is killed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Unavailable
 from schemas.ids import encode_index_key, partition_of
-from schemas.statistics import DAY_MS
+from schemas.statistics import DAY_MS, OF_USER
 from schemas.topics import ITEM_FEATURES, USER_BEHAVIOURS
 from streams.statistics.counts import Change
+from streams.statistics.side import Side
 from streams.statistics.tally import COUNTS, Tally
 from tests.streams.shard_world import ManualClock
-from tests.streams.statistics.world import INIT, ITEMS, START_MS, STATISTICS, LogWorld, Process, numbers_served
+from tests.streams.statistics.world import INIT, ITEMS, START_MS, STATISTICS, USERS, LogWorld, Process, numbers_served
 
 seeds, kill_shares = st.integers(0, 10_000), st.sampled_from([0.0, 0.3])
 
@@ -27,9 +28,10 @@ seeds, kill_shares = st.integers(0, 10_000), st.sampled_from([0.0, 0.3])
 def differing(process: Process, time_ms: int, offsets: Mapping[str, int]) -> list[str]:
     """Statistics whose streamed numbers as of a time differ from the imported ones in any bit."""
     process.tally.move_clock(time_ms)
-    counts, imported = process.tally.counts, process.world.imported(time_ms, offsets)
-    places = [counts.place_of(encode_index_key(item)) for item in range(ITEMS)]
-    streamed = dict(zip(counts.statistics, counts.numbers()[:, places], strict=True))
+    imported, streamed = process.world.imported(time_ms, offsets), dict[str, np.ndarray]()
+    for side, prefix, owners in ((process.tally.items, "", ITEMS), (process.tally.users, OF_USER, USERS)):
+        places = [side.counts.place_of(encode_index_key(owner)) for owner in range(owners)]
+        streamed |= dict(zip([prefix + name for name in side.counts.statistics], side.counts.numbers()[:, places], strict=True))
     return [name for name in STATISTICS if streamed[name].tobytes() != imported[name].astype(np.float64).tobytes()]
 
 
@@ -46,7 +48,7 @@ def stream(process: Process, seed: int, kills: float) -> list[str]:
 
 
 def serve(process: Process, seed: int, kills: float, frozen: Process | None = None) -> list[tuple[int, str]]:
-    """Streams a log and sends updates; (item, statistic) whose served number is not the imported one. `frozen`: sends before `process` begins, and once
+    """Streams a log and sends updates; (item or user, statistic) whose served number is not the imported one. `frozen`: sends before `process` begins, and once
     more after that, when it has slept for days and knows nothing of it."""
     random = np.random.default_rng(seed)
     for share, rounds in ((0.5, 3), (1.0, 60)):
@@ -62,9 +64,10 @@ def serve(process: Process, seed: int, kills: float, frozen: Process | None = No
         frozen.publish(random, rounds=1, reads=False)
     offsets = process.count(random, kills)
     process.publish(random, kills)
-    served, told = process.world.served(), process.world.imported(process.tally.clock_ms, offsets)
-    numbers = {item: numbers_served(served[item]) for item in range(ITEMS)}
-    return [(item, name) for item in range(ITEMS) for name in STATISTICS if numbers[item][name] != told[name][item]]
+    told = process.world.imported(process.tally.clock_ms, offsets)
+    numbers = [(item, numbers_served(features)) for item, features in process.world.served().items()]
+    numbers += [(user, numbers_served(features, OF_USER)) for user, features in process.world.served_users().items()]
+    return [(owner, name) for owner, served in numbers for name, number in served.items() if number != told[name][owner]]
 
 
 @given(seeds, kill_shares)
@@ -140,24 +143,27 @@ class ForgetsToForget(Tally):
     """Leaves in every window what was ever in it."""
 
     def move_clock(self, time_ms: int) -> list[tuple[bytes, bytes]]:
-        self.counts.clock_ms = time_ms
+        for side in self.sides:
+            side.counts.clock_ms = time_ms
         return []
 
 
 class LosesWaiting(Tally):
     """Takes what did not fit into a turn as sent."""
 
-    def _choose(self, number_SI: np.ndarray) -> np.ndarray:
-        chosen = super()._choose(number_SI)
-        self._sent_SI[:, : number_SI.shape[1]] = number_SI
-        return chosen
+    def write_due(self) -> Any:
+        sent = super().write_due()
+        for side in self.sides:
+            number_SI = side.counts.numbers()
+            side._sent_SI[:, : number_SI.shape[1]] = number_SI
+        return sent
 
 
 class BeginsAnew(Tally):
     """Takes some counters on the disk as not there."""
 
-    def _stored(self, changes: Mapping[Change, int]) -> dict[Change, int | None]:
-        return {change: None if change.bucket % 2 else before for change, before in super()._stored(changes).items()}
+    def _stored(self, side: Side, changes: Iterable[Change]) -> dict[Change, int | None]:
+        return {change: None if change.bucket % 2 else before for change, before in super()._stored(side, changes).items()}
 
 
 @pytest.mark.parametrize(("planted", "kills"), [(CountsTwice, 0.0), (ForgetsToForget, 0.0), (LosesWaiting, 0.0), (BeginsAnew, 0.3)])

@@ -1,5 +1,6 @@
 """A random log of an index's topics, the import's numbers of it, and a process that counts it and is killed now and then."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 from infra.data.interactions import Interactions
 from infra.data.log_statistics import LogStatistic
 from infra.kafka.reader import SourceRecord
+from schemas.decoding import STATISTICS_OP, decode_user_features
 from schemas.ids import IdKind, encode_index_key, partition_of
 from schemas.index.control import Init
-from schemas.statistics import CLICK, DAY_MS, HOUR_MS, NEVER, Log, Measure, Statistic
-from schemas.topics import IMPRESSIONS, ITEM_FEATURES, USER_BEHAVIOURS
+from schemas.statistics import CLICK, DAY_MS, HOUR_MS, OF_USER, Log, Measure, Statistic
+from schemas.topics import IMPRESSIONS, ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
+from schemas.users import UserHistory, fold_profile, fold_statistics
 from streams.core.item_state import StoredFeatures, fold_features, unpack_features
 from streams.shard.decode import decode_source_record
 from streams.shard.outbox import OutboxEntry
@@ -37,6 +40,13 @@ STATISTICS = {
     "clicking_6h": Statistic(_I, Measure.RATE, (CLICK,), window_ms=6 * HOUR_MS),
     "liking_of_maker": Statistic(_I, Measure.RATE, ("like",), by="maker", window_ms=2 * DAY_MS),
     "shown_of_maker": Statistic(_I, Measure.EXACT, by="maker", window_ms=HOUR_MS),
+    "decayed_3h": Statistic(_B, Measure.DECAYED, window_ms=3 * HOUR_MS),
+    "liked_of_maker_1d": Statistic(_I, Measure.DECAYED, ("like",), by="maker", window_ms=DAY_MS),
+    "user:decayed_12h": Statistic(_B, Measure.DECAYED, window_ms=12 * HOUR_MS),
+    "user:taken": Statistic(_B, Measure.EXACT),
+    "user:buying_1d": Statistic(_B, Measure.RATE, ("buy",), window_ms=DAY_MS),
+    "user:last": Statistic(_I, Measure.LAST, (CLICK,)),
+    "user:shown_6h": Statistic(_I, Measure.COUNT, window_ms=6 * HOUR_MS),
 }
 
 
@@ -46,19 +56,21 @@ class Killed(BaseException):
 
 @dataclass
 class LogWorld:
-    """Random events in log order of each partition: event times jump back and forth. `events`: (time, log, item, kinds, place).
-    Item ITEMS is in no catalogue."""
+    """Random events in log order of each partition: event times jump back and forth. `events`: (time, log, item, kinds, place, user).
+    Item ITEMS is in no catalogue. Every second user has a profile."""
 
     seed: int
     rows: int = 120
     days: int = 3
     records: dict[tuple[str, int], list[SourceRecord]] = field(default_factory=dict)
-    events: list[tuple[int, Log, int, tuple[str, ...], Place]] = field(default_factory=list)
+    events: list[tuple[int, Log, int, tuple[str, ...], Place, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         chance = np.random.default_rng(self.seed)
         for item in range(ITEMS):
             self._put_item(item, {"maker": MAKERS[item % 3]})
+        for user in range(0, USERS, 2):
+            self._put_user(user, {"country": "nl", "taken": 1.0})
         for time_ms in np.sort(START_MS + chance.integers(0, self.days * DAY_MS, self.rows)).tolist():
             time_ms -= int(chance.integers(0, HOUR_MS)) * (chance.random() < 0.3)
             item, user = int(chance.integers(0, ITEMS + 1)), int(chance.integers(0, USERS))
@@ -66,7 +78,7 @@ class LogWorld:
                 kind = KINDS[chance.integers(0, 2)]
                 update = {"user_id": user, "item_id": item, "kind": kind, "time_ms": time_ms}
                 place = self._put(USER_BEHAVIOURS, user, {"updates": [update]})
-                self.events.append((time_ms, _B, item, (kind,), place))
+                self.events.append((time_ms, _B, item, (kind,), place, user))
             else:
                 flags = [name for name in (CLICK, "like") if chance.random() < 0.5]
                 shown = {
@@ -77,10 +89,14 @@ class LogWorld:
                     "outcomes": [f for f in flags if f != CLICK],
                 }
                 place = self._put(IMPRESSIONS, user, {"request_id": "r", "user_id": user, "time_ms": time_ms, "items": [shown]})
-                self.events.append((time_ms, _I, item, tuple(flags), place))
+                self.events.append((time_ms, _I, item, tuple(flags), place, user))
 
     def _put_item(self, item: int, features: Mapping[str, Any]) -> None:
         self._put(ITEM_FEATURES, item, {"updates": [{"item_id": item, "version": 1, "features": features}]})
+
+    def _put_user(self, user: int, features: Mapping[str, Any]) -> None:
+        topic, partition, offset = self._put(USER_FEATURES, user, {"user_id": user, "features": features})
+        self.records[topic, partition][offset] = dataclasses.replace(self.records[topic, partition][offset], key=str(user).encode())
 
     def _put(self, topic: str, owner: int, value: Mapping[str, Any]) -> Place:
         partition = partition_of(owner, SHARDS)
@@ -90,9 +106,19 @@ class LogWorld:
 
     def append(self, entry: OutboxEntry) -> None:
         """An update that a process sent."""
-        if entry.topic == ITEM_FEATURES:
-            log = self.records[ITEM_FEATURES, entry.partition or 0]
-            log.append(SourceRecord(ITEM_FEATURES, entry.partition or 0, len(log), None, entry.value))
+        if entry.topic in (ITEM_FEATURES, USER_FEATURES):
+            log = self.records[entry.topic, entry.partition or 0]
+            log.append(SourceRecord(entry.topic, entry.partition or 0, len(log), entry.key, entry.value))
+
+    def served_users(self) -> dict[int, Mapping[str, Any]]:
+        """The users' features as servers have them that read the topic when it was compacted."""
+        last = {(name, r.key): r for name, log in self.records.items() if name[0] == USER_FEATURES for r in log}
+        found = {user: UserHistory() for user in range(USERS)}
+        for record in sorted(last.values(), key=lambda r: r.offset):
+            told = decode_user_features(record.key, record.value, IdKind(INIT.id_kind), record.partition, SHARDS)
+            fold = fold_statistics if told.op == STATISTICS_OP else fold_profile
+            fold(found[int(told.user_id)], record.offset, told.features)
+        return {user: {**history.profile, **history.statistics} for user, history in found.items()}
 
     def served(self) -> dict[int, dict[str, Any]]:
         """The items' features as the shards of the index have them."""
@@ -113,11 +139,12 @@ class LogWorld:
                 (e for e in self.events if e[1] is statistic.log and e[4][2] < ends["/".join(map(str, e[4][:2]))]), key=lambda e: e[0]
             )
             kinds = KINDS if statistic.log is _B else (CLICK, "like")
-            codes = [kinds.index(k[0]) if statistic.log is _B else sum(1 << kinds.index(x) for x in k) for _, _, _, k, _ in rows]
-            item_X, time_X = np.array([r[2] for r in rows], np.int64), np.array([r[0] for r in rows], np.int64)
-            log = Interactions(range(1), range(ITEMS + 1), kinds, np.zeros(len(rows), np.int64), item_X, np.array(codes, np.int64), time_X)
+            codes = [kinds.index(r[3][0]) if statistic.log is _B else sum(1 << kinds.index(x) for x in r[3]) for r in rows]
+            user_X, item_X, time_X = (np.array([r[column] for r in rows], np.int64) for column in (5, 2, 0))
+            log = Interactions(range(USERS), range(ITEMS + 1), kinds, user_X, item_X, np.array(codes, np.int64), time_X)
             groups = np.array([-1 if MAKERS[i % 3] is None else i % 3 for i in range(ITEMS)]) if statistic.by else None
-            found[name] = LogStatistic(statistic, log, ITEMS, groups, bits=statistic.log is _I).at(time_ms)
+            owners, owner = (USERS, "user_X") if name.startswith(OF_USER) else (ITEMS, "item_X")
+            found[name] = LogStatistic(statistic, log, owners, groups, owner).at(time_ms)
         return found
 
 
@@ -154,7 +181,7 @@ class Process:
         return self.tally.next_offsets
 
     def _ends(self) -> dict[tuple[str, int], int]:
-        shares = {ITEM_FEATURES: 1.0}
+        shares = {ITEM_FEATURES: 1.0, USER_FEATURES: 1.0}
         return {name: int(len(log) * shares.get(name[0], self._share)) for name, log in self.world.records.items()}
 
     def _next(self, name: tuple[str, int]) -> int:
@@ -195,8 +222,8 @@ class Process:
             database.write = write  # type: ignore[method-assign]
 
 
-def numbers_served(features: Mapping[str, Any]) -> dict[str, float]:
-    """The statistics among an item's features, as a model reads them: a missing one is that of no event."""
-    edges = {name for name, s in STATISTICS.items() if s.measure in (Measure.FIRST, Measure.LAST)}
-    nothing = {name: NEVER if name in edges else 0.0 for name in STATISTICS}
-    return {name: nothing[name] if features.get(name) is None else features[name] for name in STATISTICS}
+def numbers_served(features: Mapping[str, Any], side: str = "") -> dict[str, float]:
+    """The statistics among the features of an item, or of a user with `side` OF_USER, as a model reads them: a missing one is that of no event."""
+    of_side = {name: s for name, s in STATISTICS.items() if name.startswith(OF_USER) == bool(side)}
+    told = {name: features.get(name.removeprefix(side)) for name in of_side}
+    return {name: statistic.nothing if told[name] is None else told[name] for name, statistic in of_side.items()}

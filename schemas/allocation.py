@@ -191,7 +191,8 @@ class Gate:
 
 @dataclass(frozen=True)
 class ActionTable:
-    """What a fit hands to servers. `queue_price`: the price at which the mean cost is a quarter of full work's; it is the unit of the queue price.
+    """What a fit hands to servers. `queue_price`: the price at which the mean cost is a quarter of full work's, as `aif allocate show` prints it. A server
+    finds the unit of its prices in the costs and the mean row, so that both are in the same units.
 
     mean_row: the value of each action without any feature. A blind decision takes it for a request whose full work costs `full_ms`, the mean. For
     other requests it scales the row with the cost, so that all get about the same point of the static curve. With full_ms = 0 the row stays.

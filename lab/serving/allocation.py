@@ -52,7 +52,7 @@ class AllocationPlan:
 
 @dataclass(slots=True)
 class Window:
-    """What one variant did in one phase of one turn. `value`: sum over requests, each as a share of full work's."""
+    """Answers of one variant in one phase of one turn. `value`: sum over requests, each as a share of full work's."""
 
     latencies: Latencies = field(default_factory=Latencies)
     requests: int = 0
@@ -105,6 +105,8 @@ def measure_allocation(plan: AllocationPlan) -> Figures:
     figures.add("capacity_per_s", float(np.mean(capacities)))
     figures.add("decision_p50_us", status["decision_p50_us"])
     figures.add("decision_p99_us", status["decision_p99_us"])
+    figures.add("decision_thread_p50_us", status["decision_thread_p50_us"])
+    figures.add("decision_thread_p99_us", status["decision_thread_p99_us"])
     return figures
 
 

@@ -24,7 +24,7 @@ from schemas.allocation import Action, Kind
 from schemas.events import AllocationOutcome, encode_record
 from schemas.ids import Id, encode_kafka_key, encode_wire_id
 from schemas.topics import ALLOCATION_OUTCOMES
-from serving.allocation.decisions import Choice, Inputs
+from serving.allocation.decisions import Choice
 from serving.core.ladder import take_first
 
 _WAITING_MAX = 10_000
@@ -138,19 +138,18 @@ class Outcomes:
 
 def encode_outcome(outcome: Outcome) -> bytes:
     """The record of an outcome."""
-    inputs = outcome.choice.inputs
-    assert inputs is not None, "in mode off nothing is decided"
-    return encode_record(AllocationOutcome.model_validate(_fields(outcome, outcome.choice.receipt(), inputs)))
+    return encode_record(AllocationOutcome.model_validate(_fields(outcome, outcome.choice.receipt())))
 
 
-def _fields(outcome: Outcome, receipt: Mapping[str, Any], inputs: Inputs) -> Mapping[str, Any]:
-    facts = inputs.ask.facts
-    sums = {} if outcome.probe is None else outcome.probe.sum_best(inputs.table.actions)
+def _fields(outcome: Outcome, receipt: Mapping[str, Any]) -> Mapping[str, Any]:
+    ask, moment = outcome.choice.ask, outcome.choice.moment
+    assert moment is not None, "in mode off nothing is decided"
+    facts, sums = ask.facts, {} if outcome.probe is None else outcome.probe.sum_best(moment.prepared.table.actions)
     return {
-        "request_id": inputs.ask.request_id,
+        "request_id": ask.request_id,
         "user_id": encode_wire_id(outcome.user),
         "time_ms": outcome.at_ms,
-        "version": inputs.ask.version,
+        "version": ask.version,
         "table": receipt["table"],
         "action": receipt["action"],
         "arm": receipt["arm"],

@@ -22,7 +22,6 @@ from schemas.allocation import (
     TABLE_BYTES_MAX,
     ActionTable,
     Costs,
-    Facts,
     Kind,
     Values,
     decode_table,
@@ -31,8 +30,7 @@ from schemas.allocation import (
     table_prefix,
 )
 from schemas.errors import AifError, Corrupted
-from schemas.knapsack import find_price
-from serving.allocation.decisions import LEVEL, TYPICAL_BEHAVIOURS
+from serving.allocation.prepared import LEVEL, quarter_price
 
 _LENGTHS = (500, 700, 1000, 1400, 2000, 2800, 4000, 5600, 8000, 10_000)
 _TRIED = 5  # newest tables of a version, until one can be read
@@ -47,15 +45,7 @@ def built_in_table(lengths: tuple[int, ...] = _LENGTHS) -> ActionTable:
     shares = [np.log1p(action.candidates / _STEEPNESS) / np.log1p(lengths[-1] / _STEEPNESS) for action in actions]
     row = tuple(map(float, shares))
     table = ActionTable(0, 0, actions, Costs({LEVEL: ASSUMED_COST}), Values(0.0, {}, (), (row,)), row, 1.0, ages=ASSUMED_AGES)
-    return replace(table, queue_price=_quarter_price(table))
-
-
-def _quarter_price(table: ActionTable) -> float:
-    """The price at which a typical request of this table costs a quarter of full work: the unit of the queue price."""
-    costs_ms = table.costs_ms(Facts(table.actions[-1].candidates, TYPICAL_BEHAVIOURS))
-    rows = zip(table.mean_row, costs_ms, table.actions, strict=True)
-    value_A, cost_A = np.array([(value, ms) for value, ms, action in rows if action.kind is Kind.RANK]).T
-    return find_price(value_A[None], cost_A[None], float(cost_A[-1]) / 4)
+    return replace(table, queue_price=quarter_price(table))
 
 
 def servable(table: ActionTable) -> ActionTable:

@@ -20,8 +20,9 @@ from schemas.limits import TOP_K_MAX
 from schemas.requests import AtLeast, FinalReport, PrerankRequest, RankRequest
 from schemas.token import VersionToken, decode_token
 from serving.allocation.allocator import Allocator
-from serving.allocation.decisions import DEFAULT_CLASS, Ask, Choice, Mode
+from serving.allocation.decisions import Choice
 from serving.allocation.outcomes import Given, Probe
+from serving.allocation.pick import DEFAULT_CLASS, Ask, Mode
 from serving.allocation.score_cache import Kept, give_again, logits_of
 from serving.calls.deadline import Deadline
 from serving.calls.final_call import FinalCall, cut

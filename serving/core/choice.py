@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from schemas.allocation import ActionTable, Facts, Kind
 from schemas.knapsack import choose_one
@@ -33,6 +34,9 @@ class Slices:
     probe: float = 0.005
     random: float = 0.005
     undropped: float = 0.02
+
+
+NO_SLICES = Slices(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +64,36 @@ def arm_of(request_id: str, slices: Slices) -> tuple[Arm, float]:
     return Arm.POLICY, within
 
 
+class Steps(NamedTuple):
+    """The lengths that some price makes the best, ascending, and minus the value per candidate that each step from one to the next adds, ascending too.
+
+    The best length at a price p > 0 of a candidate is places[bisect_left(falls, -p)].
+    """
+
+    places: tuple[int, ...]
+    falls: tuple[float, ...]
+
+
+def make_steps(lengths: Sequence[int], row: Sequence[float], first: int, last: int) -> Steps:
+    """The upper hull of values over lengths, between two places. A length below the hull is never the best, whatever the price."""
+    places, falls = [first], list[float]()
+    for place in range(first + 1, last + 1):
+        while (fall := (row[places[-1]] - row[place]) / (lengths[place] - lengths[places[-1]])) <= (falls[-1] if falls else -math.inf):
+            places.pop()
+            falls.pop()
+        if fall < 0:
+            places.append(place)
+            falls.append(fall)
+    return Steps(tuple(places), tuple(falls))
+
+
 def decide(
     table: ActionTable,
     facts: Facts,
     price: Price,
     allowed: Sequence[int],
     arm: tuple[Arm, float] = (Arm.POLICY, 0.0),
-    slices: Slices = Slices(0.0, 0.0, 0.0),
+    slices: Slices = NO_SLICES,
     *,
     blind: bool = False,
     drop_due: bool = False,

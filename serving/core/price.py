@@ -5,8 +5,8 @@
     floor   PI control on the share of late and failed answers (DCAF's MaxPower): a last resort against costs that nobody predicted
 
 Each is 0 when the server is idle, so an idle server always does full work and cannot lock itself out. Admission (core/admission.py) stays behind all three.
-Prices are values per ms. `unit` is the table's `queue_price`: there the mean request gets a quarter of full work, if that fits the table's own costs
-(serving/allocation/decisions.py).
+Prices are values per ms of the table's costs. `unit`: the price at which the mean request costs a quarter of full work
+(serving/allocation/prepared.py `quarter_price`).
 
 Here: pure functions of numbers. Not here: the choice at a price (core/choice.py, schemas/knapsack.py).
 """

@@ -30,7 +30,7 @@ ITEMS = list(range(2_000))
 
 def press(front: Front) -> None:
     """The price of a queue that is full by the allocator's measure, and empty by admission's."""
-    front.allocator._plan = 1e6
+    front.allocator.hold(1e6)
 
 
 def test_under_load_the_first_candidates_or_the_best_of_retrieval_are_ranked_and_the_answer_says_so() -> None:
@@ -83,11 +83,12 @@ def test_wrong_tables_cost_neither_answers_nor_errors() -> None:
         for number, one in enumerate(wrong):
             with suppress(Corrupted, ValueError):  # a server keeps the table before; json has no nan
                 front.allocator.tables.known = {7: servable(decode_table(encode_table(one), 7))}
-            for front.allocator._plan in (0.0, 1e-6, 0.1):
+            for plan in (0.0, 1e-6, 0.1):
+                front.allocator.hold(plan)
                 for again in range(4):
-                    answer = client.rank(1, ITEMS, top_k=100, request_id=f"{number} {front.allocator._plan} {again}")
+                    answer = client.rank(1, ITEMS, top_k=100, request_id=f"{number} {plan} {again}")
                     assert answer.receipt is not None and len(answer.items) == 100 and answer.table == "v7-1"
-                    assert front.allocator._plan > 0 or answer.candidates == 2_000, "without a price, full work"
+                    assert plan > 0 or answer.candidates == 2_000, "without a price, full work"
 
 
 def test_modes_are_switched_and_decisions_explained_at_run_time() -> None:
@@ -125,7 +126,7 @@ def test_call_one_says_how_many_candidates_are_worth_sending_and_the_merger_send
         press(front)
         pressed = UserAnswer.model_validate(httpx.post(f"{front.url}/v1/user", json={"user_id": 1}).json())
         assert asyncio.run(ask(front.url)) == 500
-        assert front.allocator._made[-1].offered == 700, "one length more than would be ranked"
+        assert front.allocator._made[-1].ask.facts.candidates == 700, "one length more than would be ranked"
     assert calm.candidates_max is None and pressed.candidates_max == 700
 
 

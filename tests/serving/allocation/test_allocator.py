@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.metrics import Metrics
-from schemas.allocation import CachedAge, Costs, Facts, Gate, Kind, list_actions
+from schemas.allocation import CachedAge, Costs, Facts, Gate, Kind, LevelCost, list_actions
 from schemas.errors import RejectedInput
 from serving.allocation.allocator import TICK_S, Allocator
-from serving.allocation.decisions import CACHED, DROP, Ask, Choice, Inputs, Mode, Prepared, carry_out, prepare
+from serving.allocation.decisions import Choice, choose_work, look
+from serving.allocation.pick import CACHED, DROP, Ask, Mode, Moment, pick
+from serving.allocation.prepared import prepare, quarter_price
 from serving.allocation.settings import AllocationSection, ClassShare
 from serving.allocation.tables import Tables, built_in_table, servable
-from serving.core.choice import Arm, Slices
+from serving.core.choice import NO_SLICES, Arm, Slices
 
 FULL_MS = 5.15  # of 10,000 candidates, by the built-in table
 
@@ -171,12 +173,10 @@ def test_a_ranking_that_was_withdrawn_after_its_decision_counts_once() -> None:
 def test_a_price_that_drops_another_arms_request_is_no_rule() -> None:
     """Only a drop by the rule starts the user's count again."""
     table = servable(replace(built_in_table(), version=1, made_at_ms=1, gate=Gate(0.1, 0.0, 0.2)))
-    for name, by_rule in ((Arm.UNDROPPED, False), (Arm.POLICY, True)):
-        of = prepare(table, False)
-        one = ask()._replace(drop_due=True)
-        inputs = Inputs(one, Mode.VALUE, of, 1e6, 0.0, 0.0, 0, 9, 9, True, True, (name, 0.5), Slices(), 0.0, 1.0, 1.0, 1e-3)
-        choice = carry_out(inputs)
-        assert choice.shed and choice.by_rule is by_rule is inputs.replay().by_rule
+    for slices, by_rule in ((Slices(0.0, 0.0, 1.0), False), (NO_SLICES, True)):
+        choice = choose_work(ask()._replace(drop_due=True), Moment(Mode.VALUE, prepare(table, False), plan=1e6, slices=slices), 0.0, 0.0)
+        again = choice.inputs
+        assert again is not None and choice.shed and choice.by_rule is by_rule is again.replay().by_rule
 
 
 def test_shadow_changes_nothing_and_counts_what_would_have_been() -> None:
@@ -275,7 +275,7 @@ def run_spike(
 
 def test_admission_alone_refuses_half_of_a_spike() -> None:
     allocator, queue, clock = make_allocator("off")
-    allocator.decide = lambda one: Choice(None, FULL_MS, one.group, 10_000)  # type: ignore[method-assign]
+    allocator.decide = lambda one: Choice(one, None, FULL_MS)  # type: ignore[method-assign]
     assert run_spike(allocator, queue, clock).refused > 0.4
 
 
@@ -302,19 +302,31 @@ def test_costs_that_are_wrong_among_actions_refuse_nobody() -> None:
     assert run_spike(allocator, queue, clock).refused <= 0.01
 
 
-def test_costs_that_are_far_too_dear_for_their_price_drop_no_more_than_right_ones() -> None:
-    """In mode value a list that costs more than it is worth is dropped. The unit of the price follows the table's own rows."""
+def test_costs_that_are_wrong_by_a_factor_give_the_same_choices_whatever_price_comes_with_them() -> None:
+    """In mode value a list that costs more than it is worth is dropped. The unit of the price follows the table's own costs, and the first tick their scale.
 
-    def count_drops(dear: float) -> int:
+    Until that tick the server takes the costs as they are; then it catches up. So dear costs drop some more requests in the first second.
+    """
+
+    def count(dear: float, queue_price: float = 1.0) -> dict[tuple[str, str], int]:
         level = built_in_table().costs.levels["full"]
         cost = replace(level, fixed_ms=dear * level.fixed_ms, candidate_us=dear * level.candidate_us, pair_ns=dear * level.pair_ns)
-        table = replace(built_in_table(), version=1, made_at_ms=1, costs=Costs({"full": cost}), gate=Gate(0.1, 0.0, 0.2))
+        table = replace(built_in_table(), version=1, made_at_ms=1, costs=Costs({"full": cost}, drop_ms=dear * 0.05))
         allocator, queue, clock = make_allocator("value")
-        allocator.tables.known = {1: servable(table)}
+        allocator.tables.known = {1: servable(replace(table, queue_price=queue_price, gate=Gate(0.1, 0.0, 0.2)))}
         assert run_spike(allocator, queue, clock, dear=dear).refused <= 0.01
-        return allocator.counts["value", "drop"]
+        return dict(allocator.counts)
 
-    assert count_drops(1e3) <= 1.25 * count_drops(1.0)
+    right, dear, dearer = count(1.0), count(10.0), count(1e3, 1e9)
+    assert right == count(1.0, 1e-9) and dear == dearer
+    assert dear["value", "drop"] <= 1.75 * right["value", "drop"]
+
+
+def test_the_unit_of_the_price_halves_when_costs_double() -> None:
+    table = built_in_table()
+    level = table.costs.levels["full"]
+    twice = {"full": replace(level, **{name: 2 * getattr(level, name) for name in LevelCost.__slots__})}
+    assert quarter_price(replace(table, costs=Costs(twice))) == pytest.approx(quarter_price(table) / 2)
 
 
 def test_a_version_flip_and_a_lost_table_leave_the_mean_row_of_the_table_before() -> None:
@@ -337,40 +349,35 @@ def test_a_clock_that_jumps_harms_nothing(jump_s: float) -> None:
     assert run_spike(allocator, queue, clock, seconds=2.0).refused <= 0.01
 
 
-def costs_of(of: Prepared, facts: Facts) -> tuple[float, float]:
-    return of.fixed_ms + facts.needs_user * (
-        of.user_ms + of.behaviour_ms * facts.behaviours
-    ), of.candidate_ms + of.pair_ms * facts.behaviours
-
-
 @given(
     st.lists(st.floats(0, 10), min_size=12, max_size=12),
     st.builds(
         Facts, st.integers(1, 20_000), st.integers(0, 50_000), st.booleans(), st.just(2.0), st.none(), st.sampled_from([None, 0.0, 40.0])
     ),
-    st.floats(0, 0.999),
+    st.text(min_size=1, max_size=8),
+    st.sampled_from([0.0, 3.0, 8.0, 1e3]),
+    st.sampled_from([2.0, 6.0, 1e6]),
 )
 @settings(max_examples=20)
-def test_the_quick_decision_is_the_rule(row: list[float], facts: Facts, within: float) -> None:
-    """For any values, rising or not, any price and any slice: `pick` and `replay` decide for actions of the same value - price x cost."""
+def test_the_quick_decision_is_the_rule(row: list[float], facts: Facts, name: str, queue_ms: float, left_ms: float) -> None:
+    """For any values, rising or not, any price, queue, deadline and slice: `pick` and `replay` decide for actions of the same value - price x cost."""
     table = replace(servable(built_in_table()), mean_row=tuple(row), full_ms=3.0, gate=Gate(0.1, 0.0, 0.2), ages=(CachedAge(60.0, 0.8),))
     table = replace(table, values=replace(table.values, shares=(tuple(row), tuple(row[::-1])), bins=(7.0,)))
-    prices, flags = (0.0, 1e-3, 0.1, 1.0, 30.0, math.inf), itertools.product((False, True), repeat=4)
-    for (blind, sheddable, drops, due), price, arm in itertools.product(flags, prices, Arm):
+    prices, flags = (0.0, 1e-3, 0.1, 1.0, 30.0, math.inf), itertools.product((False, True), repeat=3)
+    slices = (NO_SLICES, Slices(1.0, 0.0, 0.0), Slices(0.0, 1.0, 0.0), Slices(0.0, 0.0, 1.0))
+    for (blind, sheddable, due), price, of_slices, mode in itertools.product(flags, prices, slices, (Mode.QUEUE, Mode.VALUE)):
         of = prepare(table, blind)
-        first, whole = of.bounds(facts.candidates, 600)
-        ask, drops = Ask("r", 1, facts, 300, 1e6, drop_due=due), drops and 0 < price < math.inf
-        costs_ms, slices = costs_of(of, facts), Slices()
-        inputs = Inputs(
-            ask, Mode.VALUE, of, 0.0, price, 0.0, first, whole, whole, sheddable, drops, (arm, within), slices, 0.0, 1.0, *costs_ms
-        )
-        picked, again = inputs.pick(), inputs.replay()
+        asked = Ask(name, 1, facts, 300, left_ms, "feed", due)
+        moment = Moment(mode, of, price, classes={"feed": (1.0, sheddable)}, slices=of_slices)
+        picked, *_ = pick(asked, moment, queue_ms, queue_ms)
+        inputs = look(asked, moment, queue_ms, queue_ms)
+        again, at = inputs.replay(), inputs.price.value
         place = {DROP: of.drop, CACHED: of.cached}.get(picked, of.places[picked])
         assert place in inputs.allowed
         if place != again.action:  # equally good
             values, costs = table.values_of(facts, blind=blind), table.costs_ms(facts)
-            net = [values[i] - price * costs[i] for i in (place, again.action)]
-            assert arm in (Arm.POLICY, Arm.UNDROPPED) and net[0] == pytest.approx(net[1], abs=1e-9 * (1 + price * max(costs)))
+            net = [values[i] - at * costs[i] for i in (place, again.action)]
+            assert again.arm in (Arm.POLICY, Arm.UNDROPPED) and net[0] == pytest.approx(net[1], abs=1e-9 * (1 + at * max(costs)))
 
 
 def test_actions_that_the_engine_cannot_carry_out_are_left_out() -> None:

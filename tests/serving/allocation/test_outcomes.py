@@ -10,8 +10,9 @@ from infra.metrics import Metrics
 from schemas.allocation import Facts
 from schemas.events import AllocationOutcome
 from serving.allocation.allocator import Allocator
-from serving.allocation.decisions import Ask, Choice
+from serving.allocation.decisions import Choice
 from serving.allocation.outcomes import Outcomes, Probe
+from serving.allocation.pick import Ask
 from serving.allocation.settings import AllocationSection
 from serving.allocation.tables import Tables, built_in_table
 from tests.serving.allocation.test_allocator import FakeQueue

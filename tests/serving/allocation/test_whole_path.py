@@ -78,7 +78,7 @@ class Site:
         """The load changes from request to request: the plan's price is drawn."""
         rng = np.random.default_rng(0)
         for number in range(count):
-            self.allocator._plan = float(rng.choice([0.0, 0.5, 2.0]))
+            self.allocator.hold(float(rng.choice([0.0, 0.5, 2.0])))
             worth = WORTH[number % 2]
             ranked = await self.ask(f"r{number}", user=number % 900, worth=worth)
             items = [
@@ -97,7 +97,7 @@ class Site:
 
     async def compare(self, price: float) -> list[list[Mapping[str, Any]]]:
         """Receipts of requests of both worths at the same price, in no random slice. Each user asks twice, too seldom for the drop rule."""
-        self.allocator._plan = price
+        self.allocator.hold(price)
         receipts = [[await self.receipt(f"{worth} {number}", worth, 2_000 + number) for number in range(20)] for worth in WORTH]
         return [[one for one in of if one["arm"] == "policy"] for of in receipts]
 
@@ -171,14 +171,15 @@ def test_after_answers_that_nothing_followed_a_request_is_dropped_and_the_count_
     def ask(*ids: str, user: int = 1) -> list[str]:
         return [asyncio.run(site.receipt(one, 1.0, user))["action"] for one in ids]
 
-    site.allocator._plan = 1e-6
+    site.allocator.hold(1e-6)
     assert ask("a", "b", "c", "d", "e", "f") == ["full/2000", "full/2000", "drop"] * 2
     assert "followed by nothing" in site.allocator.explain("c")["receipt"]["reason"] and site.allocator.explain("c")["equal"]
     site.fold(behaviours_of=1)
     assert ask("g", "h") == ["full/2000"] * 2, "the first is valid again"
-    site.allocator._plan = 0.0
+    site.allocator.hold(0.0)
     assert ask("i", "j", "k", user=2) == ["full/2000"] * 3, "without pressure nothing is dropped"
-    site.allocator._plan, site.allocator._slices = 1e-6, Slices(0.0, 0.0, 1.0)
+    site.allocator._slices = Slices(0.0, 0.0, 1.0)
+    site.allocator.hold(1e-6)
     assert ask("l", user=2) == ["full/2000"]
 
 
@@ -188,7 +189,8 @@ def test_under_a_price_a_kept_answer_is_given_again_and_calibrated_by_clicks_of_
     site.allocator.scores = ScoreCache(AllocationSection(cache_ttl_s=60.0), lambda: now_s[0])
     site.allocator._slices = Slices(0.0, 0.0, 0.0)
     first = asyncio.run(site.ask("a", 1, 1.0))
-    now_s[0], site.allocator._plan = 20.0, 0.5
+    now_s[0] = 20.0
+    site.allocator.hold(0.5)
     again, other = asyncio.run(site.ask("b", 1, 1.0)), asyncio.run(site.ask("c", 2, 1.0))
     assert again.receipt["action"] == "cached" and "cached_answer" in again.degraded and again.result.ids == first.result.ids
     assert site.allocator.explain("b")["equal"] and other.receipt["action"] != "cached"

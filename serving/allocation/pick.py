@@ -1,0 +1,139 @@
+"""The decision before the answer: which work a request gets at the prices of this moment, in some microseconds.
+
+Everything else about a decision can wait until its receipt is read: the runner-up, the propensity, the reason (decisions.py). Tests hold `pick` to the rule
+in full (serving/core/choice.py), which takes ten times as long.
+
+Here: one pure function of plain tuples, and its inputs. It is long on purpose: the engine empties the caches, so each further call costs more than its work.
+"""
+
+import enum
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from schemas.allocation import Facts
+from serving.allocation.prepared import Prepared
+from serving.core.choice import Arm, Slices, arm_of
+from serving.core.ladder import count_in_time
+from serving.core.price import queue_price
+
+DEFAULT_CLASS = "default"
+DROP, CACHED = -1, -2  # picked instead of a place in `Prepared.lengths`
+BOUND_WORK = 3.5  # the queue at which the price is infinite, in multiples of the mean full work
+ROOM = 2  # an answer of k items is made from so many times k candidates, because some of them may be unknown
+ANY_CLASS = (1.0, True)
+
+
+class Mode(enum.StrEnum):
+    """What the allocator may do."""
+
+    OFF = "off"
+    SHADOW = "shadow"
+    QUEUE = "queue"
+    VALUE = "value"
+
+
+class Ask(NamedTuple):
+    """One request, as the decision sees it. `left_ms`: of its deadline; `drop_due`: the drop rule wants to drop it."""
+
+    request_id: str
+    version: int
+    facts: Facts
+    top_k: int
+    left_ms: float
+    group: str = DEFAULT_CLASS
+    drop_due: bool = False
+
+
+class Moment(NamedTuple):
+    """What decides besides the request and the queue. It holds until the next tick, switch or table.
+
+    plan, floor: prices. scale: measured time over the table's costs. full_ms: mean full work by the table, 0: not known yet. classes: (share, sheddable).
+    """
+
+    mode: Mode
+    prepared: Prepared
+    plan: float = 0.0
+    floor: float = 0.0
+    scale: float = 1.0
+    full_ms: float = 0.0
+    classes: Mapping[str, tuple[float, bool]] = {}
+    slices: Slices = Slices()
+
+
+def pick(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> tuple[int, float, float]:
+    """(a place in `Prepared.lengths`, or DROP or CACHED; ms of the request without candidates; ms of each candidate), both by the table.
+
+    queue_ms: all work that waits, measured; own_ms: that of the request's class, by the table.
+    """
+    request_id, _, facts, top_k, left_ms, group, drop_due = ask
+    candidates, behaviours, needs_user, _, _, cached_s = facts
+    mode, of, plan, floor, scale, mean_ms, classes, slices = moment
+    (
+        table,
+        blind,
+        unit,
+        _,
+        lengths,
+        shorter,
+        bins,
+        rows,
+        base_ms,
+        each_ms,
+        pair_ms,
+        user_ms,
+        behaviour_ms,
+        drop,
+        drop_shares,
+        cached,
+        steps,
+    ) = of
+    each_ms += pair_ms * behaviours
+    if needs_user:
+        base_ms += user_ms + behaviour_ms * behaviours
+    full_ms = base_ms + candidates * each_ms
+    last = whole = bisect_left(shorter, candidates)
+    share, sheddable = classes.get(group, ANY_CLASS)
+    if not sheddable:
+        return whole, base_ms, each_ms
+    first = bisect_left(shorter, ROOM * top_k, 0, whole)
+    if queue_ms + full_ms * scale > left_ms:
+        last = first + count_in_time([(base_ms + length * each_ms) * scale for length in lengths[first:whole]], queue_ms, left_ms) - 1
+    price = max(plan, floor)
+    if queue_ms:
+        bound_ms = max(BOUND_WORK * (mean_ms or full_ms), full_ms)
+        price = max(price, queue_price(min(queue_ms, own_ms * scale / share), bound_ms * scale, unit))
+    arm, within = arm_of(request_id, slices) if mode is Mode.VALUE and request_id else (Arm.POLICY, 0.0)
+    if price <= 0 and arm is not Arm.RANDOM:
+        return last, base_ms, each_ms
+    has_cached = cached_s is not None and cached is not None
+    if price == math.inf:
+        return CACHED if has_cached else first, base_ms, each_ms
+    drops = mode is Mode.VALUE and not blind and drop is not None and price > 0
+    if arm is Arm.PROBE:
+        return last, base_ms, each_ms
+    if arm is Arm.RANDOM:
+        place = int(within * (last - first + 1 + has_cached)) - has_cached
+        return first + place if place >= 0 else CACHED, base_ms, each_ms
+    if drops and drop_due and arm is Arm.POLICY:
+        return DROP, base_ms, each_ms
+    if blind:  # the mean row, in proportion to the cost of the whole request
+        bin_, value = 0, (base_ms + min(lengths[-1], candidates) * each_ms) / table.full_ms if table.full_ms else 1.0
+    else:
+        bin_, value = bisect_left(bins, math.log1p(behaviours)), table.values.whole(facts)
+    # A list of all candidates may be shorter than its length in the table, so the steps end before it.
+    row, candidate_price, to = rows[bin_], price * each_ms, last - (candidates < lengths[last] and first < last)
+    places, falls = steps.get((bin_, first, to)) or of.find_steps(bin_, first, to)
+    best = places[bisect_left(falls, -candidate_price / value)]
+    if to == last and not has_cached and not drops:
+        return best, base_ms, each_ms
+    net = value * row[best] - candidate_price * min(candidates, lengths[best])
+    if to < last and (whole_net := value * row[last] - candidate_price * candidates) > net:
+        best, net = last, whole_net
+    net -= price * base_ms
+    if has_cached and (cached_net := value * row[-1] * table.kept_share(cached_s or 0.0) - price * table.costs.cached_ms) > net:
+        best, net = CACHED, cached_net
+    if drops and value * drop_shares[bin_] - price * table.costs.drop_ms > net:
+        best = DROP
+    return best, base_ms, each_ms

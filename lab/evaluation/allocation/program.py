@@ -1,7 +1,8 @@
 """`aif eval allocation`: all studies over several seeds, as figures with intervals, and the picture of the curves.
 
 A figure is the mean over seeds; its interval is Student's of 95%. Each seed has requests, users, days and outcomes of its own. Values are true values; what
-decides has learnt from noisy outcomes of other users, and a gate that sees third users' outcomes says at which budgets it may.
+decides has learnt from noisy outcomes of other users, and a gate that sees third users' outcomes says at which budgets it may. Behind a closed gate the mean
+row decides, as in a server.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +75,7 @@ def add_allocation_figures(figures: Figures, found: Sequence[Mapping[str, float]
         figures.add_interval(f"gate_lift_{budget}", over_seeds(f"gate_lift_{budget}"))
         figures.add_interval(f"ungated_over_tuned_{budget}", over_seeds(f"ungated_over_tuned_{budget}"))
         figures.add_interval(f"blind_over_tuned_{budget}", over_seeds(f"blind_over_tuned_{budget}"))
+        figures.add_interval(f"mix_over_tuned_{budget}", over_seeds(f"mix_over_tuned_{budget}"))
         figures.add_interval(f"believed_over_true_{budget}", over_seeds(f"believed_over_true_{budget}"))
     figures.add_interval("judged_by_itself_15", over_seeds("judged_by_itself_15"))
     figures.add_interval("judged_by_truth_15", over_seeds("judged_by_truth_15"))
@@ -128,7 +130,7 @@ def _measure(library: Library, seed: int, answers: int, tell: Callable[[str], No
     of_seed = {"regret_known": max(of.regret_known for of in learnt.values())}
     for share in SHARES:
         gate = judge_gate(table, learn, others, share, rng)
-        served, name = (learnt if gate.serves else mixed)[share], f"{share:.0%}".rstrip("%")
+        served, name = (learnt if gate.serves else blind)[share], f"{share:.0%}".rstrip("%")
         of_seed |= {
             f"value_over_tuned_{name}": served.over_tuned,
             f"value_over_today_{name}": served.over_today,
@@ -138,6 +140,7 @@ def _measure(library: Library, seed: int, answers: int, tell: Callable[[str], No
             f"gate_lift_{name}": gate.lift,
             f"ungated_over_tuned_{name}": learnt[share].over_tuned,
             f"blind_over_tuned_{name}": blind[share].over_tuned,
+            f"mix_over_tuned_{name}": mixed[share].over_tuned,
             f"believed_over_true_{name}": learnt[share].believed_over_true,
         }
     of_seed |= _judged_by_itself(judge, cost_RA)

@@ -25,7 +25,7 @@ _P_MIN = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class _NoState:
-    """What is left of the user half of a kept answer, which would hold megabytes."""
+    """The facts of a kept answer's user half. The half itself would hold megabytes."""
 
     version: int
     behaviours: int

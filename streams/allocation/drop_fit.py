@@ -35,7 +35,7 @@ def fit_drops(learn: Samples, judged: Samples) -> tuple[DropRule, str]:
 
 
 def valid_by_user(samples: Samples) -> list[np.ndarray]:
-    """Bool [R] of each user: whether each answered and shown request was valid. Others are left out, and the user's last one, which nothing tells of."""
+    """Bool [R] of each user: whether each answered and shown request was valid. Others are left out, and the user's last one."""
     order_R = np.argsort(samples.user_R, kind="stable")
     user_R, behaviours_R = samples.user_R[order_R], samples.requests.behaviours_R[order_R]
     outcome_R = samples.outcome_R[order_R]

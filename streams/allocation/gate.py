@@ -1,8 +1,8 @@
 """The gate: a table's values decide only if they beat the tuned static mix on outcomes that chose neither of them.
 
-Doubly robust estimate of the lift: the table's own values of both policies, plus, for each logged action, the difference of outcome and value over the
-propensity of that action. The second part removes the bias of the first, so the values are not judged by themselves. At equal cost: a difference of the
-mean costs is charged at the policy's price. The interval is of users, whose requests are alike, not of requests.
+Doubly robust estimate of the lift. It starts from the table's own values of both policies. For each logged action it adds the difference of outcome and
+value over the propensity of that action. This removes the bias of the first part, so the values are not judged by themselves. At equal cost: a difference
+of the mean costs is charged at the policy's price. The interval is of users, whose requests are alike, not of requests.
 
 Here: pure functions. Not here: the split of users (program.py). Source: Dudik, Langford and Li, Doubly Robust Policy Evaluation (2011).
 Arrays: R requests, A actions.
@@ -30,7 +30,7 @@ def judge_table(believed_RA: np.ndarray, cost_RA: np.ndarray, price: float, mix:
     believed_RA = np.where(whole_RA, believed_RA[:, -1:], believed_RA)
     rows, logged_R = np.arange(len(known_R)), judged.action_R
     chosen_R = choose(believed_RA, cost_RA, price)
-    believed_RA = np.where(np.isfinite(believed_RA), believed_RA, 0.0)  # only now: a request cannot choose what it has not
+    believed_RA = np.where(np.isfinite(believed_RA), believed_RA, 0.0)  # only now: a request cannot choose an action that it lacks
     chosen_R = np.where(whole_RA[rows, chosen_R], cost_RA.shape[1] - 1, chosen_R)
     mix_A = np.zeros(believed_RA.shape[1])
     for place, share in mix:

@@ -5,7 +5,7 @@ was ranked and has no impression in time has no outcome: neither "shown" nor "in
 A request may have several impressions, and one may be published twice: each item counts once.
 
 Outcomes may be lost or come twice: servers drop them under load and count the loss, and a repeated request id counts once. So this needs no exactly-once
-reading: `aif allocate fit` reads the retained records anew at each fit, and no agent keeps a state.
+reading: `aif allocate fit` reads the retained records at each fit, and no agent keeps a state.
 
 Here: records to columns. Not here: the fits (value_fit.py, cost_fit.py), reading the topics (program.py). Arrays: R requests, A actions.
 """

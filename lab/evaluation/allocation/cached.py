@@ -3,8 +3,8 @@
 A score is what the features say plus the model's error. Ten of ten thousand candidates are shown, by a score of now or of an earlier request. The truth moves
 on meanwhile, and some candidates are gone. Calibrations learn from the clicks of one day and are judged by the true chances of another one.
 
-The items of an answer are the highest of thousands of predictions, so their predictions are too high (the winner's curse), and more so the older the scores:
-what has changed since is noise that the choice selected. Only clicks of SHOWN cached answers see that, so each age has its own Platt scaling.
+The items of an answer are the highest of thousands of predictions, so their predictions are too high (the winner's curse). The older the scores, the higher:
+changes since then are noise that the choice selected. Only clicks of SHOWN cached answers see that, so each age has its own Platt scaling.
 
 Arrays: R shown items, F features.
 """

@@ -178,7 +178,7 @@ class _Control:
         return self._price
 
     def observe(self, t: int, row_R: np.ndarray, load: float) -> None:
-        """A tick is over: every minute the curve is sampled anew from the requests of the last five."""
+        """A tick is over: every minute the curve is sampled again from the requests of the last five."""
         self._load = load
         self._recent = [*self._recent[-(SAMPLE_TICKS - 1) :], row_R[:SAMPLE_EACH]]
         if t % 6 == 5:

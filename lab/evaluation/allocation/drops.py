@@ -1,6 +1,6 @@
 """Share of requests dropped against value lost: by rule, by a model, at random, and by who knows the truth.
 
-A user's chance of a valid request moves slowly. A model is fitted anew each round and drops a share of the next one. Its value is the chance times the worth
+A user's chance of a valid request moves slowly. A model is fitted each round and drops a share of the next one. Its value is the chance times the worth
 of a valid request. Three ways to learn: `ips` from answered requests, weighted; `undropped` from the random slice alone; `invalid` takes drops as invalid.
 
 The weight is one over the chance to be answered. A dropped request has no label: taken as invalid it would confirm the model that dropped it.

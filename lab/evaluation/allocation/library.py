@@ -1,4 +1,4 @@
-"""A library of requests: the true value of every action, what a server predicts of it, and what is known before it decides.
+"""A library of requests: the true value of every action, the predictions of a server, and the facts before it decides.
 
 The value of an action is the sum of the true expected values of the ten best items among the hundred that it passes on (a ranking stage that sees the truth
 follows). An action ranks the first N candidates of retrieval's order by its level's score. A click's logit is the vectors' part, SIM's part, the long
@@ -18,7 +18,7 @@ from schemas.allocation import ASSUMED_COST, LENGTHS, ActionTable, Costs, Gate, 
 
 CANDIDATES, PASSED, SHOWN = 10_000, 100, 10
 MODEL_ERROR = 0.35  # deviation of a level's score from what its inputs say: what training leaves
-VALUE_KNOWN = 0.7  # correlation of the logarithm of a user's value with what is known of it
+VALUE_KNOWN = 0.7  # correlation of the logarithm of a user's value with the known part
 RETRIEVAL_NOISE = 1.6
 KEPT = 0.5  # share of requests whose user half is kept from an earlier one
 ACTIONS = list_actions()

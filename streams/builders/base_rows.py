@@ -7,7 +7,7 @@ A revive, the first full part of a new owner, a full part written again and the 
 any age: rows that it lacks are computed, and rows that are too many are left.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from infra.index.store import IndexStore
 from schemas.errors import AifError
 from schemas.index.digest import merge_parts
 from schemas.index.layout import RowBlock, RowLayout
+from schemas.limits import BUILD_ROWS_AT_ONCE
 from streams.builders.jobs import BuildJob
+from streams.core.ascending import AscendingLookup
 from streams.shard.shard_reader import ShardReader
 
 
@@ -25,28 +27,28 @@ class BaseRows:
 
     def __init__(self, blocks: Iterable[RowBlock] | None = None) -> None:
         self.is_empty = blocks is None
-        self._blocks: Iterator[RowBlock] = (block for block in blocks or () if len(block) > 0)
-        self._held: dict[bytes, tuple[RowBlock, int]] = {}
-        self._last = b""
+        self._blocks = (block for block in blocks or () if len(block) > 0)
+        self._places = AscendingLookup(self._next_block, BUILD_ROWS_AT_ONCE)
         self.reused = 0
 
     def take(self, keys: Sequence[bytes], input_hashes_R: np.ndarray, into_R: np.ndarray) -> np.ndarray:
         """Fills those rows of `into_R` whose items the base has with the same inputs; returns which (bool [R]). The keys of the next call come after these."""
-        self._read_to(keys[-1])
         known_R = np.zeros(len(keys), bool)
-        for at, key in enumerate(keys):
-            found = self._held.pop(key, None)
-            if found is not None and found[0].stamps["input_hash"][found[1]] == input_hashes_R[at]:
-                into_R[at] = found[0].rows[found[1]]
-                known_R[at] = True
-        self._held = {key: held for key, held in self._held.items() if key > keys[-1]}
+        for at, found in enumerate(self._places.take(keys)):
+            if found is not None and has_inputs(*found, input_hashes_R[at]):
+                block, place = found
+                into_R[at], known_R[at] = block.rows[place], True
         self.reused += int(known_R.sum())
         return known_R
 
-    def _read_to(self, key: bytes) -> None:
-        while self._last < key and (block := next(self._blocks, None)) is not None:
-            self._last = block.keys[-1]
-            self._held |= {k: (block, i) for i, k in enumerate(block.keys)}
+    def _next_block(self, _: int) -> list[tuple[bytes, tuple[RowBlock, int]]]:
+        block = next(self._blocks, None)
+        return [] if block is None else [(key, (block, place)) for place, key in enumerate(block.keys)]
+
+
+def has_inputs(block: RowBlock, place: int, input_hash: int) -> bool:
+    """Whether the row at a place was made from these inputs."""
+    return bool(block.stamps["input_hash"][place] == input_hash)
 
 
 def open_base(store: IndexStore, job: BuildJob, reader: ShardReader, layout: RowLayout) -> BaseRows:

@@ -6,7 +6,6 @@ Two reads of a live shard disagree; a seal or a build therefore reads only from 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,17 @@ import numpy as np
 
 from infra.closeable import Closeable
 from infra.rocks import Database, open_read_only
-from infra.rocks_scan import Scan
 from schemas.errors import Corrupted
 from schemas.index.item_sample import SampledItem
 from schemas.index.layout import STAMP
 from schemas.limits import BUILD_ROWS_AT_ONCE
+from streams.core.ascending import AscendingLookup
 from streams.core.item_state import StoredEmbedding, StoredFeatures, decode_item, encode_stamp, unpack_features
 from streams.core.shard_state import ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard.fold import EMBEDDINGS, ITEMS, embedding_missing
 from streams.shard.shard import INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
 
 Live = tuple[bytes, StoredFeatures, StoredEmbedding | None]  # a live item: index key, components
-_key, _value = itemgetter(0), itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class ShardReader(Closeable):
 
     def scan_blocks(self, start_key: bytes = b"", rows: int = BUILD_ROWS_AT_ONCE) -> Iterator[ItemBlock]:
         """Live items from `start_key` on, in key order, in blocks of at most `rows`."""
-        embeddings = _Embeddings(self._database.scan(EMBEDDINGS, start_key), rows)
+        embeddings = AscendingLookup(self._database.scan(EMBEDDINGS, start_key).take, rows)
         scan = self._database.scan(ITEMS, start_key)
         while page := scan.take(rows):
             live: list[Live] = []
@@ -83,7 +81,7 @@ class ShardReader(Closeable):
                 )
 
     @staticmethod
-    def _embeddings_of(live: Sequence[Live], embeddings: "_Embeddings") -> list[bytes | None]:
+    def _embeddings_of(live: Sequence[Live], embeddings: AscendingLookup[bytes]) -> list[bytes | None]:
         """The embeddings of items in key order. Raises Corrupted (`embedding_missing`)."""
         found = embeddings.take([key for key, *_ in live])
         for (key, _, embedding), values in zip(live, found, strict=True):
@@ -110,33 +108,6 @@ class ShardReader(Closeable):
     def close(self) -> None:
         """Frees the directory."""
         self._database.close()
-
-
-class _Embeddings:
-    """The embeddings of ascending runs of keys, out of a scan. Its memory is bounded, whatever lies between two keys."""
-
-    def __init__(self, scan: Scan, page_rows: int) -> None:
-        self._scan, self._page_rows = scan, page_rows
-        self._held: dict[bytes, bytes] = {}
-        self._last, self._ended = b"", False
-
-    def take(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """One for each key, None if absent. The next call's keys come after these."""
-        while not self._ended and self._last < keys[-1]:
-            wanted = self._page_rows if self._held else len(keys)
-            page = self._scan.take(wanted)
-            if not self._held and list(map(_key, page)) == keys:  # as it is where every item has one: nothing to look up
-                self._last = keys[-1]
-                return list(map(_value, page))
-            self._ended = len(page) < wanted
-            self._held.update(page)
-            self._last = page[-1][0] if page else self._last
-            if len(self._held) > 4 * self._page_rows:
-                asked = set(keys)
-                self._held = {k: v for k, v in self._held.items() if k in asked or k > keys[-1]}
-        found = list(map(self._held.get, keys))
-        self._held = {k: v for k, v in self._held.items() if k > keys[-1]} if self._last > keys[-1] else {}
-        return found
 
 
 def open_shard_reader(checkpoint_dir: Path) -> ShardReader:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import streams.builders.full_part
 import streams.builders.sealer
 import streams.core.version_plans
@@ -25,7 +23,7 @@ from schemas.errors import Unavailable
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import State
 from serving.audit.version_rows import stamp_advances
-from streams.builders.base_rows import BaseRows
+from streams.builders import base_rows
 from streams.builders.jobs import BuildJob, SealJob
 from streams.builders.running_jobs import on_shard
 from streams.builders.sealer import SealPoint
@@ -316,15 +314,7 @@ def _accept_unchecked(shard: Shard, job: BuildJob, result: Any) -> bool:
 
 @plant("a replay is adopted without recomputing newer rows", "served rows", "rows of a version", "manifest", "watermark")
 def _adopted_without_recompute(_: World, __: Boundary) -> Sequence[Replacement]:
-    def take(base: BaseRows, keys: Sequence[bytes], _: np.ndarray, into_R: np.ndarray) -> np.ndarray:
-        base._read_to(keys[-1])
-        found = [base._held.get(key) for key in keys]
-        for at, known in enumerate(found):
-            if known is not None:
-                into_R[at] = known[0].rows[known[1]]
-        return np.array([known is not None for known in found])
-
-    return [(BaseRows, "take", take)]
+    return [(base_rows, "has_inputs", lambda *_: True)]
 
 
 @plant("after a lost answer a writer takes the file for its own without asking whose it is", "no step fails", "the control log reads")

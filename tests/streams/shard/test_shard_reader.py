@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import Corrupted
+from streams.core.ascending import AscendingLookup
 from streams.core.item_state import StoredEmbedding, StoredFeatures, encode_item, pack_features
 from streams.shard.fold import EMBEDDINGS, ITEMS
-from streams.shard.shard_reader import ShardReader, _Embeddings
+from streams.shard.shard_reader import ShardReader
 
 
 class Pages:
@@ -69,9 +70,9 @@ def test_embeddings_of_no_item_between_two_keys_are_not_held() -> None:
 
     class Watched(Pages):
         def take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
-            held.append(len(embeddings._held))
+            held.append(len(embeddings.held))
             return super().take(rows_max)
 
-    embeddings = _Embeddings(Watched(rows), 10)  # type: ignore[arg-type]
+    embeddings = AscendingLookup(Watched(rows).take, 10)
     first, last = min(rows), max(rows)
     assert embeddings.take([first, last]) == [rows[first], rows[last]] and 10 < max(held) <= 40

@@ -26,7 +26,7 @@ def merge_parts(layout: RowLayout, full: Iterable[RowBlock], increments: Iterabl
     full         blocks in key order, each with a row at least
     increments   (index key, increment value) in key order, tombstones included
 
-    No block that is yielded has dead rows; a block may be empty. Raises Corrupted (`bad_key`, `bad_increment`, `bad_order`).
+    No block that is yielded has dead rows; a block may be empty. Raises Corrupted (`bad_key`, `bad_increment`, `bad_stamp`).
     """
     pending = iter(increments)
     head = next(pending, None)
@@ -47,7 +47,7 @@ def merge_parts(layout: RowLayout, full: Iterable[RowBlock], increments: Iterabl
 
 
 def _block_of(layout: RowLayout, changes: Sequence[tuple[bytes, bytes]]) -> RowBlock:
-    """The live rows of some increments. Raises Corrupted (`bad_key`, `bad_increment`, `bad_order`)."""
+    """The live rows of some increments. Raises Corrupted (`bad_key`, `bad_increment`, `bad_stamp`)."""
     check_keys([key for key, _ in changes], layout.id_kind)
     if not changes:
         return RowBlock([], np.empty(0, STAMP), np.empty(0, layout.dtype))

@@ -156,13 +156,13 @@ def decode_layout(raw: Mapping[str, Any]) -> RowLayout:
 
 def _bad_order(shown: object) -> Corrupted:
     return Corrupted(
-        "bad_order",
+        "bad_stamp",
         f"no shard writes the stamp {shown}: versions count from 0, offsets from -1 to {OFFSET_END - 1}, and the delete flag is 0 or 1",
     )
 
 
 def check_stamps(stamps: np.ndarray) -> None:
-    """Raise Corrupted (`bad_order`) unless a shard can have written all of a STAMP array."""
+    """Raise Corrupted (`bad_stamp`) unless a shard can have written all of a STAMP array."""
     bad = (stamps["features_version"] < 0) | (stamps["dead"] > 1)
     for offsets in (stamps["features_offset"], stamps["embedding_offset"]):
         bad |= (offsets < -1) | (offsets >= OFFSET_END)
@@ -210,7 +210,7 @@ def _checked(raw: bytes, magic: bytes, header: struct.Struct, what: str) -> tupl
 def decode_block(layout: RowLayout, raw: bytes, may_be_dead: bool = False) -> RowBlock:
     """The block in these bytes: at least one row, keys in strictly ascending order. `may_be_dead`: whether rows may be deletes, as in a delta record.
 
-    Raises Corrupted (`bad_block`, `bad_block_checksum`, `bad_block_size`, `bad_key`, `unsorted_block`, `bad_order`), Incompatible (`block_format`,
+    Raises Corrupted (`bad_block`, `bad_block_checksum`, `bad_block_size`, `bad_key`, `unsorted_block`, `bad_stamp`), Incompatible (`block_format`,
     `block_id_kind`).
     """
     _, _, kind, _, rows, key_bytes = _checked(raw, _BLOCK_MAGIC, _BLOCK_HEADER, "block")
@@ -228,7 +228,7 @@ def decode_block(layout: RowLayout, raw: bytes, may_be_dead: bool = False) -> Ro
     stamps = np.frombuffer(raw, STAMP, rows, at)
     check_stamps(stamps)
     if not may_be_dead and stamps["dead"].any():
-        raise Corrupted("bad_order", "a block of a full part has a deleted row; deletes are in incremental parts and delta records only")
+        raise Corrupted("bad_stamp", "a block of a full part has a deleted row; deletes are in incremental parts and delta records only")
     at += stamps.nbytes
     decoded = np.empty(rows, layout.dtype)
     for column in layout.columns:
@@ -248,7 +248,7 @@ def encode_increment(stamp: np.ndarray, row: np.ndarray | None) -> bytes:
 
 def decode_increment(layout: RowLayout, raw: bytes) -> tuple[np.ndarray, np.ndarray | None]:
     """(stamp, row): an element of STAMP, and one of the layout's dtype, or None for a tombstone. Raises Corrupted (`bad_increment`,
-    `bad_order`)."""
+    `bad_stamp`)."""
     if len(raw) < STAMP.itemsize:
         raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes, expected at least {STAMP.itemsize}")
     version, features_offset, _, embedding_offset, _, _, dead = fields = _STAMP.unpack_from(raw)
@@ -261,7 +261,7 @@ def decode_increment(layout: RowLayout, raw: bytes) -> tuple[np.ndarray, np.ndar
 
 
 def stack_increments(layout: RowLayout, pairs: Sequence[tuple[bytes, bytes]]) -> RowBlock:
-    """At least one incremental row, each as (index key, value), in one block. The keys are not checked. Raises Corrupted (`bad_increment`, `bad_order`)."""
+    """At least one incremental row, each as (index key, value), in one block. The keys are not checked. Raises Corrupted (`bad_increment`, `bad_stamp`)."""
     whole = STAMP.itemsize + layout.row_bytes
     sizes_R = np.fromiter((len(value) for _, value in pairs), np.int64, len(pairs))
     stacked = b"".join([value.ljust(whole, b"\0")[:whole] for _, value in pairs])

@@ -143,7 +143,7 @@ def test_rows_are_cut_into_records_of_bounded_size(kind: IdKind) -> None:
 def test_a_block_of_a_full_part_has_no_deleted_row(kind: IdKind) -> None:
     raw = encode_block(layout(kind), changed_rows(kind))
     assert decode_block(layout(kind), raw, may_be_dead=True).stamps["dead"].tolist() == [0, 1, 0]
-    with pytest.raises(Corrupted, match="bad_order"):
+    with pytest.raises(Corrupted, match="bad_stamp"):
         decode_block(layout(kind), raw)
 
 

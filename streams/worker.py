@@ -29,7 +29,16 @@ from infra.guarded_thread import GuardedThread, count_faults, watch_threads
 from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index.control_log import ControlLog, check_identity, check_index_settings, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import apply_topics, describe_index, end_offsets, fetch_topics, find_coordinator, plan_topics, topic_gone
+from infra.kafka.admin import (
+    apply_topics,
+    describe_index,
+    end_offsets,
+    fetch_topics,
+    find_coordinator,
+    plan_topics,
+    require_topics,
+    topic_gone,
+)
 from infra.kafka.admin_client import check_rights
 from infra.kafka.dead_letters import dead_letter_topic
 from infra.metrics import Metrics, open_metrics_page
@@ -64,12 +73,9 @@ _Held = dict[int, tuple[Mapping[str, int], DiskFacts]]  # by shard: next offsets
 _log = logging.getLogger("aif.streams.worker")
 
 
-def _rights(prefix: str) -> tuple[list[str], list[str]]:
-    """Topics that a worker reads, and topics that it writes."""
-    consumed = [ITEM_FEATURES, NEW_ITEMS, MODEL_CHECKPOINTS]
-    reads = [*consumed, INDEX_DELTAS, SERVER_REPORTS]
-    writes = [INDEX_DELTAS, INDEX_EVENTS, *map(dead_letter_topic, consumed)]
-    return [prefix + topic for topic in reads], [prefix + topic for topic in writes]
+_CONSUMED = (ITEM_FEATURES, NEW_ITEMS, MODEL_CHECKPOINTS)
+_READ = (*_CONSUMED, INDEX_DELTAS, SERVER_REPORTS)
+_WRITTEN = (INDEX_DELTAS, INDEX_EVENTS, *map(dead_letter_topic, _CONSUMED))
 
 
 class Worker:
@@ -101,13 +107,18 @@ class Worker:
         """Makes topics and the identity of the index, or checks them, before anything is read. Raises Incompatible if they do not fit, Unavailable
         (`index_store_gone`) where only the index store is empty. An index that was begun is compared before a topic is changed."""
         index = self.settings.index
-        check_index_settings(self.control_log.refresh(), index.shards, index.user_partitions, index.id_kind)
+        state = self.control_log.refresh()
+        check_index_settings(state, index.shards, index.user_partitions, index.id_kind)
         if self.settings.worker.apply_topics:
             apply_topics(self.bootstrap, self.prefix, index.shards, index.user_partitions)
         else:
-            for change in plan_topics(fetch_topics(self.bootstrap, self.prefix, settings=True), index.shards, index.user_partitions):
+            found = fetch_topics(self.bootstrap, self.prefix, settings=True)
+            for change in plan_topics(found, index.shards, index.user_partitions):
                 _log.warning("topic differs from the table: %s", change)
-        check_rights(self.bootstrap, *_rights(self.prefix), self.group)
+            known = set() if state.init is None else set(state.init.topic_ids)  # a worker names those that are gone, and serves the others
+            require_topics(found, self.prefix, {*_READ, *_WRITTEN} - known)
+        reads, writes = ([self.prefix + topic for topic in names] for names in (_READ, _WRITTEN))
+        check_rights(self.bootstrap, reads, writes, self.group)
         find_coordinator(self.bootstrap, self.group)  # Faust would log an error for each time that it is not there yet
         if self.control_log.refresh().init is None:
             check_holds_no_shard(self.folder, self.store.url)

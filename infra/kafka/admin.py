@@ -172,6 +172,17 @@ def topic_gone(prefix: str, gone: Iterable[str]) -> Incompatible:
     )
 
 
+def require_topics(found: Iterable[str], prefix: str, needed: Iterable[str], of_index: Iterable[str] = ()) -> None:
+    """Raises Incompatible where a needed topic is not among the found ones: `topic_gone` for one of the index, else `topic_missing`. Names are without
+    prefix. For processes that only look at topics."""
+    missing = set(needed) - set(found)
+    if gone := missing & set(of_index):
+        raise topic_gone(prefix, gone)
+    if missing:
+        names = ", ".join(prefix + name for name in sorted(missing))
+        raise Incompatible("topic_missing", f"the broker has no {names}; make the missing topics with `aif topics apply`")
+
+
 def other_topic(topic: str, known: str, found: str) -> Incompatible:
     """The error for a topic that has another id than the one whose offsets are known."""
     return Incompatible(

@@ -19,7 +19,7 @@ from infra.guarded_thread import GuardedThread, watch_threads
 from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index.control_log import ControlLog, check_identity
 from infra.index.store import open_index_store
-from infra.kafka.admin import apply_topics, describe_index, find_coordinator
+from infra.kafka.admin import describe_index, fetch_topics, find_coordinator, require_topics
 from infra.kafka.admin_client import check_rights
 from infra.processes import stop_signals
 from infra.tools.unknown_features import read_schema
@@ -164,8 +164,10 @@ class StatisticsProgram:
         return False
 
     def _prepare(self, init: Init) -> None:
-        apply_topics(self._bootstrap, self._prefix, init.shards, init.user_partitions)
-        reads, writes = [self._prefix + t for t in TOPICS], [self._prefix + t for t in (ITEM_FEATURES, USER_FEATURES, STATISTICS_REPORTS)]
+        """Raises Incompatible and Unavailable where a topic or a right is missing. Makes no topic: that is the operator's right."""
+        written = (ITEM_FEATURES, USER_FEATURES, STATISTICS_REPORTS)
+        require_topics(fetch_topics(self._bootstrap, self._prefix), self._prefix, {*TOPICS, *written}, init.topic_ids)
+        reads, writes = ([self._prefix + topic for topic in names] for names in (TOPICS, written))
         check_rights(self._bootstrap, reads, writes, self._group)
         find_coordinator(self._bootstrap, self._group)
         self._check_topics()

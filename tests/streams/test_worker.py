@@ -288,6 +288,13 @@ def test_partitions_that_somebody_adds_stop_a_running_worker_and_the_next_start_
             assert consumed(held.state.counters) == stage.expected_counters(shard)
 
 
+def test_a_worker_that_may_make_no_topics_names_a_missing_one_with_what_helps(stage: WorkerStage) -> None:
+    missing = DEAD_LETTER_PREFIX + NEW_ITEMS
+    delete_topics(stage.bootstrap, [stage.prefix + missing])
+    assert wait_exit(stage.start(AIF_WORKER__APPLY_TOPICS="false")) == 78
+    assert f"topic_missing: the broker has no {stage.prefix}{missing}; make the missing topics with `aif topics apply`" in stage.log()
+
+
 @pytest.mark.campaign  # 10 s: its client looks for partitions every 5
 def test_a_checkpoint_in_a_partition_that_somebody_adds_is_rejected_by_name_without_a_restart(stage: WorkerStage) -> None:
     worker, topic = stage.start_ready(), stage.prefix + MODEL_CHECKPOINTS

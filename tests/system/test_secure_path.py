@@ -18,13 +18,14 @@ from infra.kafka.producer import open_producer
 from infra.kafka.publisher import Publisher
 from infra.metrics import Metrics
 from infra.processes import Child, free_ports, wait_ready, wait_until
-from infra.settings import load_settings
+from infra.settings import InfraSettings, load_settings
 from lab.demo.stage import SHARDS, USER_PARTITIONS
 from schemas.errors import AifError, Unavailable
 from schemas.events import Behaviour, ImpressionRecord, ShownItem
 from schemas.ids import IdKind
-from schemas.topics import IMPRESSIONS, INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES
+from schemas.topics import ALLOCATION_OUTCOMES, IMPRESSIONS, INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, USER_BEHAVIOURS, USER_FEATURES
 from serving.topic_watch import TopicWatch
+from streams.allocation.program import read_impressions, read_outcomes
 from streams.settings import StatisticsSettings
 from streams.statistics.program import StatisticsProgram
 from streams.training.refused_impressions import RefusedImpressions
@@ -103,6 +104,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureSystem]:
             "statistics",
             "server",
             "trainer",
+            "allocation",
             "operator",
         }
         system.warm_up()
@@ -166,6 +168,10 @@ def test_the_trainer_reads_what_it_learns_from(system: SecureSystem) -> None:
 
 def test_the_statistics_have_the_rights_that_they_need(system: SecureSystem) -> None:
     assert _use_as_statistics(system) == ""
+
+
+def test_the_fit_of_an_allocation_table_has_the_rights_that_it_needs(system: SecureSystem) -> None:
+    assert _use_as_allocation(system) == ""
 
 
 @pytest.mark.campaign
@@ -247,6 +253,19 @@ def _use_as_statistics(system: SecureSystem) -> str:
     return ""
 
 
+def _use_as_allocation(system: SecureSystem) -> str:
+    """What `aif allocate fit` reads; topics without a record are not read."""
+    for topic in (ALLOCATION_OUTCOMES, IMPRESSIONS):
+        _produce_damaged(system, topic)
+    system.role = "allocation"
+    settings = load_settings(InfraSettings, environment=system.environment())
+    try:
+        read_impressions(settings, read_outcomes(settings, 0))
+    except AifError as error:
+        return str(error)
+    return ""
+
+
 def _use_as_process(system: SecureSystem, *arguments: str, **settings: str) -> str:
     """The log of a process that starts with an empty folder, once it names a missing right, and else after a while."""
     folder = tempfile.mkdtemp(dir=system.directory)
@@ -288,6 +307,7 @@ USES: dict[str, Callable[[SecureSystem], str]] = {
     "statistics": _use_as_statistics,
     "server": lambda system: _use_as_process(system, "serve", "--port", str(free_ports(1)[0])),
     "trainer": _use_as_trainer,
+    "allocation": _use_as_allocation,
     "operator": _use_as_operator,
 }
 

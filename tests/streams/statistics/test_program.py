@@ -6,12 +6,16 @@ import os
 import signal
 from typing import Any
 
+import pytest
+
 from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import describe_index
+from infra.kafka.admin import apply_topics, describe_index, topic_ids
 from infra.kafka.reader import read_topic
 from infra.processes import Child, wait_until
+from infra.settings import load_settings
 from schemas.decoding import decode_record, decode_user_features
+from schemas.errors import Incompatible
 from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport
 from schemas.features import Feature, Scope
 from schemas.ids import IdKind
@@ -21,6 +25,9 @@ from schemas.index.manifest import checkpoint_path
 from schemas.kinds import NUMERIC
 from schemas.statistics import Log, Measure, Statistic
 from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS, USER_FEATURES
+from streams.settings import StatisticsSettings
+from streams.statistics.program import StatisticsProgram
+from tests.infra.kafka.deleted_topics import delete_topics
 from tests.streams.version_world import SCHEMA, checkpoint_bytes
 from tests.streams.worker_stage import SHARDS, WAIT_S, WorkerStage, open_template
 
@@ -93,3 +100,19 @@ def test_the_statistics_that_a_checkpoint_names_are_sent_and_a_second_process_go
     os.kill(child.pid, signal.SIGTERM)
     wait_until(lambda: not child.alive(), WAIT_S, "its end")
     assert child.process.wait() == 0 and read_counts(stage)[1] == records, "nothing is sent where nothing changed"
+
+
+def test_a_missing_topic_is_named_with_what_helps_and_is_not_made(stage: WorkerStage) -> None:
+    open_index(stage)
+    program = StatisticsProgram(load_settings(StatisticsSettings, environment=stage.environment("")))
+    init = program._control.refresh().init
+    assert init is not None
+    for topic, code, remedy in (
+        (STATISTICS_REPORTS, "topic_missing", "`aif topics apply`"),
+        (ITEM_FEATURES, "topic_gone", "into a new index"),
+    ):
+        delete_topics(stage.bootstrap, [stage.prefix + topic])
+        with pytest.raises(Incompatible, match=f"{code}: the broker has no {stage.prefix}{topic}.*{remedy}"):
+            program._prepare(init)
+        assert topic not in topic_ids(stage.bootstrap, stage.prefix)
+        apply_topics(stage.bootstrap, stage.prefix, SHARDS, 1)

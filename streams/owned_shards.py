@@ -10,7 +10,7 @@ because a shard has one serial task.
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from infra.kafka.security import Bootstrap
 from schemas.errors import Incompatible
 from schemas.index.control import ControlState
 from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
-from streams.core.batching import GapWatch, Partition, Remedy, plan_runs
+from streams.core.batching import Partition, plan_runs
+from streams.missing_records import MissingRecords
 from streams.shard.log_ends import LogRange, fetch_log_ranges
 from streams.shard.start import start_shard
 from streams.shard.task import ShardTask
@@ -49,11 +50,10 @@ class OwnedShards:
         self._index, self._clock, self._store = index, clock, store
         self._make_task, self._next_checkpoint_offset, self._on_opened = make_task, next_checkpoint_offset, on_opened
         self._tasks: dict[int, ShardTask] = {}
-        self._gaps = GapWatch()
+        self.missing = MissingRecords(bootstrap, prefix)
         self._generation: int | None = None  # of the group, at the last assignment
         self.closing = threading.Event()  # set from `suspend` until partitions are open again: nothing waits meanwhile
         self.assigned = False  # whether an assignment, maybe an empty one, has been handled
-        self.seek: Callable[[str, int, int], Awaitable[None]] | None = None
 
     @property
     def tasks(self) -> Sequence[ShardTask]:
@@ -136,17 +136,14 @@ class OwnedShards:
             return  # given away meanwhile; the next owner starts at the shard's offset
         try:
             await task.apply(records)
-            self._gaps.passed(partition)
+            self.missing.passed(partition)
         except Incompatible as error:
-            if error.code != "offset_gap" or self.seek is None:
-                raise
-            remedy = self._gaps.choose_remedy(partition, [r.offset for r in records])
-            if remedy is Remedy.STOP:
-                raise
-            if remedy is Remedy.SEEK:
+
+            async def read_next() -> int:
                 held = await asyncio.wrap_future(task.submit(lambda shard: shard.next_offsets))
-                _log.warning("missing records (%s); reading %s/%d again from %d", error, *partition, held[partition[0]])
-                await self.seek(*partition, held[partition[0]])
+                return held[partition[0]]
+
+            await self.missing.read_again(error, records, read_next)
 
 
 def _shard_numbers(partitions: frozenset[Partition]) -> set[int]:

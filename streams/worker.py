@@ -164,7 +164,7 @@ class Worker:
             self.store,
         )
         app = self._make_app()
-        self.owned.seek = app.seek
+        self.owned.missing.seek = app.seek
         works = {"reconcile": self._reconcile, "lag": self._show_lag, "topics": self._watch_topics}
         threads = [GuardedThread(work, name, self._stopping) for name, work in works.items()]
         stop = asyncio.Event()

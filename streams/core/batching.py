@@ -2,9 +2,8 @@
 
 Bounds: a micro-batch is one RocksDB WriteBatch of at most WRITE_BATCH_UPDATES_MAX updates, because a larger one would hold the interpreter too long.
 A record is never cut, because its updates share one offset and the next offset is written with them.
-A hole in a partition: its records are fetched again once; if the hole is still there, the worker stops. The library that hands records over may skip some
-after a fault of its own; those come when its consumer seeks back. A hole in the log itself comes again at the same place, also after a restart, so an
-operator must look. Offsets that a transaction skips are no holes: the consumer gives them as records without content (fetched_records.py).
+A hole in a partition: its records are fetched again once; if the hole is still there, the process ends. Offsets that a transaction skips are no holes.
+streams/missing_records.py has the reasons.
 """
 
 import enum
@@ -33,8 +32,8 @@ def plan_fresh(partition: int, next_offsets: Mapping[str, int], records: Iterabl
         if offset > next_offset:
             raise Incompatible(
                 "offset_gap",
-                f"{topic}[{partition}] jumps from offset {next_offset} to {offset}: the log has lost records; publish the "
-                "catalogue again into a new index, with another AIF_KAFKA__TOPIC_PREFIX and AIF_INDEX__STORE",
+                f"{topic}[{partition}] jumps from offset {next_offset} to {offset}; the process reads the records in between again, and ends where the log "
+                "has none",
             )
         fresh.append(position)
         next_offsets[topic] += 1

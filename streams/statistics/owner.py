@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +18,8 @@ from infra.kafka.reader import SourceRecord
 from infra.kafka.security import Bootstrap
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.topics import IMPRESSIONS, ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
-from streams.core.batching import GapWatch, Partition, Remedy, plan_runs
+from streams.core.batching import Partition, plan_runs
+from streams.missing_records import MissingRecords
 from streams.shard.task import SerialTask
 from streams.statistics.tally import Tally
 
@@ -43,8 +44,7 @@ class TallyOwner:
         self._open_tally, self._take_older_items, self._make_task = open_tally, take_older_items, make_task
         self.task: SerialTask[Tally] | None = None
         self.assigned = False
-        self._gaps = GapWatch()
-        self.seek: Callable[[str, int, int], Awaitable[None]] | None = None
+        self.missing = MissingRecords(bootstrap, prefix)
 
     async def open_partitions(self, partitions: frozenset[Partition], generation: int) -> Mapping[Partition, int]:
         """Opens the tally where all partitions were given to this process, and returns the offsets from which it reads."""
@@ -128,18 +128,14 @@ class TallyOwner:
             return  # given away meanwhile
         try:
             await task.apply(records)
-            self._gaps.passed(partition)
+            self.missing.passed(partition)
         except Incompatible as error:
-            remedy = self._gaps.choose_remedy(partition, [r.offset for r in records]) if error.code == "offset_gap" else Remedy.STOP
-            if remedy is Remedy.STOP or self.seek is None:
-                raise
-            if remedy is Remedy.SEEK:
+
+            async def read_next() -> int:
                 held = await asyncio.wrap_future(task.submit(lambda tally: tally.next_offsets))
-                offset = held[f"{partition[0]}/{partition[1]}"]
-                _log.warning(
-                    "%s/%d: records from %d on came before those from %d on; reading from there", *partition, records[0].offset, offset
-                )
-                await self.seek(*partition, offset)
+                return held[f"{partition[0]}/{partition[1]}"]
+
+            await self.missing.read_again(error, records, read_next)
 
     def note_ends(self) -> None:
         """Tells the tally where the log ends now, so that it can say whether it has everything."""

@@ -123,7 +123,7 @@ class StatisticsProgram:
             self._check_topics,
             SoleAssignor,
         )
-        owner.seek = app.seek
+        owner.missing.seek = app.seek
         for topic in TOPICS:
             add_agent(app, topic, owner.apply, records_max=section.batch_records_max, within_s=section.within_ms / 1000)
         changed, loop = threading.Event(), asyncio.get_running_loop()

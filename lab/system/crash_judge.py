@@ -1,45 +1,69 @@
 """What the crash bench finds when all is over: the shards' counters, the dead letters and a replay beside a fold of the topics."""
 
 import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from infra.figures import Figures
 from infra.kafka.dead_letters import dead_letter_topic, decode_dead_letter
-from infra.kafka.reader import read_topic
+from infra.kafka.reader import SourceRecord, read_topic
 from lab.demo.stage import SHARDS, json_figures
 from lab.system.crash_fold import DeadLetter, count_topic
 from lab.system.crash_traffic import Traffic
 from lab.system.stage import BenchStage
 from schemas.topics import SHARD_TOPICS
 
+Place = tuple[str, int, int]  # topic, partition, offset
+ShardCounts = Mapping[int, Mapping[str, Mapping[str, int]]]  # by shard and topic: consumed, applied, superseded, dead_lettered
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Updates by what became of them, against the fold of the topics: missing ones are lost, surplus ones are doubled."""
+
+    in_topics: int
+    lost: int
+    doubled: int
+    dead_letters: int
+    dead_letters_missing: int
+    dead_letters_wrong: int
+
 
 def judge(stage: BenchStage, traffic: Traffic, figures: Figures) -> None:
-    """Counts the topics by a fold of our own and compares: what is missing is lost, what is too much is doubled."""
-    found = _count_shards(stage)
-    lost = doubled = expected_total = 0
-    dead_letters = set[DeadLetter]()
-    missing = set(traffic.acknowledged)
-    for topic in SHARD_TOPICS:
-        records = list(read_topic(stage.bootstrap_servers, topic, prefix=stage.topic_prefix))
-        for record in records:
-            missing.discard((topic, record.partition, record.offset))
-        judged = count_topic(topic, sorted(records, key=lambda r: (r.partition, r.offset)))
-        dead_letters |= judged.dead_letters
-        for shard, expected in judged.counts.items():
-            expected_total += expected["consumed"]
-            for name, wanted in expected.items():
-                lost += max(0, wanted - found[shard][topic][name])
-            doubled += sum(max(0, count - expected[name]) for name, count in found[shard][topic].items())
-    dead_letters_found = _read_dead_letters(stage)
+    """Adds the verdict on a campaign that is over, and whether a replay gives the same digest."""
+    log = {topic: list(read_topic(stage.bootstrap_servers, topic, prefix=stage.topic_prefix)) for topic in SHARD_TOPICS}
+    verdict = compare(log, traffic.acknowledged, _count_shards(stage), _read_dead_letters(stage))
     replay = stage.run("replay", "replay", "--directory", str(stage.directory / "replay"), "--json")
     figures.add("acknowledged", len(traffic.acknowledged))
     figures.add("not_acknowledged", traffic.not_acknowledged)
-    figures.add("in_topics", expected_total)
-    figures.add("lost", lost + len(missing))
-    figures.add("doubled", doubled)
-    figures.add("dead_letters", len(dead_letters))
-    figures.add("dead_letters_missing", len(dead_letters - dead_letters_found))
-    figures.add("dead_letters_wrong", len(dead_letters_found - dead_letters))
+    for name in Verdict.__slots__:
+        figures.add(name, getattr(verdict, name))
     figures.add("digest_equal", json_figures(replay)["digest_equal"])
+
+
+def compare(
+    log: Mapping[str, Sequence[SourceRecord]], acknowledged: Collection[Place], counted: ShardCounts, letters: set[DeadLetter]
+) -> Verdict:
+    """Counts the topics by a fold of our own and compares.
+
+    log           committed records by topic
+    acknowledged  records that the broker has acknowledged
+    counted       what the shards counted
+    letters       the dead letters that were sent
+    """
+    lost = doubled = in_topics = 0
+    expected_letters = set[DeadLetter]()
+    for topic, records in log.items():
+        judged = count_topic(topic, sorted(records, key=lambda r: (r.partition, r.offset)))
+        expected_letters |= judged.dead_letters
+        for shard, expected in judged.counts.items():
+            found = counted[shard][topic]
+            in_topics += expected["consumed"]
+            lost += sum(max(0, wanted - found[name]) for name, wanted in expected.items())
+            doubled += sum(max(0, count - expected[name]) for name, count in found.items())
+    there = {(topic, record.partition, record.offset) for topic, records in log.items() for record in records}
+    lost += len(set(acknowledged) - there)
+    return Verdict(in_topics, lost, doubled, len(expected_letters), len(expected_letters - letters), len(letters - expected_letters))
 
 
 def _read_dead_letters(stage: BenchStage) -> set[DeadLetter]:

@@ -356,15 +356,16 @@ class Relay:
             if not future.set_running_or_notify_cancel():
                 self._withdraw(work)
                 continue
-            self._is_ranking = not self._stopping.is_set()
+            self._is_ranking, result = not self._stopping.is_set(), aif_order(work)
             try:
-                result = self._rank(work) if self._is_ranking else aif_order(work)
+                if self._is_ranking:
+                    result = self._rank(work)
             except Exception as error:
                 note_fault("relay-rankings", error, "this ranking keeps AIF's order")
-                result = aif_order(work)
-            self._metrics.counter("relay_rankings").labels(result.rung.value).inc()
-            future.set_result(result)
-            self._is_ranking = False
+            finally:  # also where the thread itself is ended: a caller waits, and prefixes do
+                self._metrics.counter("relay_rankings").labels(result.rung.value).inc()
+                future.set_result(result)
+                self._is_ranking = False
 
     def _withdraw(self, work: FinalWork) -> None:
         """Gives up the signal's hold of a prefix for a ranking that was cancelled before it began."""

@@ -184,6 +184,22 @@ def test_a_ranking_that_fails_or_has_no_time_is_answered_in_aifs_order_and_its_p
     assert bench.rank(work_of(user_of(50), request_id="next")).rung is FinalRung.EXTENDED
 
 
+def test_a_thread_that_is_ended_in_a_ranking_answers_it_holds_up_no_prefix_and_begins_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_thread(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.relay, "_rank", end_thread)
+        assert bench.rank(work_of(user_of(50))).rung is FinalRung.AIF_ORDER
+    rankings = bench.relay._threads[1]
+    wait_until(lambda: rankings.report() is not None and rankings._faults == 1, 30, "the fault to be counted")
+    bench.relay.signal(1, user_of(50), 1, "s", 9)
+    bench.wait_until_computed()
+    assert bench.rank(work_of(user_of(50), request_id="s")).rung is FinalRung.RESIDENT
+
+
 def test_a_prefix_that_is_dropped_before_its_turn_is_left_alone() -> None:
     bench, wait = open_bench(keep_s=0.0), Future[None]()
     try:

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.allocation import Action, Kind, Requests
+from schemas.allocation import NUMBER_MAX, Action, Kind, Requests
 from schemas.events import AllocationOutcome, ImpressionRecord
 from streams.allocation.value_fit import Samples
 
 JOIN_MS = 30 * 60_000
+_RATIO_MAX = 1e3  # of the sums of two actions: the items of one request
 _NOT_RANKED = ("dropped", "refused", "failed")
 
 
@@ -46,6 +47,23 @@ def join_outcomes(outcomes: Iterable[AllocationOutcome], impressions: Iterable[I
         rows.append((outcome, np.nan if items is None else sum(bid for bid in items.values() if bid is not None)))
     rows.sort(key=lambda row: row[0].time_ms)
     return Joined(_samples(rows, actions), np.array([np.nan if o.took_ms is None else o.took_ms for o, _ in rows]))
+
+
+def is_plausible(outcome: AllocationOutcome) -> bool:
+    """Whether the numbers of an outcome are such that a table can hold. Records are bytes of a topic, and one forged number would ruin a whole table."""
+    counts = (outcome.candidates, outcome.behaviours, outcome.user_value, outcome.took_ms, outcome.cached_s)
+    signed = (outcome.retrieval_top, *outcome.logits)
+    sums = outcome.predicted or [0.0]
+    return (
+        all(x is None or abs(x) <= NUMBER_MAX for x in (*counts, *signed, *sums))
+        and min(sums) >= 0
+        and max(sums) <= _RATIO_MAX * max(sums[-1], 1e-12)
+    )
+
+
+def has_plausible_bids(impression: ImpressionRecord) -> bool:
+    """Whether the value of an impression is a number that a table can hold."""
+    return sum(item.bid for item in impression.items) <= NUMBER_MAX
 
 
 def by_request(impressions: Iterable[ImpressionRecord]) -> Mapping[str, Sequence[ImpressionRecord]]:

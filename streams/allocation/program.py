@@ -41,7 +41,7 @@ from streams.allocation.calibration_fit import fit_ages, join_clicks
 from streams.allocation.cost_fit import fit_costs
 from streams.allocation.drop_fit import fit_drops
 from streams.allocation.gate import judge_table
-from streams.allocation.join import Joined
+from streams.allocation.join import Joined, has_plausible_bids, is_plausible
 from streams.allocation.value_fit import fit_values
 
 R = TypeVar("R", AllocationOutcome, ImpressionRecord)
@@ -50,14 +50,16 @@ _NEWEST = 4_000  # requests from which prices and the mix are found: those of no
 
 
 def read_outcomes(settings: InfraSettings, version: int) -> list[AllocationOutcome]:
-    """The retained outcomes of a version; records that cannot be read are left out."""
-    return [one for one in _records(settings, ALLOCATION_OUTCOMES, AllocationOutcome) if one.version == version]
+    """The retained outcomes of a version; records that cannot be read, or not be true, are left out."""
+    found = _records(settings, ALLOCATION_OUTCOMES, AllocationOutcome)
+    return [one for one in found if one.version == version and is_plausible(one)]
 
 
 def read_impressions(settings: InfraSettings, outcomes: Iterable[AllocationOutcome]) -> list[ImpressionRecord]:
-    """The retained impressions of the requests of these outcomes."""
+    """The retained impressions of the requests of these outcomes, without those that cannot be read, or not be true."""
     wanted = {one.request_id for one in outcomes}
-    return [one for one in _records(settings, IMPRESSIONS, ImpressionRecord) if one.request_id in wanted]
+    found = _records(settings, IMPRESSIONS, ImpressionRecord)
+    return [one for one in found if one.request_id in wanted and has_plausible_bids(one)]
 
 
 def _records(settings: InfraSettings, topic: str, kind: type[R]) -> Iterator[R]:

@@ -9,28 +9,34 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from infra.kafka.dead_letters import decode_dead_letter, encode_dead_letter
 from infra.kafka.reader import SourceRecord
+from schemas.allocation import Requests, decode_table, encode_table, stack_costs, stack_values
 from schemas.decoding import Rejection, decode_record
 from schemas.errors import AifError
-from schemas.events import RECORDS
-from schemas.ids import IdKind
-from schemas.index.control import ControlState, fold_entry
+from schemas.events import RECORDS, AllocationOutcome
+from schemas.ids import IdKind, decode_index_key
+from schemas.index.control import ControlState, Init, fold_entry
 from schemas.index.control_entry import encode_entry
 from schemas.index.control_fold import decode_fold, encode_fold
 from schemas.index.digest import ShardDigest, checksum, merge_parts
 from schemas.index.layout import decode_block, encode_block
 from schemas.index.manifest import decode_manifest, decode_seal, encode_manifest, encode_seal, seal_path
 from schemas.index.shard_snapshot import decode_snapshot, encode_snapshot
+from schemas.knapsack import choose, find_price
 from schemas.model.checkpoint import encode_checkpoint
 from schemas.model.checkpoint_file import read_checkpoint_file
-from schemas.requests import PrerankRequest, RankRequest, UserRequest
+from schemas.requests import AllocationRequest, FinalRequest, PrefixRequest, PrerankRequest, RankRequest, UserRequest
+from schemas.statistics import HOUR_MS
 from schemas.topics import IMPRESSIONS, ITEM_FEATURES, NEW_ITEMS, SERVER_REPORTS, USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent
+from serving.allocation.tables import built_in_table
 from serving.core.infer_body import decode_infer_body
 from serving.core.user_view import (
     Head,
@@ -47,6 +53,8 @@ from serving.protocols.http_body import decode_body, unpack
 from serving.protocols.inference_messages import pb
 from serving.protocols.open_inference import plan_request
 from serving.users.user_batch import DecodedUserRecord, decode_refused, decode_user_record, encode_refused
+from streams.allocation.join import is_plausible, join_outcomes
+from streams.allocation.program import actions_of
 from streams.core.item_state import (
     StoredEmbedding,
     StoredFeatures,
@@ -65,6 +73,7 @@ from streams.core.shard_state import (
 )
 from streams.shard.decode import decode_source_record
 from streams.shard.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry
+from streams.statistics.events import decode_events as decode_statistics
 from streams.training.event_decoder import EventDecoder
 from streams.versions.server_reports import decode_report
 from tests.fuzz import forge
@@ -182,6 +191,27 @@ BODIES: dict[str, Any] = {
         "seconds": 5.0,
         "answers": 3,
     },
+    "allocation-outcomes": {
+        "schema": 1,
+        "request_id": "r",
+        "user_id": 1,
+        "time_ms": 5,
+        "version": 7,
+        "table": "v7-1",
+        "action": "full/9",
+        "arm": "probe",
+        "state": "ranked",
+        "propensity": 0.5,
+        "price": 0.1,
+        "source": "queue",
+        "cost_ms": 2.0,
+        "value": 1.0,
+        "candidates": 9,
+        "behaviours": 3,
+        "took_ms": 2.5,
+        "actions": ["full/5", "full/9"],
+        "predicted": [1.0, 2.0],
+    },
     "statistics-reports": {"schema": 1, "at_ms": 5, "as_of_ms": 4, "names": ["taken_28"]},
     "model-checkpoints": {"uri": "/a", "size_bytes": 1, "sha256": "0" * 64, "model_id": "m", "feature_schema": "0" * 16, "label": None},
     "index-events": {"kind": "live", "version": 1, "revision": 0, "shard": None, "reason": ""},
@@ -211,6 +241,31 @@ def _read_user(topic: str, raw: bytes) -> None:
         EventDecoder(1, 1, kind).decode(topic, [_source(topic, raw)])
 
 
+def _count(topic: str, raw: bytes) -> None:
+    for kind in IdKind:
+        for _, key, _, time_ms in decode_statistics([_source(topic, raw)], Init(1, 1, kind, {}, {}), 1_000):
+            decode_index_key(key, kind)
+            assert time_ms <= 1_000 + HOUR_MS
+
+
+def _join(raw: bytes) -> None:
+    """As `aif allocate fit` does with an outcome."""
+    outcome = decode_record(AllocationOutcome, raw)
+    if is_plausible(outcome):
+        actions = actions_of([outcome])
+        samples = join_outcomes([outcome], [], actions).samples
+        for numbers in (samples.predicted_RA, *vars(samples.requests).values()):
+            assert not np.isinf(np.square(numbers.astype(float))).any()
+
+
+def _allocate(raw: bytes) -> None:
+    """As a server does with the file of a table."""
+    table = decode_table(raw, 7)
+    requests = Requests(*(np.array([x]) for x in (9.0, 3.0, 1.0, np.nan, 0.5, np.nan)))
+    value_RA, cost_RA = stack_values(table, requests), stack_costs(table, requests)
+    choose(value_RA, cost_RA, find_price(value_RA, cost_RA, float(cost_RA[0, 0])))
+
+
 def _letter(raw: bytes) -> None:
     decode_dead_letter([(name, raw) for name, _ in encode_dead_letter(_source(NEW_ITEMS, b""), Rejection(0, "a", "b", "c"))[2]])
 
@@ -234,6 +289,7 @@ RANK = {
     "context": {"hour": 3},
     "consistency": {"topic": ITEM_FEATURES, "partition": 0, "offset": 9},
 }
+FINAL = {"user_id": 1, "item_ids": [1, 2, 3], "top_k": 2, "context": {"hour": 3}}
 INLINE = {**RANK, "features": {"country": "nl"}, "behaviours": [{"item_id": 1, "kind": "click", "time_ms": 5}]}
 INFER = {
     "id": "a",
@@ -289,6 +345,12 @@ READERS: Sequence[Reader] = (
         lambda raw: EventDecoder(1, 1, IdKind.INT64).decode(IMPRESSIONS, [_source(IMPRESSIONS, raw)]),
         raises=(),
     ),
+    *(
+        Reader(f"{t} in the statistics", lambda t=t: BODIES[t], lambda raw, t=t: _count(t, raw), raises=())
+        for t in (USER_BEHAVIOURS, IMPRESSIONS)
+    ),
+    Reader("outcome in a fit", lambda: BODIES["allocation-outcomes"], _join),
+    Reader("allocation table", lambda: json.loads(encode_table(replace(built_in_table((5, 9)), version=7))), _allocate),
     Reader("report", lambda: BODIES[SERVER_REPORTS], lambda raw: decode_report(_source(SERVER_REPORTS, raw))),
     Reader("dead letter", lambda: b"1", _letter),
     Reader("shard state", lambda: json.loads(encode_shard_state(ShardState())), decode_shard_state),
@@ -307,6 +369,9 @@ READERS: Sequence[Reader] = (
     Reader("rank body", lambda: RANK, lambda raw: decode_body(RankRequest, raw)),
     Reader("prerank body", lambda: INLINE, lambda raw: decode_body(PrerankRequest, raw)),
     Reader("user body", lambda: {k: v for k, v in INLINE.items() if k not in ("item_ids", "top_k", "context")}, lambda raw: decode_body(UserRequest, raw)),
+    Reader("final body", lambda: FINAL, lambda raw: decode_body(FinalRequest, raw).as_rank_request()),
+    Reader("prefix body", lambda: {"user_id": 1, "candidates": 9}, lambda raw: decode_body(PrefixRequest, raw)),
+    Reader("allocation body", lambda: {"mode": "queue"}, lambda raw: decode_body(AllocationRequest, raw)),
     Reader("infer body", lambda: INFER, _infer),
     Reader("binary infer body", _infer_binary, lambda raw: decode_infer_body(raw[2:], str(int.from_bytes(raw[:2], "little")))),
     Reader("gRPC message", _message, _infer_grpc),

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from infra.index.store import open_index_store
-from schemas.allocation import Costs, Kind, LevelCost, Requests
+from schemas.allocation import NUMBER_MAX, Costs, Kind, LevelCost, Requests, decode_table, encode_table
 from schemas.errors import Unavailable
 from schemas.events import AllocationOutcome, ImpressionRecord
 from streams.allocation.cost_fit import fit_costs
-from streams.allocation.join import JOIN_MS, Joined, join_outcomes
+from streams.allocation.join import JOIN_MS, Joined, has_plausible_bids, is_plausible, join_outcomes
 from streams.allocation.program import actions_of, fit_table, newest_table, publish_table, replay_table
 from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
@@ -98,6 +98,45 @@ def test_actions_are_those_that_most_probes_name() -> None:
     for none in ([], [forged], [_outcome("d", action="drop", state="dropped")]):
         with pytest.raises(Unavailable, match="no_outcomes"):
             actions_of(none)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"candidates": 2**63 - 1},
+        {"behaviours": 2**63 - 1},
+        {"user_value": 1e308},
+        {"retrieval_top": -1e308},
+        {"took_ms": 1e10},
+        {"cached_s": 1e300},
+        {"logits": [1.0, -1e308]},
+        {"predicted": [1.0, 1.0, 1e308]},
+        {"predicted": [1.0, 1.0, -1.0]},
+        {"predicted": [1e9, 1.0, 1e-9]},
+    ],
+)
+def test_an_outcome_with_a_number_that_no_request_has_is_left_out(forged: dict[str, object]) -> None:
+    one = _outcome("a", arm="probe").model_copy(update={"actions": ["full/1", "full/2", "full/4000"], "predicted": [0.5, 0.0, 0.6]})
+    assert is_plausible(one) and is_plausible(_outcome("b"))
+    assert not is_plausible(AllocationOutcome.model_validate({**one.model_dump(by_alias=True), **forged}))
+
+
+def test_an_impression_whose_bids_are_beyond_a_table_is_left_out() -> None:
+    one = _impression("a", True, False)
+    assert has_plausible_bids(one)
+    assert not has_plausible_bids(one.model_copy(update={"items": [one.items[0].model_copy(update={"bid": 1e308})]}))
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_largest_plausible_numbers_make_a_table_without_overflow() -> None:
+    samples, _ = draw_samples(4_000, 0, "probe")
+    most = samples.requests
+    for place in np.flatnonzero(samples.arm_R == "probe")[:40].tolist():
+        samples.outcome_R[place] = samples.predicted_RA[place] = NUMBER_MAX
+        most.user_value_R[place] = most.candidates_R[place] = NUMBER_MAX
+    took_R = np.where(np.arange(4_000) % 100 == 0, NUMBER_MAX, 2.5)
+    table, _ = fit_table(Joined(samples, took_R), ACTIONS, 7, 123, 0.15)
+    assert decode_table(encode_table(table), 7) == table and np.isfinite(table.mean_row).all()
 
 
 def test_show_without_a_version_shows_the_served_ones_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

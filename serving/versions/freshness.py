@@ -21,6 +21,7 @@ from infra.kafka.security import KafkaTopics
 from schemas.decoding import decode_record
 from schemas.errors import RejectedInput, Unavailable
 from schemas.events import StatisticsReport
+from schemas.limits import FEATURES_PER_SCHEMA_MAX
 from schemas.statistics import OF_USER
 from schemas.topics import SHARD_TOPICS, STATISTICS_REPORTS
 from serving.core.row_ages import Offsets as Watermark
@@ -28,6 +29,7 @@ from serving.core.row_ages import RowAges, SourceEnds
 
 LOOK_S = 0.5
 _RETRY_S = 2.0
+_NAMES_MAX = 8 * FEATURES_PER_SCHEMA_MAX
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.statistics")
 
@@ -105,10 +107,9 @@ class StatisticsWatch:
         except RejectedInput as error:
             logger.warning("report_skipped", error=str(error))
             return
-        self._named_at_s = {
-            **self._named_at_s,
-            **dict.fromkeys([*report.names, *(OF_USER + name for name in report.user_names)], time.monotonic()),
-        }
+        names = [*report.names, *(OF_USER + name for name in report.user_names)]
+        held = self._named_at_s if len(self._named_at_s) < _NAMES_MAX else {}  # names of no statistic must not fill the memory
+        self._named_at_s = {**held, **dict.fromkeys(names, time.monotonic())}
 
     def _take_record(self, record: SourceRecord) -> None:
         self.take(record.value)

@@ -26,3 +26,10 @@ def test_a_statistic_that_no_process_keeps_is_named_beyond_the_limit_and_never_w
     watch = open_watch()
     assert watch.why_old(["taken"], 30.0) == "", "a server that just began has heard nothing yet"
     assert "taken" in watch.why_old(["taken"], 1e-9) and watch.why_old(["taken"], 0) == "" == watch.why_old([], 1e-9)
+
+
+def test_reports_of_ever_other_names_do_not_fill_the_memory() -> None:
+    watch = open_watch()
+    for n in range(100):
+        watch.take(encode_record(StatisticsReport(at_ms=2, as_of_ms=1, names=["taken", *(f"forged_{n}_{m}" for m in range(255))])))
+    assert len(watch._named_at_s) <= 3_000 and watch.ages_s(["taken"])["taken"] is not None

@@ -15,10 +15,11 @@ Source: Faust issues 606, 177, 323, 440, 517, 136, and faults measured against a
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -66,6 +67,18 @@ def exit_code_of(error: BaseException) -> int:
     """EXIT_OPERATOR if an operator must decide: the settings, the index, or what the broker lets this process do must change. Otherwise EXIT_FAULT."""
     is_refused = isinstance(error, Unavailable) and error.code in REFUSALS
     return EXIT_OPERATOR if is_refused or isinstance(error, Incompatible | Misconfigured) else EXIT_FAULT
+
+
+@contextlib.contextmanager
+def operator_exit() -> Iterator[None]:
+    """Ends the process with EXIT_OPERATOR, and a log line instead of a traceback, where its start fails and an operator must decide."""
+    try:
+        yield
+    except AifError as error:
+        if exit_code_of(error) != EXIT_OPERATOR:
+            raise
+        _log.critical("process stops: starting: %s", error)
+        sys.exit(EXIT_OPERATOR)
 
 
 def stop_process(error: BaseException, doing: str) -> NoReturn:

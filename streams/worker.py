@@ -17,7 +17,6 @@ import functools
 import json
 import logging
 import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -51,7 +50,7 @@ from schemas.index.control import ControlState, Init
 from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, SHARD_TOPICS
 from streams.builders.template import open_builder_template
 from streams.data_directory import check_holds_no_shard, hold_directory
-from streams.faust_shell import EXIT_OPERATOR, ShellApp, add_agent, consume, exit_code_of, leave_process, make_app, stop_process
+from streams.faust_shell import ShellApp, add_agent, consume, leave_process, make_app, operator_exit, stop_process
 from streams.garbage import settle_garbage_collection, share_heaps
 from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
@@ -350,12 +349,8 @@ def run_worker(settings: WorkerSettings) -> None:
     watch_threads()
     worker = Worker(settings, template)
     try:
-        asyncio.run(worker.run())
-    except AifError as error:
-        if exit_code_of(error) != EXIT_OPERATOR:
-            raise
-        _log.critical("process stops: starting: %s", error)
-        sys.exit(EXIT_OPERATOR)
+        with operator_exit():
+            asyncio.run(worker.run())
     finally:
         worker.end()
         if template is not None:

@@ -23,13 +23,13 @@ from infra.kafka.admin import describe_index, fetch_topics, find_coordinator, re
 from infra.kafka.admin_client import check_rights
 from infra.processes import stop_signals
 from infra.tools.unknown_features import read_schema
-from schemas.errors import AifError, Corrupted, Incompatible, Misconfigured, Unavailable
+from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.statistics import Statistic
 from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS, USER_FEATURES
 from streams.data_directory import hold_directory
-from streams.faust_shell import EXIT_OPERATOR, SoleAssignor, add_agent, consume, leave_process, make_app, stop_process
+from streams.faust_shell import SoleAssignor, add_agent, consume, leave_process, make_app, operator_exit, stop_process
 from streams.settings import StatisticsSettings
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.task import SerialTask
@@ -209,11 +209,8 @@ class StatisticsProgram:
 def run_statistics(settings: StatisticsSettings) -> None:
     """Runs until asked to stop. Exits with EXIT_OPERATOR where it cannot start before an operator decides."""
     watch_threads()
-    try:
+    with operator_exit():
         again = asyncio.run(StatisticsProgram(settings).run())
-    except (Incompatible, Misconfigured) as error:
-        _log.critical("process stops: starting: %s", error)
-        sys.exit(EXIT_OPERATOR)
     if again:
         _log.info("the checkpoints name other statistics: beginning again")
         os.execv(sys.executable, [sys.executable, "-c", "from infra.cli import main; main()", *sys.argv[1:]])  # noqa: S606 - this very command

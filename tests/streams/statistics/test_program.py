@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import streams.statistics.program as program_module
 from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics, describe_index, topic_ids
@@ -15,7 +16,7 @@ from infra.kafka.reader import read_topic
 from infra.processes import Child, wait_until
 from infra.settings import load_settings
 from schemas.decoding import decode_record, decode_user_features
-from schemas.errors import Incompatible
+from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport
 from schemas.features import Feature, Scope
 from schemas.ids import IdKind
@@ -25,8 +26,9 @@ from schemas.index.manifest import checkpoint_path
 from schemas.kinds import NUMERIC
 from schemas.statistics import Log, Measure, Statistic
 from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS, USER_FEATURES
+from streams.faust_shell import EXIT_OPERATOR
 from streams.settings import StatisticsSettings
-from streams.statistics.program import StatisticsProgram
+from streams.statistics.program import StatisticsProgram, run_statistics
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.streams.version_world import SCHEMA, checkpoint_bytes
 from tests.streams.worker_stage import SHARDS, WAIT_S, WorkerStage, open_template
@@ -116,3 +118,24 @@ def test_a_missing_topic_is_named_with_what_helps_and_is_not_made(stage: WorkerS
             program._prepare(init)
         assert topic not in topic_ids(stage.bootstrap, stage.prefix)
         apply_topics(stage.bootstrap, stage.prefix, SHARDS, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (Unavailable("kafka_not_authorized", "x"), SystemExit),
+        (Incompatible("topic_missing", "x"), SystemExit),
+        (Unavailable("kafka_unreachable", "x"), Unavailable),
+    ],
+)
+def test_a_start_that_an_operator_must_mend_has_an_exit_code_of_its_own(
+    error: AifError, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(program_module, "watch_threads", lambda: None)
+    monkeypatch.setattr(program_module, "StatisticsProgram", fail)
+    with pytest.raises(raised) as found:
+        run_statistics(StatisticsSettings())
+    assert not isinstance(found.value, SystemExit) or found.value.code == EXIT_OPERATOR

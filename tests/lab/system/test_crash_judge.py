@@ -56,7 +56,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 
 
 def plant_no_check_of_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard takes what comes, also twice and behind a hole."""
+    """A shard applies every record, also twice and behind a hole."""
     monkeypatch.setattr(streams.shard.shard, "plan_fresh", lambda _, __, records: range(len(records)))
 
 

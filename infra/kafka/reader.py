@@ -216,6 +216,18 @@ def read_topic(
                 )
 
 
+def read_newest(bootstrap: Bootstrap, topic: str, records_max: int, *, prefix: str, deadline_s: float) -> Iterator[SourceRecord]:
+    """Yields the newest `records_max` records of each partition; none where the topic does not exist. Raises as `read_topic`."""
+    try:
+        starts, ends = (offsets(bootstrap, prefix + topic, deadline_s=deadline_s) for offsets in (start_offsets, end_offsets))
+    except Unavailable as error:
+        if error.code != "unknown_topic":
+            raise
+        return
+    begins = {p: max(starts[p], end - records_max) for p, end in ends.items()}
+    yield from read_topic(bootstrap, topic, start=begins, end=ends, prefix=prefix, stall_s_max=deadline_s)
+
+
 def _plan_range(
     bootstrap: Bootstrap, topic: str, start: Mapping[int, int] | None, end: Mapping[int, int] | None
 ) -> tuple[dict[int, int], dict[int, int]]:

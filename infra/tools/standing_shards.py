@@ -6,8 +6,7 @@ clock decides. Invariant: only the newest events are read, however many there ar
 
 from collections.abc import Iterable, Mapping
 
-from infra.kafka.admin import end_offsets, start_offsets
-from infra.kafka.reader import SourceRecord, read_topic
+from infra.kafka.reader import SourceRecord, read_newest
 from infra.kafka.security import Bootstrap
 from schemas.decoding import decode_record
 from schemas.errors import AifError
@@ -16,19 +15,11 @@ from schemas.topics import INDEX_EVENTS
 
 REMEDY = "free space on that worker's disk, or repair it; the shard continues by itself"
 _RECORDS_MAX = 500
-_STALL_S_MAX = 5.0
 
 
 def fetch_standing_shards(bootstrap: Bootstrap, prefix: str, deadline_s: float) -> Mapping[int, str]:
-    """The last error by shard. Raises as `read_topic`; {} where there is no such topic yet."""
-    try:
-        starts, ends = (offsets(bootstrap, prefix + INDEX_EVENTS, deadline_s=deadline_s) for offsets in (start_offsets, end_offsets))
-    except AifError as error:
-        if error.code != "unknown_topic":
-            raise
-        return {}
-    begin = {p: max(starts[p], end - _RECORDS_MAX) for p, end in ends.items()}
-    return find_standing(read_topic(bootstrap, INDEX_EVENTS, start=begin, end=ends, prefix=prefix, stall_s_max=_STALL_S_MAX))
+    """The last error by shard. Raises as `read_newest`."""
+    return find_standing(read_newest(bootstrap, INDEX_EVENTS, _RECORDS_MAX, prefix=prefix, deadline_s=deadline_s))
 
 
 def find_standing(events: Iterable[SourceRecord]) -> dict[int, str]:

@@ -30,6 +30,7 @@ from faust.tables.manager import TableManager
 from faust.types import TP
 
 from infra.kafka.aiokafka_options import aiokafka_options
+from infra.kafka.group_member import keep_member
 from infra.kafka.reader import SourceRecord
 from infra.kafka.security import REFUSALS, Bootstrap
 from schemas.errors import AifError, Incompatible, Misconfigured, Unavailable
@@ -136,11 +137,13 @@ class ShellApp(faust.App):
     prefix: str
     ownership: Ownership
     check_topics: Callable[[], None]
+    folder: Path
 
     async def _on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         """Opens the shards and moves the group to their offsets, then lets Faust handle the assignment. A slow start only delays the records."""
         if not self.should_stop:
             try:
+                keep_member(self.folder, self.consumer._thread._consumer._coordinator.member_id)  # type: ignore[attr-defined] # Faust: as below
                 partitions = frozenset((tp.topic.removeprefix(self.prefix), tp.partition) for tp in assigned)
                 offsets = await self._open_partitions(partitions, generation_id)
                 stored = {TP(self.prefix + topic, partition): offset for (topic, partition), offset in offsets.items()}
@@ -229,7 +232,7 @@ def make_app(
     """A Faust app that loses nothing.
 
     group         the consumer group
-    folder        where Faust may write (it makes empty folders)
+    folder        where Faust may write (it makes empty folders), with the id of this process in the group
     check_topics  raises Incompatible if the topics are not those of the index
     assignor      shares the partitions among the group
     """
@@ -264,7 +267,7 @@ def make_app(
         consumer_connections_max_idle_ms=540_000,
         consumer_metadata_max_age_ms=_METADATA_AGE_MS_MAX,
     )
-    app.prefix, app.ownership, app.check_topics = prefix, ownership, check_topics
+    app.prefix, app.ownership, app.check_topics, app.folder = prefix, ownership, check_topics, folder
     return app
 
 

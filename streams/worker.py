@@ -40,6 +40,7 @@ from infra.kafka.admin import (
 )
 from infra.kafka.admin_client import check_rights
 from infra.kafka.dead_letters import dead_letter_topic
+from infra.kafka.group_member import end_former_member
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from infra.rocks import DiskFacts
@@ -119,6 +120,7 @@ class Worker:
         reads, writes = ([self.prefix + topic for topic in names] for names in (_READ, _WRITTEN))
         check_rights(self.bootstrap, reads, writes, self.group)
         find_coordinator(self.bootstrap, self.group)  # Faust would log an error for each time that it is not there yet
+        end_former_member(self.bootstrap, self.group, self.folder / "faust")
         if self.control_log.refresh().init is None:
             check_holds_no_shard(self.folder, self.store.url)
         self.store.scratch.remove_dead()

@@ -21,6 +21,7 @@ from infra.index.control_log import ControlLog, check_identity
 from infra.index.store import open_index_store
 from infra.kafka.admin import describe_index, fetch_topics, find_coordinator, require_topics
 from infra.kafka.admin_client import check_rights
+from infra.kafka.group_member import end_former_member
 from infra.processes import stop_signals
 from infra.tools.unknown_features import read_schema
 from schemas.errors import AifError, Corrupted, Unavailable
@@ -170,6 +171,7 @@ class StatisticsProgram:
         reads, writes = ([self._prefix + topic for topic in names] for names in (TOPICS, written))
         check_rights(self._bootstrap, reads, writes, self._group)
         find_coordinator(self._bootstrap, self._group)
+        end_former_member(self._bootstrap, self._group, self._folder / "faust")
         self._check_topics()
 
     def _check_topics(self) -> None:

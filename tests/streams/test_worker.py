@@ -30,6 +30,7 @@ from tests.streams.worker_stage import (
     consumed,
     group_members,
     is_exact,
+    kill_hard,
     listening_ports,
     stop_cleanly,
     wait_exit,
@@ -287,6 +288,19 @@ def test_partitions_that_somebody_adds_stop_a_running_worker_and_the_next_start_
     for shard in range(SHARDS):
         with stage.shard("worker", shard) as held:
             assert consumed(held.state.counters) == stage.expected_counters(shard)
+
+
+def test_a_killed_worker_that_starts_again_does_not_wait_for_its_former_session(stage: WorkerStage) -> None:
+    session_s = 60.0
+    stage.settings = {"AIF_WORKER__SESSION_TIMEOUT_S": f"{session_s:g}"}
+    worker = stage.start_ready()
+    publish(stage, 1)
+    stage.wait_applied(worker)
+    kill_hard(worker)
+    killed_s = time.monotonic()
+    publish(stage, 2)
+    stage.wait_applied(stage.start())
+    assert time.monotonic() - killed_s < session_s
 
 
 def test_a_worker_that_may_make_no_topics_names_a_missing_one_with_what_helps(stage: WorkerStage) -> None:

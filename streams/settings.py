@@ -27,7 +27,10 @@ class WorkerSection(Section):
         2_000, ge=1, le=MICRO_BATCH_RECORDS_MAX, description="Records of one topic in a micro-batch, of all shards of the worker"
     )
     session_timeout_s: float = Field(
-        6.0, ge=6.0, le=60.0, description="Kafka's session timeout; partitions of a killed worker that does not start again stand still for so long"
+        6.0,
+        ge=6.0,
+        le=60.0,
+        description="Kafka's session timeout; partitions of a killed worker that does not start again stand still for so long",
     )
     reconcile_every_ms: int = Field(200, ge=10, le=60_000, description="Time between two comparisons of shards with the control log")
 

@@ -78,7 +78,7 @@ from streams.training.event_decoder import EventDecoder
 from streams.versions.server_reports import decode_report
 from tests.fuzz import forge
 from tests.schemas.catalogue import small_spec
-from tests.schemas.index import test_manifest, test_snapshot
+from tests.schemas.index import test_manifest, test_shard_snapshot
 from tests.schemas.index.entries import INIT, lived, log
 from tests.schemas.index.test_layout import block_of, layout
 from tests.schemas.model.samples import make_network
@@ -329,7 +329,7 @@ READERS: Sequence[Reader] = (
     *(Reader(f"increment of {k}", lambda k=k: _increment(k), lambda raw, k=k: _read_increment(k, raw)) for k in IdKind),
     Reader("manifest", lambda: json.loads(encode_manifest(test_manifest.MANIFEST)), decode_manifest),
     Reader("seal", lambda: json.loads(encode_seal(test_manifest.seal(1))), lambda raw: decode_seal(raw, seal_path(1, 1, 1, "0" * 12))),
-    Reader("snapshot", lambda: json.loads(encode_snapshot(test_snapshot.SNAPSHOT)), decode_snapshot),
+    Reader("snapshot", lambda: json.loads(encode_snapshot(test_shard_snapshot.SNAPSHOT)), decode_snapshot),
     *(Reader(f"control entry {one['kind']}", lambda one=one: one, _fold, _with_check) for one in _entries()),
     Reader("control fold", lambda: json.loads(encode_fold(log(*lived(5, 7)), b"last")), decode_fold, _with_check),
     Reader("checkpoint", _checkpoint, read_checkpoint_file),

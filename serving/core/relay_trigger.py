@@ -1,7 +1,7 @@
 """Which prefixes are computed before their rankings: those without which the ranking would be late, as far as memory and load allow. Pure.
 
     a signal arrives -> what would this ranking take, computed whole, at its 99th percentile? -> more than the budget: at risk
-    at risk          -> are there pages for its KV, beside all that rankings in flight hold? is there load left for prefixes? -> admitted
+    at risk          -> are there pages for its KV, apart from those that rankings in flight hold? is there load left for prefixes? -> admitted
 
 The percentile counts the queue: a service time that fits the budget is late as soon as two requests meet (M/D/1). At low load the wait is the rest of
 the one job ahead.

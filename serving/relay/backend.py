@@ -1,6 +1,6 @@
 """The only door to torch of a server: the ranker of one version on one device, and the memory of KV pages there.
 
-Here: tokens to keys and values, candidates to logits, pages read and written. Not here: what is computed when (relay.py), who holds which page (kv_pool.py).
+Here: tokens to keys and values, candidates to logits, pages read and written. Not here: when (relay.py), who holds which page (kv_pool.py).
 Keys and values are stored in fp16 and computed in fp32. A thread that computes calls `limit_threads` first: two OpenMP threads on a busy machine wait for
 each other and take ten times as long as one.
 

@@ -1,4 +1,4 @@
-"""What goes into a final ranking, and what comes out."""
+"""Inputs and results of a final ranking."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ class FinalWork:
 
 @dataclass(frozen=True, slots=True)
 class FinalResult:
-    """Logits float32 [C, T]; the rung; which behaviours were read: from place `start` of the history, `read` of them, of which `kept` were there already;
-    `offset`: the newest record of the behaviour log among them."""
+    """The rung and the logits float32 [C, T]. The ranking read `read` behaviours from place `start` of the history. The keys and values of `kept` of them were
+    there already. `offset`: the newest record of the behaviour log among them."""
 
     rung: FinalRung
     logits_CT: np.ndarray
@@ -42,8 +42,8 @@ class FinalResult:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the ranking thread found for one ranking. `had`, `done`: the prefix's window and its tokens that were computed then; signals may lengthen it.
-    `older`: the window of a kept prefix that begins before the one that is due."""
+    """What the ranking thread found for one ranking. `had`, `done`: the prefix's window then, and how many of its tokens were computed. Signals may lengthen
+    it. `older`: the window of a kept prefix that begins before the one that is due."""
 
     window: Window
     prefix: Prefix | None

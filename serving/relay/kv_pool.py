@@ -1,6 +1,6 @@
 """The KV pool: prefixes by (user, version), in pages of a bounded memory; and behind it the host tier, for users who come back.
 
-    reserve   pages for a whole prefix, before its first token is computed; kept prefixes that nobody holds give way, least recently used first
+    reserve   pages for a whole prefix, before its first token is computed; kept prefixes without a lease give way, least recently used first
     lease     a prefix that a signal was admitted for, or a ranking reads, is never evicted
     keep      a finished prefix without a lease stays for the user's next request, until its time or another's need ends
     tier      a copy of a finished prefix in host memory, made by the prefix thread after the work, never while a ranking waits
@@ -62,8 +62,8 @@ class _Saved(NamedTuple):
 
 
 class KvPool:
-    """`memory`: a PageMemory of `pages` pages. `host_bytes`: of the host tier, 0 = none. `signal_s`: how long an admitted prefix waits for its ranking;
-    `keep_s`: how long one is kept for the user's next request."""
+    """`memory`: a PageMemory of `pages` pages. `host_bytes`: of the host tier, 0 = none. An admitted prefix waits `signal_s` for its ranking. A finished one
+    is kept `keep_s` for the user's next request."""
 
     def __init__(
         self, memory: Any, pages: int, host_bytes: int, signal_s: float, keep_s: float, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""The relay: prefixes computed while retrieval runs, and the final rankings that take them over. Three threads beside the engine's.
+"""The relay: prefixes computed while retrieval runs, and the final rankings that take them over. Three threads, next to the engine's.
 
     signal          decides (core/relay_trigger.py) and reserves pages; the prefix thread computes, a piece at a time, while nothing is ranked
     rank            the ranking thread takes the best rung that is in time (core/relay_rungs.py) and orders AIF's answer
@@ -237,7 +237,7 @@ class Relay:
     def submit_rank(self, work: FinalWork) -> "Future[FinalResult]":
         """The final ranking of AIF's answer. Never fails: AIF's order is the answer while the server stops, and after an error, which is logged."""
         future: Future[FinalResult] = Future()
-        with self._lock:  # what is put before `close` is answered
+        with self._lock:  # a ranking put before `close` is answered
             if waits := bool(self._threads) and not self._stopping.is_set():
                 self._rankings.put((work, future))
         if not waits:
@@ -317,7 +317,7 @@ class Relay:
         prefix = None if rung in (FinalRung.INLINE, FinalRung.TRUNCATED) else found.prefix
         kept = 0
         if prefix is not None and found.had is not None:
-            # A signal may have lengthened it: then the prefix thread computes the rest, and what it has of our window is used.
+            # A signal may have lengthened it: then the prefix thread computes the rest, and its tokens of our window are used.
             with pool.lock:
                 kept = min(prefix.done, found.had.tokens)
                 prefix.taken_over = rung in (FinalRung.WAITED, FinalRung.RELOADED) and not prefix.finished and prefix.window is found.had

@@ -1,4 +1,4 @@
-"""Settings of the relay. Nothing here changes a ranking's numbers: it chooses what is computed when, and the answer names the rung."""
+"""Settings of the relay. They decide when a prefix is computed, and change no number of a ranking. The answer names the rung."""
 
 from pydantic import Field
 
@@ -13,7 +13,9 @@ class RelaySection(Section):
     margin_ms: float = Field(6.0, ge=0, le=10_000, description="How much earlier than that a ranking counts as at risk")
     load_share: float = Field(0.6, gt=0, le=1, description="Share of one core's time that prefixes may take")
     kv_mib: float = Field(256.0, gt=0, le=1 << 20, description="Memory of the KV pool in MiB, on the engine's device")
-    host_mib: float = Field(0.0, ge=0, le=1 << 20, description="Memory in MiB for copies of prefixes beside the pool; 0: none")
+    host_mib: float = Field(
+        0.0, ge=0, le=1 << 20, description="Memory in MiB for copies of prefixes in host memory, next to the pool; 0: none"
+    )
     signal_s: float = Field(5.0, gt=0, le=600, description="Time that an admitted prefix waits for its ranking; then it counts as wasted")
     keep_s: float = Field(300.0, ge=0, le=86_400, description="Time that a prefix is kept for the user's next request")
     candidates: int = Field(

@@ -20,8 +20,8 @@ from serving.users.user_store import KnownUser
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A profile and n behaviours from place `start` of a history. `offset`: the newest record of the behaviour log that the history includes; `made_of`:
-    the snapshot with this history, as long as the server keeps it."""
+    """A profile and n behaviours from place `start` of a history. `offset`: the newest record of the behaviour log in the history. `made_of`: the snapshot
+    with this history, as long as the server keeps it."""
 
     profile: Mapping[str, Any]
     profile_text: str
@@ -56,8 +56,8 @@ class Window:
 
 
 def open_window(spec: ModelSpec, user: KnownUser, start: int | None = None, known: Window | None = None) -> Window:
-    """The window of a history that is due now, or the one from place `start`. `known`: a window of this version, returned if it is the same one of the
-    same snapshot: to encode 2,048 behaviours takes 0.4 ms. REQUIRES: the spec has a ranker."""
+    """The window of a history that is due now, or the one from place `start`. `known`: a window of this version. It is returned if it is this one, made of the
+    same snapshot, because encoding 2,048 behaviours takes 0.4 ms. REQUIRES: the spec has a ranker."""
     assert spec.ranker is not None
     first = window_start(spec.ranker, len(user.behaviours)) if start is None else start
     if known is not None and known.is_of(user, first):

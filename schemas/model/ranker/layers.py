@@ -3,7 +3,7 @@
     x -> [u, v, q, k] = SiLU(LN(x) W_in)
     x -> x + (LN(attention) * u) W_out        attention = sum over the seen keys of SiLU(q . k / sqrt(d)) v / N
 
-There is no softmax: what a query takes from earlier tokens (`Kv`) and what it takes from tokens of its own piece are two sums. Positions are rotations of q
+There is no softmax: a query takes one sum from earlier tokens (`Kv`) and one from tokens of its own piece. Positions are rotations of q
 and k (RoPE): q . k depends on the distance alone, and a stored key never changes when the sequence grows.
 
 All functions take leading dimensions `...` (of a batch).

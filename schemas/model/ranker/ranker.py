@@ -7,7 +7,8 @@
     extend    the next tokens' keys and values, in pieces of any size
     score     candidates over the keys and values of everything before them
 
-Any cut gives the same logits, because a token sees what is before it and nothing of a request: neither a length, nor an item's row, which increments change.
+Any cut gives the same logits, because a token sees only earlier tokens. It reads nothing of a request: neither a length, nor an item's row, which increments
+change.
 A candidate's token is its id and what AIF says of it (its logits); its final logit is AIF's plus what the ranker adds. So a ranker that has learnt nothing
 gives AIF's order.
 

@@ -44,7 +44,7 @@ class RankerRows:
         place_BL = (end_B - read_B)[:, None] + np.arange(max(1, read_B.max()))
         place_BL = torch.from_numpy(np.minimum(place_BL, end_B[:, None] - 1).clip(0))
         behaviours_BLD = ranker.behaviour_tokens(histories.token_H[place_BL], histories.kind_H[place_BL])
-        # Left-aligned, the context after the last behaviour of each: what comes behind is seen by no token before it, and its values are zeros.
+        # Left-aligned, the context after the last behaviour of each: no earlier token sees the places behind, and their values are zeros.
         context_B1D, after_B = ranker.context_token(batch.context), torch.from_numpy(read_B) + 2
         before_BnD = torch.cat([ranker.profile_token(batch.users.profile), behaviours_BLD, context_B1D], 1)
         before_BnD = before_BnD.index_put((torch.arange(len(requests)), after_B - 1), context_B1D[:, 0])

@@ -76,11 +76,11 @@ def _section(bench: Bench, groups: Sequence[Sequence[Run]], kept: Path) -> Itera
     if not groups:
         yield "No run is kept yet."
     elif len(groups) == 1:
-        yield f"{_when(groups[0])} Asked: {describe_config(groups[0][0].config)}. All of it: [{bench.name}.json]({kept.name}/{bench.name}.json)."
+        yield f"{_when(groups[0])} Asked: `{describe_config(groups[0][0].config)}`. All of it: [{bench.name}.json]({kept.name}/{bench.name}.json)."
     else:
         common = {name: value for name, value in groups[0][0].config.items() if all(group[0].config.get(name) == value for group in groups)}
         yield "\n".join(f"- {label}: {_when(group)}" for label, group in zip(differing(groups), groups, strict=True))
-        asked = f"Asked of all: {describe_config(common)}. " if common else ""
+        asked = f"Asked of all: `{describe_config(common)}`. " if common else ""
         yield f"{asked}All of it: [{bench.name}.json]({kept.name}/{bench.name}.json)."
     columns = ["figure", "unit", "meaning", "goal", *(["kept runs"] if len(groups) == 1 else differing(groups))]
     goals = bench.parsed_goals()

@@ -1,24 +1,29 @@
 """The `aif` commands of `lab`: demo, bench, eval. Only typer and the standard library at module level; heavy imports belong inside the commands."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.command import AsJson, print_figures, say
+from infra.command import AsJson, print_figures, print_table, say
 from lab.demo.cli import demo_app
 from lab.evaluation.cli import register as register_eval
-from lab.serving.cli import register as register_serving
+
+if TYPE_CHECKING:
+    from infra.figures import Figures
 
 Docs = Annotated[
     Path, typer.Option(exists=True, file_okay=False, help="The folder of BENCHMARKS.md; the runs are in benchmarks next to it.")
 ]
 
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer calls: a look, not a measurement.")]
+
 
 def commands(app: typer.Typer) -> None:
     """Register the commands of `lab` onto the `aif` application."""
     app.add_typer(demo_app, name="demo", short_help="From nothing to ranked answers, measured.")
-    group = typer.Typer(help="Run benchmarks and compare them with their lower bounds.", no_args_is_help=True)
+    group = typer.Typer(help="Run benchmarks and compare them with their lower bounds.", no_args_is_help=True, callback=log_warnings_only)
     app.add_typer(group, name="bench")
     group.command("keep", short_help="File what --json printed among the runs in docs/benchmarks.")(keep)
     group.command("report", short_help="Write docs/BENCHMARKS.md from the runs that are kept.")(report)
@@ -27,9 +32,24 @@ def commands(app: typer.Typer) -> None:
     group.command("crash", short_help="Kills under traffic; then every event is counted.")(crash)
     group.command("soak", short_help="Mixed load for long: does anything grow?")(soak)
     group.command("scale", short_help="Build, disk and memory by number of items.")(scale)
-    register_serving(group)
-    group.command("nearline", short_help="Builds and increments, compared with their lower bounds.")(bench_nearline)
+    group.command("rank", short_help="Engine, ports and peers, compared with the lower bound.")(bench_rank)
+    group.command("device", short_help="The engine on a CUDA device, compared with the CPU.")(bench_device)
+    group.command("overload", short_help="Ten times the load that a server carries.")(bench_overload)
+    group.command("allocation", short_help="A spike of three times the load: who is ranked, and with how much work.")(bench_allocation)
+    group.command("table1", short_help="The paper's Table 1, measured.")(bench_table1)
+    group.command("table4", short_help="The paper's Table 4, row for row.")(bench_table4)
+    group.command("switch", short_help="Latency while versions load and flip.")(bench_switch)
+    group.command("relay", short_help="A ranker's prefix computed before its candidates.")(bench_relay)
+    group.command("affinity", short_help="Several servers, one of them killed.")(bench_affinity)
+    group.command("nearline", short_help="Builds and increments, compared with their lower bounds.")(nearline)
     register_eval(app)
+
+
+def log_warnings_only() -> None:
+    """Run benchmarks and compare them with their lower bounds."""
+    from infra.logs import open_logs
+
+    open_logs("bench", "warning")  # a line per request would be measured too
 
 
 def freshness(
@@ -96,7 +116,7 @@ def scale(sizes: Annotated[str, typer.Option(help="Numbers of items, with commas
     print_figures(measure_scale(numbers).as_dict(), as_json)
 
 
-def bench_nearline(
+def nearline(
     items: Annotated[int, typer.Option(min=1_000, help="Items of the synthetic catalogue.")] = 50_000,
     updates: Annotated[int, typer.Option(min=1_000, help="Increments, one per record and again 256 per record.")] = 50_000,
     as_json: AsJson = False,
@@ -105,6 +125,164 @@ def bench_nearline(
     from lab.system.nearline import measure_nearline
 
     print_figures(measure_nearline(items, updates).as_dict(), as_json)
+
+
+def bench_rank(
+    items: Annotated[int, typer.Option(min=10_000, help="Items of the synthetic catalogue, made in memory.")] = 1_000_000,
+    candidates: Annotated[str, typer.Option(help="Sizes of the requests, with commas.")] = "1000,10000,100000",
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Latency of the engine, compared with torch on the same rows and products; SimTier per pair; parity with the fp64 reference."""
+    from lab.serving.rank import measure_rank
+
+    sizes = tuple(int(size) if size.strip().isdecimal() else 0 for size in candidates.split(","))
+    if not all(1 <= size <= items for size in sizes):
+        raise typer.BadParameter(f"--candidates {candidates}: expected numbers from 1 to {items} (--items), with commas between")
+    print_figures(measure_rank(items, sizes, quick).as_dict(), as_json)
+
+
+def bench_device(
+    items: Annotated[int, typer.Option(min=100_000, help="Items of the synthetic catalogue, made in memory.")] = 1_000_000,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Latency of the engine with a CUDA device, for 1,000 to 100,000 candidates, compared with this machine's processor."""
+    from lab.serving.device import CANDIDATES, measure_device
+    from lab.serving.world import Plan
+
+    print_figures(measure_device(items, Plan(CANDIDATES, 3 if quick else 12, 20 if quick else 100)).as_dict(), as_json)
+
+
+def bench_overload(
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each turn.")] = 10.0,
+    turns: Annotated[int, typer.Option(min=1, help="Turns of each kind; steady and overload alternate.")] = 8,
+    candidates: Annotated[int, typer.Option(min=1, help="Candidates of each request.")] = 10_000,
+    as_json: AsJson = False,
+) -> None:
+    """Ten times the load a server carries against 80% of it: admitted_p99_ratio with its interval, refused_p99_ms, rss_growth_mb. Three minutes."""
+    from lab.serving.overload import OverloadPlan, measure_overload
+
+    print_figures(measure_overload(OverloadPlan(seconds=seconds, turns=turns, candidates=candidates)).as_dict(), as_json)
+
+
+def bench_allocation(
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each phase: before the spike, in it, after it.")] = 10.0,
+    turns: Annotated[int, typer.Option(min=1, help="Turns; in each one all variants get the same trace.")] = 3,
+    candidates: Annotated[int, typer.Option(min=1_000, help="Candidates of each request.")] = 10_000,
+    as_json: AsJson = False,
+) -> None:
+    """A spike of three times the load, with the queue's price, with admission alone and with static lists: ranked_share, p99_ratio, value_kept,
+    value_kept_static, errors, decision_p99_us. Eight minutes."""
+    from lab.serving.allocation import AllocationPlan, measure_allocation
+
+    print_figures(measure_allocation(AllocationPlan(candidates=candidates, seconds=seconds, turns=turns)).as_dict(), as_json)
+
+
+def bench_table1(
+    items: Annotated[int, typer.Option(min=1, help="Items of the catalogue whose cost is computed.")] = 1_000_000,
+    updates: Annotated[float, typer.Option(min=0.001, help="Item updates a second.")] = 1_000.0,
+    requests: Annotated[float, typer.Option(min=0.001, help="Requests a second.")] = 100.0,
+    candidates: Annotated[int, typer.Option(min=1, max=50_000, help="Candidates of each request.")] = 10_000,
+    behaviours: Annotated[int, typer.Option(min=1, help="Behaviours of each user.")] = 1_000,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's Table 1: compute, storage, latency and timeliness of the four ways of computing, measured on the same traffic."""
+    from lab.serving.table1 import Traffic, measure_table1, table_rows
+
+    traffic = Traffic(items=items, updates_per_s=updates, requests_per_s=requests, candidates=candidates, behaviours=behaviours)
+    figures = measure_table1(traffic, world_items=50_000, calls=8 if quick else 40)
+    _print("table1", figures, table_rows(figures), as_json)
+
+
+def bench_table4(
+    items: Annotated[int, typer.Option(min=10_000, help="Items of the synthetic catalogue, made in memory.")] = 200_000,
+    candidates: Annotated[int, typer.Option(min=1, help="Candidates of each request.")] = 10_000,
+    behaviours: Annotated[int, typer.Option(min=1, help="Behaviours of each user.")] = 1_000,
+    p99_ms: Annotated[float, typer.Option(min=0, help="The p99 at which throughput is compared; 0 = five times the base's mean.")] = 0.0,
+    rows: Annotated[
+        str, typer.Option(help="Only these and the base, with commas, for example sim,aif (default: all; eight minutes, aif alone two).")
+    ] = "",
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """The paper's Table 4 row for row: response time, throughput at a fixed p99, extra storage, against the sequential base of the same run."""
+    from lab.serving.table4 import ROW_NAMES, Table4Plan, measure_table4, table_rows
+
+    chosen = tuple(name for name in rows.split(",") if name)
+    if unknown := set(chosen) - set(ROW_NAMES):
+        raise typer.BadParameter(f"--rows: there is no {', '.join(sorted(unknown))}, expected some of {', '.join(ROW_NAMES)}")
+    plan = Table4Plan(items, min(candidates, items), behaviours, p99_ms=p99_ms, rows=chosen)
+    figures = measure_table4(plan.quick() if quick else plan)
+    _print("table4", figures, table_rows(figures), as_json)
+
+
+def _print(name: str, figures: "Figures", rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
+    """The figures as JSON, or the paper's table made of them."""
+    if as_json:
+        print_figures(figures.as_dict(), True)
+    else:
+        print_table(name, rows, False)
+
+
+def bench_switch(
+    items: Annotated[int, typer.Option(min=1_000, help="Items of every version.")] = 200_000,
+    candidates: Annotated[int, typer.Option(min=1, help="Candidates of each request.")] = 1_000,
+    rate: Annotated[float, typer.Option(min=1, help="Requests a second.")] = 100.0,
+    answers: Annotated[int, typer.Option(min=10, help="Answers on each side: at rest, and while versions switch.")] = 6_000,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two versions.")] = 3.0,
+    mixed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Instead: judge this many answers, as fast as they come while versions flip as fast as they load; 0 = no."
+        ),
+    ] = 0,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Latency while versions load and flip every few seconds, against the same server at rest: flips, answers, mixed_versions, p99_ratio."""
+    if mixed:
+        from lab.serving.switch import MixedPlan, measure_mixed
+
+        print_figures(measure_mixed(MixedPlan(mixed)).as_dict(), as_json)
+        return
+    from lab.serving.switch import SwitchPlan, measure_switch
+
+    plan = SwitchPlan(items, min(candidates, items), rate_per_s=rate, answers=answers, every_s=every)
+    print_figures(measure_switch(plan.quick() if quick else plan).as_dict(), as_json)
+
+
+def bench_affinity(
+    servers: Annotated[int, typer.Option(min=2, max=16, help="Server processes on this machine.")] = 3,
+    users: Annotated[int, typer.Option(min=1, help="Users, whose requests come in turn.")] = 300,
+    rate: Annotated[float, typer.Option(min=1, help="Requests a second, each with both calls.")] = 40.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Seconds of each window: with all servers, and with one killed at its start.")
+    ] = 20.0,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Several servers behind the Merger's routing, one of them killed under load: share of call 2 that finds its state, recomputes, failures, who moved."""
+    from lab.serving.affinity import AffinityPlan, measure_affinity
+
+    plan = AffinityPlan(servers, users=users, rate_per_s=rate, seconds=seconds)
+    print_figures(measure_affinity(plan.quick() if quick else plan).as_dict(), as_json)
+
+
+def bench_relay(
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each window.")] = 15.0, quick: Quick = False, as_json: AsJson = False
+) -> None:
+    """Longest history and most requests within 30 ms, with prefixes computed during retrieval and without; about 8 minutes.
+
+    Example: aif bench relay --quick
+    """
+    from dataclasses import replace
+
+    from lab.serving.relay import RelayPlan, measure_relay
+
+    plan = replace(RelayPlan(), seconds=seconds)
+    print_figures(measure_relay(plan.quick() if quick else plan).as_dict(), as_json)
 
 
 def keep(

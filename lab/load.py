@@ -265,8 +265,10 @@ async def send_at(
     on_answer: Callable[[int, str, float, bytes], None],
     on_leaving: Callable[[int, float], None] = lambda number, late_ms: None,
 ) -> None:
-    """Body i at the moment i. `on_answer(number, outcome, ms, body)` is called with every answer, a refusal included; its body is empty if there was none.
-    `on_leaving(number, late_ms)`: when it leaves, by the sender's own lag later than it was meant to."""
+    """Body i at the moment i.
+
+    Every answer, a refusal included, is passed to `on_answer(number, outcome, ms, body)`; the body is empty if no answer came. A request that leaves is
+    passed to `on_leaving(number, late_ms)`, with the sender's own lag."""
     requests, connections = [target.encode(body) for body in bodies], Connections(target.url, _CONNECTIONS_MAX)
 
     async def send(number: int, intended_s: float) -> None:

@@ -3,5 +3,5 @@
 catalogue.py              what a catalogue is: read it first; open_catalogue.py opens one
 world.py                  the synthetic world, world_catalogue.py its events, world_drift.py a world that moves
 measured_catalogue.py     files of others (infra/data) with held-out users
-item_changes.py           what comes after the evaluation time
+item_changes.py           events after the evaluation time: changed prices, new items
 """

@@ -1,6 +1,6 @@
-"""What a catalogue is to the rest of the system: a schema, events in publish order, and held-out users to measure on.
+"""A catalogue, as the rest of the system sees it: a schema, events in publish order, and held-out users to measure on.
 
-Here: the `Catalogue` protocol and what `evaluation()` returns. Not here: opening one (open_catalogue.py), how a source becomes events
+Here: the `Catalogue` protocol and the result of `evaluation()`. Not here: opening one (open_catalogue.py), how a source becomes events
 (world_catalogue.py, measured_catalogue.py), Kafka. Both sources give plain events of schemas/events.py, so publishing, training and
 measuring work in the same way for both.
 """
@@ -20,10 +20,11 @@ from schemas.train_choices import TrainChoices
 
 @dataclass(frozen=True)
 class HeldOutUser:
-    """A user to measure on: what is known of them at the evaluation time, and the right answer, which is in no impression.
+    """A user to measure on: profile and history at the evaluation time, and the right answer, which is in no impression.
 
     In the synthetic world such a user is in no impression at all. Mapped data is split by time, and training may use their earlier impressions.
-    behaviours oldest first; candidates an array of ids (int64, or object for text); relevant ids are among the candidates.
+
+    Behaviours are oldest first. Candidates are an array of ids (int64, or object for text), and relevant ids are among them.
     """
 
     user_id: Id
@@ -92,7 +93,7 @@ class Catalogue(Protocol):
         """Histories in order of time, held-out users included, nothing from after the evaluation time."""
 
     def impressions(self) -> Iterator[ImpressionRecord]:
-        """What training learns from, nothing from after the evaluation time. Raises Misconfigured if there is nothing to learn from."""
+        """The training data, nothing from after the evaluation time. Raises Misconfigured if there is nothing to learn from."""
 
     def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
         """n later versions of random items with another price and bid. A larger seed gives later versions."""
@@ -102,7 +103,7 @@ class Catalogue(Protocol):
 
     @property
     def log(self) -> Log:
-        """What plain scores read."""
+        """The log that plain scores read."""
 
     def evaluation(self) -> Evaluation:
         """Held-out users and the score to beat. Raises Misconfigured if there is nothing to measure on."""

@@ -24,10 +24,10 @@ _DRAWS_MAX = 8  # how often to draw again if two items have equal features
 def drift_items(
     sources: MappedSources, schema: FeatureSchema, ranks_by_bid: bool, places: np.ndarray, n: int, seed: int
 ) -> Iterator[ItemFeaturesUpdate]:
-    """n later versions of random items that a model can tell from the ones before: bid and prices move by some percent; without any, all
-    numbers do; without numbers an item gets the features of another. Nothing where items have no features that differ.
+    """n later versions of random items that a model can distinguish from the previous ones.
 
-    What a model can tell is judged by what it reads: two categories of the same hash bucket are one to it.
+    Bid and prices move by some percent. Without them all numbers do, and without numbers an item gets the features of another. No version where
+    items have no features that differ. Two categories of the same hash bucket are one to a model.
     """
     rng = np.random.default_rng([_CHANGES, seed])
     read = [f for f in schema.of(Scope.ITEM) if f.name != schema.bid or ranks_by_bid]

@@ -1,4 +1,4 @@
-"""Files of others, read as a mapping says, as a catalogue to measure on: with held-out users, and with what comes after the evaluation time.
+"""Files of others, read as a mapping says, as a catalogue to measure on: with held-out users, and with events after the evaluation time.
 
 Here: who is measured, with which candidates and right answers. Not here: the events of the files (infra/data/mapped_catalogue.py), changed prices and new items
 (item_changes.py).
@@ -38,7 +38,7 @@ class MeasuredCatalogue(MappedCatalogue):
         if self.sources.shown is not None and self.mapping.holdout.hold_out:
             yield from self.shown_in(self.sources.now_ms, self.sources.end_ms)
 
-    # --- what comes later ---
+    # --- later events ---
 
     def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
         yield from drift_items(self.sources, self.schema, bid_exponent(self.model["rank_by"]) > 0, self.alive, n, seed)

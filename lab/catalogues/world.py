@@ -1,8 +1,8 @@
 """The seeded synthetic world: users with tastes, items with attributes, and the true probability of a click.
 
 Here: the truth (latent vectors, tastes, histories, the click probability). Not here: events (world_catalogue.py), training, Kafka.
-Invariants: the same (seed, size) gives the same world; the first items of a larger world with as many categories are the items of
-a smaller one; latent vectors leave this file only as noisy views (`embeddings_of`).
+Invariants: the same (seed, size) gives the same world. The first items of a larger world with as many categories are the items of a smaller one.
+Latent vectors leave this file only as noisy views (`embeddings_of`).
 
 Every signal of a click is one that a named part of AIF can pick up, and is measured by one weight of `SIGNALS`:
 
@@ -16,8 +16,8 @@ Every signal of a click is one that a named part of AIF can pick up, and is meas
 
 Histories are short by default. `LIGHT` and `KUAIRAND_1K` give lengths as real services have them, and more interests than the recent behaviours show.
 
-Arrays: I items, U users, H behaviours of all users, L places of a history, S items of one user, Z latent width, Q interests, G facets,
-F facet width, A attributes.
+Arrays: I items, U users, H behaviours of all users, L places of a history, S items of one user.
+Also: Z latent width, Q interests, G facets, F facet width, A attributes.
 """
 
 import math
@@ -37,7 +37,7 @@ BLOCK_PLACES = 256 * 96
 NOISE_CHUNK_ITEMS = 256  # small chunks, so that the embedding of a single item is cheap
 SIGNALS = {"interest": 1.5, "current": 0.7, "style": 0.3, "facet": 0.9, "quality": 0.9, "price": 0.5}
 CLICK_BIAS = -4.5
-# Who clicked buys by other weights: what it costs and how good it is counts more than whether it pleases.
+# After a click, the user buys by other weights: price and quality count more than taste.
 PURCHASE = {"interest": 0.4, "quality": 0.8, "price": 1.0}
 PURCHASE_BIAS = -0.7
 
@@ -46,13 +46,13 @@ _ITEMS, _EMBEDDINGS, _USERS, _HISTORIES, _CONSTANTS = range(5)  # streams of ran
 
 @dataclass(frozen=True, slots=True)
 class HistoryShape:
-    """How long histories are, and what they are made of.
+    """The lengths of histories, and their content.
 
-    lengths    (z, behaviours), ascending: the length of a user whose standard normal draw is z, between the points in logarithms; the ends are bounds
+    lengths    (z, behaviours), ascending: the length of a user whose standard normal draw is z, interpolated in logarithms; the ends are bounds
     interests  Q of a user
     stray      share of behaviours that follow no interest
-    run        how many behaviours in a row mostly follow one interest, in the mean: what is liked comes and goes, so that recent behaviours show few
-               of the interests; 1 = each follows its own
+    run        mean number of behaviours in a row that mostly follow one interest, so that recent behaviours show few of the interests;
+               1 = each follows its own
     """
 
     lengths: tuple[tuple[float, int], ...] = (

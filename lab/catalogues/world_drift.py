@@ -1,16 +1,16 @@
-"""A synthetic world that moves: what people like and what is popular change with time, seeded like the world itself.
+"""A synthetic world that moves: tastes and popularity change with time, seeded like the world itself.
 
-Here: the truth of a moment (`MovedWorld`), and what happened in a period, told as events (`DriftingCatalogue`). Not here: the world that does not
-move (world.py), who learns it (streams/training/following).
-What stays: items and their features, embeddings, bids, the facets of users. What moves, with `phase` from 0 (the world as it was) to 1:
+Here: the truth of a moment (`MovedWorld`), and the events of a period (`DriftingCatalogue`). Not here: the world that does not move (world.py), the
+follower (streams/training/following).
+Items and their features, embeddings, bids and the facets of users stay. These move, with `phase` from 0 (the world as it was) to 1:
 
     popularity  quality turns from one function of the attributes to another one that has nothing to do with it, and with it which categories
                 are in fashion: no feature of an item tells it, only clicks do
     tastes      each user's interests pass on to others at a time of their own, and their style turns; behaviours tell of it
     prices      everybody likes to pay more
 
-Behaviours of a period are made with the tastes of that period, so histories stay true for a model that does not learn any more: what it loses is what
-only learning can tell. Signals keep mean and deviation, so ranking is as hard at every phase.
+Behaviours of a period follow the tastes of that period, so histories stay true for a model that does not learn any more. It loses only the part that
+learning alone can give. Signals keep mean and deviation, so ranking is as hard at every phase.
 
 Arrays: I items, U users, Z latent width, Q interests, A attributes, C categories, T two moments (before, after).
 """
@@ -36,7 +36,7 @@ _OF_A_PERIOD = frozenset({_HISTORIES, _SHOWN, _TIMES})  # drawn again in each
 
 @dataclass(frozen=True)
 class MovedWorld(World):
-    """The world at one phase. `still` is the one that does not move; `period` decides what is drawn, `phase` what is true."""
+    """The world at one phase. `still` is the one that does not move; the draws depend on `period`, the truth on `phase`."""
 
     still: World = field(default_factory=World)
     period: int = 0
@@ -90,7 +90,7 @@ class DriftingCatalogue:
         self.first = WorldCatalogue(self.world(0))
 
     def world(self, period: int) -> MovedWorld:
-        """What is true in a period; of period 0 with as many impressions as the past has."""
+        """The truth of a period; of period 0 with as many impressions as the past has."""
         size = self._size if period else self._past
         return MovedWorld(self._still.seed, size, DRIFT_SIGNALS, still=self._still, period=period, phase=period * self._phase_per_period)
 
@@ -113,7 +113,7 @@ class DriftingCatalogue:
                 yield b.model_copy(update={"time_ms": at})
 
     def impressions(self, period: int) -> Iterator[ImpressionRecord]:
-        """What a period showed, in order of time; the times of the past end where period 1 begins."""
+        """The impressions of a period, in order of time; the times of the past end where period 1 begins."""
         shown = WorldCatalogue(self.world(period)).impressions()
         if period == 0:
             yield from shown

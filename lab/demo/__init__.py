@@ -3,7 +3,7 @@
 cli.py       the command and its options
 program.py   the acts in order: read it first
 stage.py     the processes and their directory
-acts.py      what is measured, act by act
+acts.py      the measurements, act by act
 one_ranking.py  one ranking for people: best items, a price change, a new item
 keeper.py    the background process of --keep, its record, its end
 server.py    the server as a client sees it

@@ -91,7 +91,7 @@ def wait_first_checkpoint(stage: Stage, trainer: Child, step: Step) -> Path:
 
 
 def last_progress(child: Child) -> str:
-    """The last line of a child's log that reports progress ("answers: 12 of 40"); empty if there is none."""
+    """The last line of a child's log that reports progress ("answers: 12 of 40"); empty without such a line."""
     lines = (line for line in reversed(child.log_tail().splitlines()) if _PROGRESS.fullmatch(line))
     return next(lines, "")[:_NOTE_CHARS_MAX]
 

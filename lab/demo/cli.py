@@ -8,7 +8,7 @@ import typer
 from infra.command import AsJson, print_data
 
 demo_app = typer.Typer(
-    help="From nothing to ranked answers: broker, catalogue, training, index version, server, one ranking, and what they measure.",
+    help="From nothing to ranked answers: broker, catalogue, training, index version, server, one ranking, and measurements.",
     invoke_without_command=True,
 )
 
@@ -31,7 +31,7 @@ def demo(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """From nothing to ranked answers: broker, catalogue, training, index version, server, one ranking, and what they measure."""
+    """From nothing to ranked answers: broker, catalogue, training, index version, server, one ranking, and measurements."""
     if context.invoked_subcommand is not None:
         return
     if (data is None) != (mapping is None):

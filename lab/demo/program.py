@@ -33,7 +33,7 @@ SWITCHES = 3
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What a person may choose."""
+    """The options of `aif demo`."""
 
     items: int = 20_000
     seed: int = 0
@@ -43,7 +43,7 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, keeper: Keeper | None = None, as_json: bool = False) -> Figures:
-    """Runs every act and prints what it shows. With a keeper it then waits for SIGTERM. However it ends, no child process is left.
+    """Runs every act and prints its results. With a keeper it then waits for SIGTERM. However it ends, no child process is left.
 
     Returns the figures of DEMO, and prints them as JSON on request.
     """
@@ -94,7 +94,7 @@ def _stop(stage: Stage) -> None:
 
 @dataclass(frozen=True)
 class _Shown:
-    """What the demo has found out."""
+    """The results of the demo."""
 
     evaluation: Evaluation
     ranking: OneRanking

@@ -1,4 +1,4 @@
-"""What a person sees of the demo, on standard error: one bar for each step, then one ranking, the figures, and what to try next."""
+"""The output of the demo on standard error: one bar for each step, then one ranking, the figures, and commands to try next."""
 
 import sys
 import time
@@ -141,6 +141,6 @@ class Step:
         self._progress.advance(self._task, amount)
 
     def tell(self, note: str) -> None:
-        """What stands beside the bar."""
+        """Set the note next to the bar."""
         self.note = note
         self._progress.update(self._task, note=note)

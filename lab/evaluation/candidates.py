@@ -15,8 +15,9 @@ from streams.training.plain_scores import log_scores, share_of, simple_scores
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of the held-out users, all [U, C]: ids (object, None where padded), which are relevant (bool), how often the user met each
-    before, and its popularity (float64)."""
+    """The candidates of the held-out users, all [U, C].
+
+    Ids (object, None where padded), whether each is relevant (bool), how often the user met it, and its popularity (float64)."""
 
     ids_UC: np.ndarray
     relevant_UC: np.ndarray

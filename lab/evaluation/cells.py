@@ -34,8 +34,7 @@ from lab.evaluation.family.codes import with_codes
 from lab.evaluation.family.network import build_network, variant_spec
 from lab.evaluation.family.variant import Variant
 from lab.evaluation.rungs import FRESH, on_rung
-from lab.evaluation.world_columns import join_world
-from lab.evaluation.world_truth import CHEAP_FEATURES, WorldTruth, measure_any, measure_near, measure_purchases, open_truth
+from lab.evaluation.world_truth import CHEAP_FEATURES, WorldTruth, join_world, measure_any, measure_near, measure_purchases, open_truth
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
@@ -160,8 +159,8 @@ def measure_model(truth: WorldTruth, network: AifNetwork, data: TrainingSet, run
 
 
 def _w_hash(spec: ModelSpec) -> np.ndarray:
-    """float32 [K, M], the same for every cell whatever its seed: models are compared under the same hashing, and the planes of fewer bits are the
-    first of those of more. So no interval and no `gauc_seed_sd` contains what another draw of W_hash would change; bits.py draws many.
+    """float32 [K, M], the same for every cell whatever its seed, because models are compared under the same hashing. The planes of fewer bits are the
+    first of those of more. So no interval and no `gauc_seed_sd` contains what another draw of W_hash would change; tables.py draws many.
     """
     return make_w_hash(0, spec.hash_bits, spec.schema.mm_width)
 
@@ -206,8 +205,7 @@ def read_cell(folder: Path, plan: CellPlan) -> Cell | None:
 
 
 def run_cells(plans: Sequence[CellPlan], folder: Path, processes: int) -> list[Cell]:
-    """Runs the missing cells, with a line for each, and returns all of them in the order of the plans. A run that was interrupted continues with what is
-    missing."""
+    """Runs the missing cells, with a line for each, and returns all of them in the order of the plans. An interrupted run can be continued so."""
     folder.mkdir(parents=True, exist_ok=True)
     missing = [plan for plan in plans if read_cell(folder, plan) is None]
     processes, seconds = max(1, min(processes, len(missing))), 0.0

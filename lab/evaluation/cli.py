@@ -11,12 +11,12 @@ from infra.command import AsJson, print_figures, say
 
 def register(app: typer.Typer) -> None:
     """Adds the group `aif eval`."""
-    group = typer.Typer(help="How good the models are, measured.", no_args_is_help=True)
+    group = typer.Typer(help="Measure the quality of models.", no_args_is_help=True)
     app.add_typer(group, name="eval")
     group.command("tables", short_help="The paper's Tables 2 and 3, and its figure on bridges.")(tables)
     group.command("data", short_help="One model on your own files, against plain scores.")(data)
-    group.command("history", short_help="What a longer history is worth, and what it costs.")(history)
-    group.command("relay", short_help="What the ranker adds to AIF's order.")(relay)
+    group.command("history", short_help="The worth of a longer history, and its cost.")(history)
+    group.command("relay", short_help="The gain of the ranker over AIF's order.")(relay)
     group.command("online", short_help="A world that moves: frozen model against a follower.")(online)
     group.command("allocation", short_help="Computation allocation: value for cost, by true values.")(allocation)
 
@@ -29,7 +29,7 @@ def tables(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each model, if not the usual number.")] = None,
     finished: Annotated[bool, typer.Option("--finished", help="Train nothing: report on the cells of the plan that are there.")] = False,
     saved: Annotated[
-        bool, typer.Option("--saved", help="Write the report anew from the figures.json of the last run; compute nothing.")
+        bool, typer.Option("--saved", help="Write the report from the figures.json of the last run; compute nothing.")
     ] = False,
     data_figures: Annotated[
         list[Path] | None,
@@ -67,9 +67,9 @@ def data(
     start: Annotated[
         str | None, typer.Option("--from", help="Measure from this date or time on, like 2011-10-01; nothing later is learned from.")
     ] = None,
-    end: Annotated[str | None, typer.Option("--until", help="Measure what is taken before this date or time.")] = None,
+    end: Annotated[str | None, typer.Option("--until", help="Measure interactions before this date or time.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the model here, its figures in the card.")] = None,
-    rungs: Annotated[bool, typer.Option("--rungs", help="Measure too what each rung of the ladder costs in quality.")] = False,
+    rungs: Annotated[bool, typer.Option("--rungs", help="Measure the quality on each rung of the serving ladder, too.")] = False,
     live: Annotated[
         float,
         typer.Option(
@@ -80,7 +80,7 @@ def data(
 ) -> None:
     """Train one model on mapped files and measure it on their held-out users against popularity and repeats, with paired intervals.
 
-    What is not given here is taken from the mapping's [evaluation], [train] and [model].
+    Options that are not given come from the mapping's [evaluation], [train] and [model].
     """
     _use_one_thread()
     from lab.evaluation.mapped_data import LOSSES, DataOptions, run_data
@@ -144,7 +144,7 @@ def allocation(
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them; 0 to 2 chose the constants.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """What computation allocation is worth on simulated requests whose true values are known, with costs of docs/BENCHMARKS.md.
+    """The worth of computation allocation on simulated requests whose true values are known, with costs of docs/BENCHMARKS.md.
 
     Value at equal cost and cost at equal value against the best static mix and today's path; the controls over a day; cached answers; dropped requests.
     """

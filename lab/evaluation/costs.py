@@ -1,18 +1,18 @@
-"""What the models cost beside what they are worth: the rows of Table 3, bridges and Full-Cross, counted and measured; and what grouping saves training.
+"""The cost of the models, counted and measured: the rows of Table 3, bridges and Full-Cross; and the time that grouping saves in training.
 
-Table 3. Counted cost is the paper's b l d, with a signature counted in bytes: d_id = d_mm = 8 d_lsh, so signatures of 256 bits are compared with
-embeddings of 256 numbers. Measured cost is the time on one core: torch's fused attention, matrix products and a compiled count for exact similarities, the
-factored sum (schemas/model/din.py) and a compiled count of equal bits for hashed ones. All forms end in DIN's vector and the counts of the tiers. A server
-counts hashed ones in half that time (serving/engine/call_two/tier_counts.py), which no exact form has a counterpart of.
+Table 3. Counted cost is the paper's b l d, with a signature counted in bytes: d_id = d_mm = 8 d_lsh. So signatures of 256 bits are compared with
+embeddings of 256 numbers. Measured cost is the time on one core. Exact similarities use torch's fused attention, matrix products and a compiled count;
+hashed ones the factored sum (schemas/model/din.py) and a compiled count of equal bits. All forms end in DIN's vector and the counts of the tiers. A server
+counts hashed ones in half that time (serving/engine/call_two/tier_counts.py), and no exact form has a counterpart.
 
 Bridges. The n user vectors are made once a request, and each candidate costs one product with its n weights. With Full-Cross, candidates are the bridges:
 each attends to every row of U and passes through f itself.
 
-Training. Grouped by request, the user half runs once per request and not once per impression: the rates of the same training step, with the same model and
-items, on both forms of the same impressions. Both learn from clicks alone: COPR needs pairs within a request, and an ungrouped request has one impression.
+Training. Grouped by request, the user half runs once per request and not once per impression. The same training step, with the same model and items, is
+timed on both forms of the same impressions. Both learn from clicks alone: COPR needs pairs within a request, and an ungrouped request has one impression.
 
-Arrays: C candidates (of a request: shown items), L behaviours, D width of vectors, X width of any code, K bits, W words of 64 bits, T tiers, P principal
-directions, G clusters or rows of U, N bridges; of training Q requests, X impressions.
+Arrays: C candidates (of a request: shown items), L behaviours, D width of vectors, X width of any code, K bits, W words of 64 bits, T tiers.
+Also: P principal directions, G clusters or rows of U, N bridges; of training Q requests, X impressions.
 Source: AIF, sections 4.1, 5.2.2 and 5.2.3, Table 3 and Figure 6.
 """
 
@@ -89,8 +89,7 @@ def count_cosines(similarity_CL: np.ndarray, edges_E: np.ndarray) -> np.ndarray:
 def cluster_tiers(codes_CP: np.ndarray, count_G: np.ndarray, mean_GP: np.ndarray) -> np.ndarray:
     """Counts expected at or above each edge from the clusters of the user half (family/codes.py), [C, T - 1].
 
-    A logistic step is 1 / (1 + exp(-z)) with z = (x - edge) / spread = x / spread - edge / spread, so one exponential per mean cosine x serves
-    all edges."""
+    A logistic step is 1 / (1 + exp(-z)) with z = x / spread - edge / spread. So one exponential per mean cosine x serves all edges."""
     below_CG = np.exp(codes_CP @ mean_GP.T / -CLUSTER_SPREAD)
     return np.stack([1 / (1 + below_CG * math.exp(_cosine(edge) / CLUSTER_SPREAD)) @ count_G for edge in EDGES], axis=1)
 
@@ -101,16 +100,16 @@ def lsh_tiers(words_CW: np.ndarray, words_LW: np.ndarray) -> np.ndarray:
 
 
 def _cosine(edge: float) -> float:
-    """What a share of equal bits stands for."""
+    """The cosine that a share of equal bits stands for."""
     return math.cos(math.pi * (1 - edge))
 
 
 @numba.njit(cache=True)
 def count_signatures(words_CW: np.ndarray, words_X: np.ndarray, least_E: np.ndarray) -> np.ndarray:
-    """How many behaviours have at least each number of equal bits: int64 [C, E]. `words_X`: the behaviours' words, one after another.
+    """How many behaviours have at least each number of equal bits: int64 [C, E]. `words_X`: the words of all behaviours in a row.
 
-    The words are written out and found by unsigned numbers: a loop over them becomes vector code that takes twice as long, and of a signed index the
-    compiler asks whether it counts from the end."""
+    The words are written out, because a loop over them becomes vector code that takes twice as long. Indices are unsigned, because the compiler tests
+    whether a signed one counts from the end."""
     counts_CE, of_distance_K = np.zeros((len(words_CW), len(least_E)), np.int64), np.zeros(BITS + 1, np.int64)
     for c in range(len(words_CW)):
         a0, a1, a2, a3 = words_CW[c, 0], words_CW[c, 1], words_CW[c, 2], words_CW[c, 3]

@@ -1,12 +1,12 @@
-"""What following is worth: in a world that moves, the HR@K of a model that is frozen and of the same one that goes on learning.
+"""The gain of following: in a world that moves, the HR@K of a frozen model and of the same one that continues to learn.
 
 No broker: rounds go straight from the world into the view and the learner of `aif train --follow`. At the beginning of each period both rank the same
-candidates for the same held-out users, whose histories are known to both; the truth is the world's eCPM of that period. Then the follower learns what the
-period showed: it is always a period behind.
+candidates for the same held-out users, and both know their histories. The truth is the world's eCPM of that period. Then the follower learns from the
+impressions of the period, so it is always a period behind.
 
-    recovered share   (followed - frozen) / (start - frozen), means over the second half of the periods: what the frozen one has lost by then
+    recovered share   (followed - frozen) / (start - frozen), means over the second half of the periods
 
-What a model trained anew for each period recovers, and what else was tried: docs/EXPERIMENTS.md.
+docs/EXPERIMENTS.md compares it with a model that is trained again for each period.
 
 Arrays: U held-out users, C candidates, T moments (0 = before anything moved).
 """
@@ -110,8 +110,7 @@ def run_drift(plan: DriftPlan, progress: Tell = lambda *_: None) -> DriftCurves:
     known = Events(list(catalogue.first.items()), list(catalogue.first.new_items()), list(catalogue.first.users()), [], [])
     view.fold(known)
     learner = OnlineLearner(
-        _train_on_past(catalogue, plan, view, AifNetwork(spec, w_hash_KM), progress),
-        TrainChoices(plan.learning_rate, seed=plan.seed),
+        _train_on_past(catalogue, plan, view, AifNetwork(spec, w_hash_KM), progress), TrainChoices(plan.learning_rate, seed=plan.seed)
     )
     frozen = AifNetwork(spec, w_hash_KM)
     frozen.load_state_dict(learner.network.state_dict())
@@ -135,7 +134,7 @@ def _train_on_past(catalogue: DriftingCatalogue, plan: DriftPlan, view: View, ne
 
 
 def _follow(catalogue: DriftingCatalogue, period: int, view: View, learner: OnlineLearner) -> None:
-    """Learns what one period showed, in rounds, as a follower does."""
+    """Learns from the impressions of one period, in rounds, as a follower does."""
     view.fold(Events([], [], [], list(catalogue.behaviours(period)), []))
     impressions = list(catalogue.impressions(period))
     for first in range(0, len(impressions), REQUESTS_MAX):
@@ -144,7 +143,7 @@ def _follow(catalogue: DriftingCatalogue, period: int, view: View, learner: Onli
 
 
 class _Exam:
-    """Measures HR@K for the same users and candidates at every moment; what moves is the truth."""
+    """Measures HR@K for the same users and candidates at every moment; only the truth moves."""
 
     def __init__(self, catalogue: DriftingCatalogue, spec: ModelSpec, w_hash_KM: np.ndarray, candidates: int) -> None:
         self._catalogue, self._spec, first = catalogue, spec, catalogue.first
@@ -154,8 +153,8 @@ class _Exam:
         self._rows_UC = np.stack([np.sort(rng.choice(first.item_count, candidates, replace=False)) for _ in catalogue.held_out])
 
     def meet(self, period: int) -> None:
-        """Asks of this period from now on: by its truth, of users whose histories have what they did in the period before. Periods 0 and 1 both begin
-        with their past."""
+        """Asks of this period from now on: by its truth, of users whose histories end with the previous period. Periods 0 and 1 both begin with their
+        past."""
         self._period = period
         self._relevant_UC = teachers_choice(self._catalogue.world(period).true_ecpm(self._catalogue.held_out, self._rows_UC), RELEVANT)
         if period == 1:

@@ -1,7 +1,7 @@
 """`aif eval online --live`: the time from the announcement of a follower's checkpoint until its version is live, with real processes.
 
-Each checkpoint takes the usual way: it is validated, built over all items, sealed, published and promoted. No server runs beside them; what serving costs
-during a build is measured by `aif bench switch`.
+Each checkpoint takes the usual way: it is validated, built over all items, sealed, published and promoted. No server runs meanwhile; `aif bench switch`
+measures the cost of serving during a build.
 """
 
 import itertools

@@ -1,11 +1,11 @@
-"""`aif eval data --live`: the model served while a log goes on, with the statistics of items left as they were, kept by the agents, or imported anew.
+"""`aif eval data --live`: the model served while a log goes on, with statistics of items that are stale, kept by the agents, or imported again.
 
     stale   the catalogue as of the mapping's `from`, with which the model was trained, in a running index
     kept    behaviours and impressions of the next hours were published, and `aif statistics` has counted them
     fresh   another index, into which the catalogue as of the end of those hours was imported
 
-Each time the server ranks the same candidates for the same held-out users, and what they were shown after those hours. Users come with each request, as of the
-end of the hours, and vectors are those of the first import, so only the statistics differ.
+Each time the server ranks the same candidates for the same held-out users, and the items that they were shown after those hours. Users come with each
+request, as of the end of the hours, and vectors are those of the first import, so only the statistics differ.
 """
 
 import datetime as dt
@@ -40,7 +40,7 @@ STALE, KEPT, FRESH = "served_stale", "served", "served_fresh"
 
 @dataclass(frozen=True)
 class Shown:
-    """What one user was shown in one context: item ids and whether each was clicked."""
+    """The items shown to one user in one context, and whether each was clicked."""
 
     user: int
     context: dict[str, Any]
@@ -58,7 +58,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Questions:
-    """What the server is asked."""
+    """The questions for the server."""
 
     evaluation: Evaluation
     candidates: Candidates
@@ -83,7 +83,7 @@ def _scores(server: RankingServer, user: HeldOutUser, items: list[Any], context:
 
 
 def make_questions(after: MeasuredCatalogue) -> Questions:
-    """Held-out users of the period after the hours, and what they were shown in it."""
+    """Held-out users of the period after the hours, and the items that they were shown in it."""
     evaluation = after.evaluation()
     number_of = {user.user_id: number for number, user in enumerate(evaluation.users)}
     shown: dict[tuple[int, str], Shown] = {}

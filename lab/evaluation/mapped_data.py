@@ -104,7 +104,7 @@ class DataOptions:
 
 
 def run_data(options: DataOptions) -> Figures:
-    """Trains one model, measures it beside the plain scores, and writes its checkpoint if `out` is given.
+    """Trains one model, measures it and the plain scores, and writes its checkpoint if `out` is given.
 
     Raises Misconfigured for a mapping that leaves nothing to learn from or to measure.
     """
@@ -130,14 +130,14 @@ def run_data(options: DataOptions) -> Figures:
     told = {"directory": options.directory.name, "mapping": options.mapping.name, "hash_bits": network.spec.hash_bits}
     figures = Figures(DATA, told | _period(catalogue) | chosen.to_dict())
     warnings = list[str]()
-    for of_users in (shown, measured):  # where there are impressions, the order of what was shown comes first
+    for of_users in (shown, measured):  # where there are impressions, the order of shown items comes first
         if of_users:
             warnings += add_data_figures(figures, catalogue.name, of_users)
     add_rung_figures(figures, catalogue.name, of_rungs)
     unseen = unseen_share(catalogue.log, catalogue.sources.end_ms)
     if unseen > UNSEEN_MAX:
         warnings.append(
-            f"{unseen:.0%} of what is taken in the period are items that were not taken before: no count and no history knows them"
+            f"{unseen:.0%} of the positives in the period are on items without an earlier positive: no count and no history knows them"
         )
     for warning in warnings:
         say(f"warning: {warning}")
@@ -155,7 +155,7 @@ def run_data(options: DataOptions) -> Figures:
 
 
 def _add_served(figures: Figures, name: str, questions: Questions, answers: Mapping[str, Answers]) -> None:
-    """Every measure of what was served, by arm, and what the kept statistics gain over the stale ones and over a fresh import."""
+    """Every measure of the served answers, by arm, and the gain of kept statistics over stale ones and over a fresh import."""
     evaluation, shown, measured = questions.evaluation, questions.shown, dict[str, dict[str, UserValues]]()
     user_X = np.repeat([s.user for s in shown], [len(s.items) for s in shown])
     clicked_X = np.array([clicked for s in shown for clicked in s.clicked])
@@ -182,7 +182,7 @@ def _join(
     named = {} if options.hash_bits is None else {"hash_bits": options.hash_bits}
     spec = apply_choices(default_spec(catalogue.schema), {**catalogue.model, **named})
     network = new_network(spec, _W_HASH_SEED, chosen.start)
-    # One kind after the other becomes columns: as events, what is read is several times as large, and never lies in memory as a whole.
+    # One kind after the other becomes columns, because events are several times as large and must not lie in memory as a whole.
     items = build_item_table(
         spec, network.w_hash_KM, counted(catalogue.items(), progress, "items"), counted(catalogue.new_items(), progress, "new items"), None
     )
@@ -224,8 +224,8 @@ def _measure_rungs(network: AifNetwork, data: TrainingSet, evaluation: Evaluatio
 
 def _measure_shown(network: AifNetwork, data: TrainingSet, later: TrainingSet, progress: Progress) -> dict[str, dict[str, UserValues]]:
     """GAUC over the items that each user was shown in the measured period, by score and measure: of the click and of each outcome that is a task.
-    The same within requests of equal categorical context, because a request has one, and much of the rest tells scenarios apart. What is known of items and
-    users is that of the evaluation time; the context and the time are those of each request."""
+    The same within requests of equal categorical context, because a request has one, and much of the rest tells scenarios apart. Items and users are
+    as of the evaluation time; the context and the time are those of each request."""
     task = progress.add_task("percent of the shown items scored", total=100)
     known_QC = shown_places(later)
     user_X = np.broadcast_to(later.user_Q[:, None], known_QC.shape)[known_QC]
@@ -260,7 +260,8 @@ def model_scores(
     progress: Callable[[float], None] = lambda _: None,
     rung: str = FRESH,
 ) -> np.ndarray:
-    """The scores that the network ranks by (`rank_by` of its spec), float64 [U, C]; an item that the log does not describe comes last.
+    """The scores that the network ranks by (`rank_by` of its spec), float64 [U, C]. An item that the log does not describe comes last.
+
     `progress` gets the share that is done."""
     questions = ask(data, [user.user_id for user in evaluation.users], evaluation.now_ms, candidates.ids_UC)
     logits_UCT = score_tasks(network, on_rung(questions, rung), progress).astype(np.float64)
@@ -291,7 +292,7 @@ def _measure_block(candidates: Candidates, scores_UC: np.ndarray, k: int) -> dic
 
 
 def add_data_figures(figures: Figures, name: str, measured: Mapping[str, Mapping[str, UserValues]]) -> list[str]:
-    """Adds every measure of every score with its interval, and the model's gain over the best plain score of each measure. Returns what to warn of."""
+    """Adds every measure of every score with its interval, and the model's gain over the best plain score of each measure. Returns warnings."""
     bootstrap = Bootstrap(len(next(iter(measured[MODEL].values())).value_U))
     for score, measures in measured.items():
         for measure_name, values in measures.items():

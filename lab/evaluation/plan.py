@@ -42,7 +42,7 @@ Lesson = tuple[Variant, Mapping[str, Any], Variant | None]
 
 @dataclass(frozen=True)
 class TablesPlan:
-    """What one run trains: models with `seeds` seeds (0, 1, ...) each, all on the same world."""
+    """The trainings of one run: models with `seeds` seeds (0, 1, ...) each, all on the same world."""
 
     quick: bool
     steps: int

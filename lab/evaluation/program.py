@@ -9,7 +9,6 @@ import torch
 
 from infra.figures import Figures
 from lab.catalogues.world import World
-from lab.evaluation.bits import sigma_ratio
 from lab.evaluation.cells import Cell, read_cells, run_cells
 from lab.evaluation.costs import (
     bridges_ms,
@@ -24,7 +23,7 @@ from lab.evaluation.data_section import read_data_figures
 from lab.evaluation.family.variant import BITS, BRIDGE_COUNTS
 from lab.evaluation.plan import SPEC, WORLD_SEED, TablesPlan, plan_tables
 from lab.evaluation.report import FIGURES, write_report
-from lab.evaluation.tables import TABLES, add_world_figures
+from lab.evaluation.tables import TABLES, add_world_figures, sigma_ratio
 from lab.evaluation.world_truth import measure_near
 from schemas.errors import Misconfigured
 from schemas.model.lsh import make_w_hash
@@ -77,13 +76,13 @@ def _read_saved(path: Path) -> Figures:
         figures = Figures.from_dict(TABLES, json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Misconfigured(
-            "no_saved_figures", f"{path} is not what a run of `aif eval tables` left there ({error!r}); run it without --saved first"
+            "no_saved_figures", f"{path} is not the file that `aif eval tables` writes ({error!r}); run it without --saved first"
         ) from error
     return figures
 
 
 def _add_progress(figures: Figures, plan: TablesPlan, cells: Sequence[Cell]) -> None:
-    """How many cells of the plan there are, and their processor time. Raises Misconfigured (`no_cells`) if there is none."""
+    """How many cells of the plan there are, and their processor time. Raises Misconfigured (`no_cells`) without any."""
     if not cells:
         raise Misconfigured(
             "no_cells", "no training of this plan is finished; run it without --finished, or with the --steps it was run with"

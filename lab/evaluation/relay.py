@@ -17,8 +17,7 @@ from infra.command import say
 from infra.figures import Figures
 from lab.catalogues.world import HistoryShape, WorldSize
 from lab.evaluation.plan import SPEC
-from lab.evaluation.world_columns import join_world
-from lab.evaluation.world_truth import RELEVANT, WorldTruth, open_truth
+from lab.evaluation.world_truth import RELEVANT, WorldTruth, join_world, open_truth
 from lab.figures.declared import read_bench
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork

@@ -14,7 +14,6 @@ import numpy as np
 
 from infra.figures import Figures
 from infra.files import write_file_durably
-from lab.evaluation.bits import ALLOWED_PT
 from lab.evaluation.costs import USER_ROWS
 from lab.evaluation.data_section import data_section
 from lab.evaluation.family.codes import CLUSTERS, MOMENT_WIDTH
@@ -22,6 +21,7 @@ from lab.evaluation.family.variant import AIF, BASE, BITS, BRIDGE_COUNTS, BRIDGE
 from lab.evaluation.history import history_rungs_section, history_section
 from lab.evaluation.pictures import Span, draw_bits, draw_bridges, draw_gains
 from lab.evaluation.plan import OTHER_LABELS, SPEC, TWO_TASKS, UPPER_BOUND, WORLD_SEED, TablesPlan, plan_tables
+from lab.evaluation.tables import ALLOWED_PT
 from lab.figures.markdown import heading, join_blocks, paragraph, picture, table
 from schemas.model.spec import ModelSpec
 

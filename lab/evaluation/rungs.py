@@ -1,4 +1,4 @@
-"""What each rung of the ladder costs in quality (serving/core/ladder.py): the same questions, asked with what the rung knows of the user.
+"""The cost in quality of each rung of the ladder (serving/core/ladder.py): the same questions, asked with the part of the user that the rung has.
 
 fresh          everything before the moment: rungs carried, cached, waited, inline
 last_cached    all but the newest `MISSED` behaviours: an older state

@@ -1,4 +1,7 @@
-"""The synthetic world as an evaluation set: its events in the form that training reads, the held-out users, and the measures of their rankings.
+"""The synthetic world as an evaluation set: its training set, the held-out users, and the measures of their rankings.
+
+`join_world` makes the training set from the world's columns, because histories of 10^5 behaviours are too long for an event each. It equals what
+`join_events` makes of the world's events (a test compares them).
 
 Measures use the true click probability, so none contains the noise of drawn clicks.
 
@@ -8,19 +11,27 @@ Measures use the true click probability, so none contains the noise of drawn cli
     hr_at_100 share of the ten candidates of highest true eCPM, among 2,000 of the catalogue, that are in the model's hundred best
     ctr, rpm  of a cascade: the model's hundred best, of these the ten of highest true eCPM; their mean click probability, and what they earn per 1,000
 
-Arrays: U users, C candidates, T tasks.
+Arrays: U users, H behaviours of all users, C candidates, T tasks.
 """
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from lab.catalogues.world import QUALITY_ATTRIBUTES, SIGNALS, World, WorldSize
-from lab.catalogues.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, NOW_MS, WorldCatalogue
-from schemas.features import FeatureSchema
+from lab.catalogues.world_catalogue import FIRST_ITEM_ID, FIRST_USER_ID, KINDS, NOW_MS, WorldCatalogue
+from schemas.features import FeatureSchema, Scope, encode_features
 from schemas.ids import Id
-from streams.training.impressions import Events, TrainingSet
+from schemas.model.behaviour_codes import encode_item_buckets, encode_kind
+from schemas.model.inputs import FeatureTensors, map_tensors
+from schemas.model.ranker.spec import encode_items
+from schemas.model.spec import ModelSpec
+from streams.training.histories import Histories, fold_users
+from streams.training.impressions import Events, TrainingSet, join_table
+from streams.training.item_table import ItemTable, build_item_table
 from streams.training.measures import UserValues, best_columns, expected_aucs, hit_rates, recalls_at_k, teachers_choice
 from streams.training.questions import ask
 
@@ -32,7 +43,7 @@ CHEAP_FEATURES = frozenset(
 PRE_RANKED, SHOWN, RELEVANT = 100, 10, 10
 NEAR_CANDIDATES, ANY_CANDIDATES = 200, 2_000
 MORE_CANDIDATES = 0.15
-_SPARED_SHARE = 0.4  # of the held-out users, the first ones: nobody measures by them, so that something can still be chosen by them
+_SPARED_SHARE = 0.4  # of the held-out users, the first ones: no measure uses them, so that choices can
 _NEAR, _ANY = 21, 22  # numbers of independent random streams of the world
 _CONTEXT = {"hour": f"h{NOW_MS // 3_600_000 % 24}"}
 
@@ -152,3 +163,36 @@ def run_cascade(scores_UC: np.ndarray, probability_UC: np.ndarray, bid_UC: np.nd
 
 def _equal_weights(value_U: np.ndarray) -> UserValues:
     return UserValues(value_U.astype(float), np.ones(len(value_U)))
+
+
+# --- the training set -----------------------------------------------------------------------------------------------------
+
+
+def join_world(catalogue: WorldCatalogue, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> TrainingSet:
+    """All impressions of a world, with every item in the table."""
+    items = build_item_table(spec, w_hash_KM, catalogue.items(), catalogue.new_items(), None)
+    data = join_table(spec, items, fold_users(catalogue.users(), ()), catalogue.impressions())
+    histories = _with_behaviours(data.histories, catalogue, items, spec)
+    return dataclasses.replace(data, histories=histories, history_end_Q=histories.ends_as_of(data.user_Q, data.time_Q))
+
+
+def _with_behaviours(histories: Histories, catalogue: WorldCatalogue, items: ItemTable, spec: ModelSpec) -> Histories:
+    columns = catalogue.behaviour_columns
+    of_users = np.argsort(columns["user"], kind="stable")
+    columns = {name: values[of_users] for name, values in columns.items()}
+    end_U = np.cumsum(catalogue.world.histories.length_U)
+    item_H, ids = columns["item"], list(range(FIRST_ITEM_ID, FIRST_ITEM_ID + catalogue.item_count))
+    dwell_X, place_H = np.unique(columns["dwell_s"], return_inverse=True)
+    dwells = FeatureTensors.from_block(encode_features(spec.schema.of(Scope.BEHAVIOUR), [{"dwell_s": d} for d in dwell_X.tolist()]))
+    kinds = torch.tensor([encode_kind(spec, kind) for kind in KINDS])
+    return dataclasses.replace(
+        histories,
+        begin_U=end_U - catalogue.world.histories.length_U,
+        end_U=end_U,
+        time_H=columns["time_ms"],
+        item_H=items.items_of(ids)[item_H],
+        bucket_H=torch.from_numpy(encode_item_buckets(spec, ids)[item_H]),
+        token_H=torch.from_numpy(encode_items(spec.ranker, ids)[item_H]) if spec.ranker else histories.token_H,
+        kind_H=kinds[torch.from_numpy(columns["bought"].astype(np.int64))],
+        features=map_tensors(dwells, lambda t: t[torch.from_numpy(place_H)]),
+    )

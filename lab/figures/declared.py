@@ -34,7 +34,7 @@ class Figure:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """What its names look like; a group for each hole."""
+        """The form of its names; a group for each hole."""
         literals = (re.escape(literal) for literal in _HOLE.split(self.name))
         return re.compile(r"([^.]+?(?:\.\d+)?)".join(literals))
 
@@ -68,9 +68,9 @@ class Goal:
 
 @dataclass(frozen=True)
 class Bench:
-    """A command that measures. `command` is what follows `aif`, `options` what a run is usually asked, `about` a short paragraph.
+    """A command that measures: its words after `aif`, the usual `options`, and `about`, a short paragraph.
 
-    `asked`: the parts of its config that say what it was asked, () = all; the others say what it found. Of two figures whose holes both fit a
+    `asked`: the parts of its config that are questions, () = all; the others are answers. Of two figures whose holes both fit a
     name, the first is meant.
     """
 

@@ -1,7 +1,7 @@
 """The runs that are kept in docs/benchmarks: NAME.json for each bench, the newest run first.
 
-Runs that were asked the same (`config`) are repetitions, of which the last few stay. A run that was asked something else (`--quick`, fewer rows, another
-number of items) stands beside them and replaces none.
+Runs that were asked the same (`config`) are repetitions, of which the last few stay. A run with other options (`--quick`, fewer rows, another
+number of items) replaces none of them.
 """
 
 import json
@@ -53,7 +53,7 @@ def group_runs(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def differing(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """What tells each group from the others: the part of its config in which they differ, `calls 36`."""
+    """The difference of each group from the others: the part of its config in which they differ, `calls 36`."""
     configs = [group[0].config for group in groups]
     names = [
         name
@@ -64,7 +64,7 @@ def differing(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def describe_config(config: Mapping[str, Any]) -> str:
-    """`items 1000000, candidates 1000 10000`; what has parts of its own is left to the file."""
+    """`items 1000000, candidates 1000 10000`; a value with parts of its own is left to the file."""
     shown = {name: _shown(value) for name, value in config.items() if not isinstance(value, Mapping)}
     return ", ".join(f"{name} {value}" for name, value in shown.items())
 
@@ -76,7 +76,7 @@ def _shown(value: object) -> str:
 
 
 def keep_run(folder: Path, benches: Iterable[Bench], printed: str, origin: str) -> str:
-    """Files one object that a command printed with `--json`; returns a sentence that says what became of it.
+    """Files one object that a command printed with `--json`; returns a sentence about the result.
 
     Raises Misconfigured (`not_figures`, `unknown_bench`, `undeclared_figures`).
     """
@@ -87,7 +87,7 @@ def keep_run(folder: Path, benches: Iterable[Bench], printed: str, origin: str) 
         run = Run(raw["date"], raw["machine"], raw["versions"], raw["config"], values)
     except (ValueError, KeyError, TypeError) as error:
         raise Misconfigured(
-            "not_figures", f"{origin} is not what a command prints with --json ({error!r}); nothing of it was kept"
+            "not_figures", f"{origin} is not the output of a command with --json ({error!r}); nothing of it was kept"
         ) from error
     bench = next((one for one in benches if one.command == command), None)
     if bench is None:
@@ -106,7 +106,7 @@ def keep_run(folder: Path, benches: Iterable[Bench], printed: str, origin: str) 
     text = json.dumps({"command": command, "runs": [vars(one) for group in groups for one in group[:KEPT_RUNS]]}, indent=1)
     write_file_durably(kept_path(folder, bench), (text + "\n").encode())
     said = f"{origin}: kept in {kept_path(folder, bench)} as run {min(len(groups[0]), KEPT_RUNS)} that was asked the same"
-    return said if len(groups) == 1 else f"{said} ({differing(groups)[0]}); {len(groups) - 1} other ways of asking stay beside it"
+    return said if len(groups) == 1 else f"{said} ({differing(groups)[0]}); {len(groups) - 1} other sets of options have runs, too"
 
 
 def _shortened(value: float | None) -> float | None:

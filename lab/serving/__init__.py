@@ -13,5 +13,4 @@ table1.py      the paper's Table 1: four ways of scheduling
 table4.py      the paper's Table 4; table4_rows.py: its models; table4_pass.py: their compiled pass;
                sub_sequences.py: the store of SIM
 child.py       a child process that is asked over pipes
-cli.py         the commands
 """

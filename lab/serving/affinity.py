@@ -3,8 +3,8 @@
     steady      both calls of a request, and a user's later requests, reach the same server, so call 2 finds the state of call 1
     lost        one server is killed (SIGKILL) at the start of the window: its users move to other servers, all others stay
 
-The load is an open loop of whole requests through one Merger, with retrieval in parallel with call 1; a latency counts from the moment at which the request was
-meant to be sent. All servers have the same catalogue and know all users, so a lost server costs nothing but its stored states: one recompute each.
+The load is an open loop of whole requests through one Merger, with retrieval in parallel with call 1. A latency counts from the intended departure of
+its request. All servers have the same catalogue and know all users, so a lost server costs nothing but its stored states: one recompute each.
 """
 
 import asyncio

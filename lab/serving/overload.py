@@ -5,12 +5,12 @@
     overload    open loop at 10 times the capacity: latencies of admitted and of refused requests, memory before and after
 
 The engine has all cores but one; the last one is shared by the load generator and the server's ports. With engine threads on all cores the bench would
-measure a delayed generator, and ports on all cores would delay the engine. The generator asks the kernel for short turns, as the ports do, because
-its own time slice would be in every latency otherwise. Its own lag is a figure, and a warning is printed where it is not small. Requests are inferences
-with binary tensors, so that the engine is the bottleneck and not the decoding of JSON. Every user's half is in the pool; long histories make SimTier the
-larger part of the work. Steady and overload alternate, because other processes may use the machine, and the ratio of their p99 has an interval: with two
-turns of each, nine answers decide a p99, and runs gave 1.08 to 1.43. A stall of the machine touches the answers of one moment together, so turns are drawn
-again and not answers, and each turn with its neighbour of the other kind.
+measure a delayed generator, and ports on all cores would delay the engine. The generator asks the kernel for short turns, as the ports do, because its own
+time slice would be in every latency otherwise. Its own lag is a figure, and a warning is printed where it is not small. Requests are inferences with binary
+tensors, so that the engine is the bottleneck and not the decoding of JSON. Every user's half is in the pool; long histories make SimTier the larger part of
+the work. Steady and overload alternate, because other processes may use the machine. The ratio of their p99 has an interval: with two turns of each, nine
+answers decide a p99, and runs gave 1.08 to 1.43. A stall of the machine affects all answers of one moment, so the bootstrap draws turns and not answers,
+each with its neighbour of the other kind.
 Source: Efron, "Bootstrap methods" (1979); percentile interval.
 """
 
@@ -158,9 +158,10 @@ def open_server(
 ) -> Iterator[BenchServer]:
     """A server with the plan's catalogue and users, ended with the block. Two servers of the same plan have the same data.
 
-    The engine gets all `cores` but the last, on which this process runs until the block ends. None: those that this process may use now; where there
-    are several servers, those that it could use before the first of them. `lengths`: of histories, each of `plan.users` users, instead of the plan's one.
-    `relay`: its settings; the model has a ranker then.
+    cores    the engine gets all but the last, on which this process runs until the block ends; None: those that this process may use now
+             (with several servers: those that it could use before the first)
+    lengths  of histories, each of `plan.users` users, instead of the plan's one
+    relay    settings of the relay; the model has a ranker then
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "candidates.npy")

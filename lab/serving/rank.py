@@ -134,8 +134,7 @@ def measure_lengths(world: RankWorld, plan: Plan, figures: Figures) -> None:
 
 
 def _measure_long(world: RankWorld, plan: Plan, figures: Figures, length: int, state: UserState) -> None:
-    """Adds the figures of a long history. The engine is compared with the sum of floor and counts of the same turn, so that a change of the machine's
-    load between two parts of the bench is in both sides of the ratio."""
+    """Adds the figures of a long history. The engine is compared with the sum of floor and counts of the same turn, under the same load of the machine."""
     assert isinstance(state, EngineUserState)
     seen_SW, candidates = state.arrays.simtier_SW[state.arrays.simtier_mask_S], min(10_000, len(world.ids))
     items_CW = world.tables.columns["signature"][world.rng.choice(len(world.ids), candidates, replace=False)]
@@ -167,8 +166,8 @@ def measure_pairs(world: RankWorld, plan: Plan, figures: Figures) -> None:
 
 @torch.inference_mode()
 def measure_parity(world: RankWorld, plan: Plan, figures: Figures) -> None:
-    """Adds the comparison with the reference network in fp64: the largest difference of a score, the bound that rounding explains, and the share of
-    the top 100 that both have."""
+    """Adds the comparison with the reference network in fp64: the largest difference of a score, its bound by rounding, and the common share of the
+    top 100."""
     candidates, compared, bids = min(10_000, len(world.ids)), [], []
     for user in range(max(1, plan.turns // 3)):
         history = world.history(LENGTH)

@@ -1,6 +1,6 @@
 """The store of <user, category, sub-sequence> that the rows `sim` and `sim_cached` of `aif bench table4` read: a Redis server over TCP on this machine.
 
-Here: a hash for each user, whose field is a category and whose value the latest behaviours of it, in the bytes of the server's view of users
+Here: a hash for each user. Its fields are categories, and its values the latest behaviours of each, in the bytes of the server's view of users
 (serving/core/user_view.py). Not here: a network between the two, which a production system has, and which would add to every fetch.
 The client reads replies in Python, without a library: a reply has a few dozen values.
 Source: AIF, section 3.3.

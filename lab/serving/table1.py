@@ -5,8 +5,8 @@
     online      the user half once per request during retrieval; its state is stored until the candidates are there
     real_time   both halves after the candidates are known: the item half of every candidate, the user half for every mini-batch
 
-Timeliness is the age of an answer's inputs: half a day offline; nearline the wait for a batch and its way into the table; online the time of
-retrieval; nothing in real time. Left out: the log's part of the nearline way (`aif bench freshness` measures it), and DIN and SimTier, which depend on the
+Timeliness is the age of an answer's inputs. It is half a day offline, nearline the wait for a batch and its way into the table, online the time of
+retrieval, and nothing in real time. Left out: the log's part of the nearline way (`aif bench freshness` measures it), and DIN and SimTier, which depend on the
 pair and cannot be computed ahead.
 Source: AIF, Table 1.
 """

@@ -1,6 +1,6 @@
 """`aif bench table4`: the paper's Table 4, row by row: response time, throughput at a fixed p99, and extra storage of each part of AIF.
 
-    response time   from the candidates to the top 100, one request after another; the rows take turns request by request
+    response time   from the candidates to the top 100, sequential requests; the rows take turns request by request
     processor time  of the same calls on all threads, which other processes on the machine distort least
     maxQPS          whole requests (call 1 and call 2) in an open loop on one engine: the highest rate whose p99 stays within the bound
     extra storage   bytes of the columns that the row adds to the items, and of the states of a pool of users
@@ -38,7 +38,7 @@ TOP_K = 100
 POOL_USERS = 1_000  # users whose states count as extra storage
 RETRIEVAL_S = 0.05
 BOUND = 5.0  # the p99 at which throughput is compared, as a multiple of the base's mean response time, unless one is given
-RATE_MAX = 1.4  # the highest rate that is tried, as a multiple of the rate of one request after another; above 1, because user halves run beside rankings
+RATE_MAX = 1.4  # the highest rate that is tried, as a multiple of the rate of sequential requests; above 1, because user halves run in parallel with rankings
 _WAIT_S = 600.0
 _WARM = 3
 ROW_NAMES = tuple(row.name for row in ROWS)
@@ -47,7 +47,7 @@ MEASURES = ("avg_rt_pct", "p99_rt_pct", "max_qps_pct")
 
 @dataclass(frozen=True, slots=True)
 class Table4Plan:
-    """The synthetic world, and how much is measured. `p99_ms` 0: `BOUND` times the base's mean response time; `rows`: those beside the base, () = all."""
+    """The synthetic world, and how much is measured. `p99_ms` 0: `BOUND` times the base's mean response time; `rows`: without the base, () = all."""
 
     items: int = 200_000
     candidates: int = 10_000
@@ -67,8 +67,8 @@ class Table4Plan:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`user`: what is known of the user; where it `fetches`, it waits for a remote store. `ahead`: call 1 computes it, and call 2 gets the state; else call 2
-    gets the user."""
+    """`user`: profile and history; where it `fetches`, it waits for a remote store. `ahead`: call 1 computes the user half, and call 2 gets the state.
+    Otherwise call 2 gets the user."""
 
     user: Callable[[], UserWork]
     rank: Callable[[UserState | None, UserWork | None], RankWork]
@@ -78,8 +78,8 @@ class Request:
 
 @dataclass
 class _Measured:
-    """A row's measurements: response times `taken_ms`, seconds of whole requests `work_s`, processor milliseconds on all threads of call 2 and of whole
-    requests, and the highest rate of each round."""
+    """A row's measurements: response times `taken_ms`, seconds of whole requests `work_s`, and the highest rate of each round. `call2_cpu_ms` and `cpu_ms`
+    are processor time on all threads."""
 
     row: Row
     version: int
@@ -233,8 +233,8 @@ async def send_requests(
 def find_rate_max(p99_ms_at: Callable[[float], float], bound_ms: float, low: float, high: float, steps: int) -> float:
     """The highest rate per second at which p99 stays within the bound, between `low` and `high`; 0 if it does not at `low`.
 
-    After `steps` bisections the rate is interpolated between the highest that holds and the lowest that does not, by the logarithms of their p99s,
-    because the last interval is as wide as the differences between rows. A rate that fails is measured twice and the better result counts, because
+    After `steps` bisections the rate is interpolated between the highest that holds and the lowest that does not, by the logarithms of their p99s. The
+    last interval alone is as wide as the differences between rows. A rate that fails is measured twice and the better result counts, because
     other processes on the machine can only make it worse.
     """
 
@@ -281,7 +281,7 @@ def _more_pct(value: SupportsFloat, base: SupportsFloat) -> float:
 
 
 def table_rows(figures: Figures) -> list[dict[str, str]]:
-    """The rows to print: each figure beside the paper's."""
+    """The rows to print: each figure next to the paper's."""
     rows = []
     for row in _choose_rows(figures.config["rows"]):
         cells = {"method": row.name}

@@ -1,7 +1,7 @@
 """The rows of the paper's Table 4 as scorers for the engine: the sequential base, and the base with one part of AIF each.
 
     cold        raw item features through an embedding table, the profile and the mean of the latest behaviours, all after the candidates are known
-    async       Eq. 1-4 ahead of time: the item's vector in place of its raw features, the user's vectors from call 1
+    async       Eq. 1-4 ahead of time: the item's vector instead of its raw features, the user's vectors from call 1
     sim         cold, and the sub-sequence of the candidate's category, fetched from a remote store and parsed after the candidates are known
     sim_cached  the sub-sequences of all categories of the user, fetched and parsed in call 1
     bea         cold, and w V with V from call 1
@@ -9,9 +9,9 @@
     long_lsh    cold, and DIN and SimTier by signatures, with the sums of call 1
     aif         the engine's own scorer with all of AIF
 
-All rows are computed from the same features: in `async` and `aif` an item's raw features went into its vector nearline, in the others they are read at
-ranking time. Three simplifications favour the base: raw features lie in memory beside the index, where a sequential system asks a feature service; they
-are gathered and multiplied by the same compiled code as in AIF; and its user side is computed once per request and not once per mini-batch.
+All rows are computed from the same features. In `async` and `aif` an item's raw features went into its vector nearline; in the others they are read at
+ranking time. Three simplifications favour the base. Raw features lie in memory next to the index, where a sequential system asks a feature service. They
+are gathered and multiplied by the same compiled code as in AIF. Its user side is computed once per request and not once per mini-batch.
 
 Arrays: C candidates, L behaviours, D width, H first hidden width, K bits, M multimodal width, Q raw columns, R rows, E edges.
 Source: AIF, Table 4.
@@ -39,14 +39,14 @@ from serving.engine.tables.tables import Columns
 from serving.engine.work import UserState, UserWork
 
 MINI_BATCH = 1_000  # candidates; the paper's example
-CATEGORICAL, NUMERIC, BUCKETS, EMBEDDING = 24, 16, 200, 8  # the base's raw features, beside the multimodal embedding
+CATEGORICAL, NUMERIC, BUCKETS, EMBEDDING = 24, 16, 200, 8  # the base's raw features, without the multimodal embedding
 NO_SIGNATURES = np.zeros((0, 1), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row: its parts, whether its user half is computed in call 1 (`ahead`), the paper's figures (avgRT, p99RT, maxQPS in %), and the columns of the
-    index that it needs beyond the base."""
+    """A row: its parts, and whether its user half is computed in call 1 (`ahead`). `paper`: avgRT, p99RT, maxQPS in %; `columns`: of the index, beyond
+    the base's."""
 
     name: str
     parts: frozenset[str]
@@ -111,7 +111,7 @@ def draw_raw_features(world: RankWorld) -> RawFeatures:
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """A `UserState` (engine/work.py) of a row: the arrays that its user half computed, by name, and the user (`work`), for what is computed in call 2.
+    """A `UserState` (engine/work.py) of a row: the arrays that its user half computed, by name, and the user (`work`), for the computations of call 2.
 
     As a work's `base` it brings `fetched`, the sub-sequences from a remote store.
     """

@@ -2,9 +2,9 @@
 
 Versions of one kind share their parts, so a new version is only a manifest and three entries, and a bench can publish one every second.
 
-The bids of the two kinds are so far apart that a score shows to which kind its row belongs: scores are below 1 in even versions and above 1 in odd ones.
-With `two_models` each kind also has a checkpoint of its own, of which one predicts hardly any clicks and the other nearly always clicks: rows of one kind
-under the model of the other have scores in neither range. An answer that mixed two versions is therefore always recognised.
+A score shows the kind of its row, because the bids of the two kinds are far apart. Scores are below 1 in even versions and above 1 in odd ones. With
+`two_models` each kind also has a checkpoint of its own: one predicts hardly any clicks, the other nearly always clicks. Rows of one kind under the model of
+the other have scores in neither range. An answer that mixed two versions is therefore always recognised.
 """
 
 import asyncio

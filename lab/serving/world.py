@@ -1,6 +1,6 @@
 """The synthetic world of the benches in one process: an engine with a model and random item rows in memory, users' histories, and requests.
 
-Rows are random numbers and not computed by the model, because times depend on where rows lie and not on their values: ids are random, and candidates are
+Rows are random numbers and not computed by the model, because times depend on the place of rows and not on their values. Ids are random, and candidates are
 drawn from all of them.
 """
 

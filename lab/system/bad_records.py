@@ -36,7 +36,7 @@ _VERSIONS = ("-1", str(1 << 63), str((1 << 63) - 1), "1.0", '"1"', "null", "true
 
 
 class BadRecord(NamedTuple):
-    """What is sent, and where to."""
+    """The record to send, and its destination."""
 
     topic: str
     partition: int
@@ -86,7 +86,7 @@ class BadRecords:
         return raw[: self._chance.randrange(len(raw))]
 
     def _with_value(self, updates: list[dict[str, Any]]) -> bytes:
-        """One value of one update is another: a number no float holds, a text that is none, an id that is none."""
+        """One value of one update is another: a number no float holds, an invalid text, an invalid id."""
         update = self._chance.choice(updates)
         if "embedding" in update:
             places = {"item_id": _IDS, "embedding": _VALUES, "0": _VALUES}

@@ -165,7 +165,7 @@ class Campaign:
         self.kinds[plan.kind] += 1
 
     def _supervise(self) -> None:
-        """What a service manager does: a worker that ended is started again, be it by itself or because its failpoint came during a recovery."""
+        """Starts a worker that ended again, as a service manager does: one that ended by itself, or whose failpoint came during a recovery."""
         if not self.worker.alive():
             self._kill_worker()
             self.restarts += not self._fired.exists()
@@ -186,7 +186,7 @@ class Campaign:
     # Each returns when the recovery began (monotonic).
 
     def _freeze(self) -> float:
-        """A process that stands still for longer than its session, and then goes on as if nothing had been."""
+        """A process that stands still for longer than its session, and then continues."""
         os.killpg(self.worker.pid, signal.SIGSTOP)
         time.sleep(_FROZEN_FACTOR * SESSION_TIMEOUT_S)
         began = time.monotonic()
@@ -292,7 +292,7 @@ class Campaign:
         return int(taken()[-1])
 
     def _fail_disk(self, fault: str) -> float:
-        """Every write of the worker and its builders fails for a while, or some calls do. What it consumes meanwhile it has to consume again."""
+        """Every write of the worker and its builders fails for a while, or some calls do. It has to consume these records again."""
         switch = self.disk / fault
         switch.touch()
         time.sleep(_DISK_FAILS_S)

@@ -1,4 +1,4 @@
-"""What the crash bench finds when all is over: the shards' counters, the dead letters and a replay beside a fold of the topics."""
+"""The judgement at the end of the crash bench: the shards' counters, the dead letters and a replay against a fold of the topics."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence

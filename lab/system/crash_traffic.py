@@ -1,4 +1,4 @@
-"""What the crash bench publishes while everything dies around it."""
+"""The traffic of the crash bench."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ _CHANGES_AT_ONCE = 512
 
 
 class Traffic(Background):
-    """Publishes in a thread until it is stopped. Leaving it waits for what is under way."""
+    """Publishes in a thread until it is stopped. Leaving it waits for records under way."""
 
     def __init__(self, stage: BenchStage, catalogue: Catalogue, updates_per_s: float, seed: int) -> None:
         self._stage, self._catalogue, self._seed = stage, catalogue, seed
@@ -47,11 +47,11 @@ class Traffic(Background):
         while not self.stopping.is_set():
             try:
                 self._publish_until_refused(changes)
-            except Unavailable:  # a broker away for longer than a delivery may take: what was under way counts as unknown
+            except Unavailable:  # a broker away for longer than a delivery may take: records under way count as unknown
                 time.sleep(_PACE_S)
 
     def _publish_transaction(self, updates: list[ItemFeaturesUpdate]) -> None:
-        """What another system publishes in one transaction. It is committed, or aborted: then nothing of it may be counted."""
+        """A transaction of another system. It is committed, or aborted: then nothing of it may be counted."""
         delivered = list[tuple[str, Any, Any]]()
         try:
             producer = self._transactional()

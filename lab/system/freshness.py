@@ -4,8 +4,8 @@
     probes    items of which only the bid changes; the score is y * bid, so the right new score is known: the old one times the ratio of the bids
     looker    asks the server for all probes over and over; a probe is visible at the end of the first answer that has its right score
 
-A probe is changed again only when its last change is visible. A change that was due before counts from the time at which it was due until the last one is
-visible: it could not have been visible earlier, and without it a stall would be charged to as many changes as there are probes and no more.
+A probe is changed again only when its last change is visible. A change that is due earlier counts from that time until the last one is visible, because it
+could not have been visible earlier. Without this rule a stall would be charged to at most one change of each probe.
 All versions have the same random model, so a flip changes no score.
 """
 
@@ -13,7 +13,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -49,8 +49,8 @@ _CHANGES_AT_ONCE = 4_096
 
 @dataclass
 class Probe:
-    """One item whose bid the bench changes. `published_at` is the time of the change that is not visible yet, None between two; `due` are the times at
-    which further ones were due meanwhile."""
+    """One item whose bid the bench changes. Its last change was published at `published_at`, None once it is visible. Further changes were due at
+    `due` meanwhile."""
 
     update: ItemFeaturesUpdate
     score: float = math.nan  # the last right one
@@ -152,11 +152,10 @@ class Prober(Background):
 
 
 class Load(Background):
-    """Updates of other items at a steady rate. Use as a context manager; `per_s` is the rate that was reached."""
+    """Events at a steady rate: `send(publisher, n)` publishes the next n. Use as a context manager; `per_s` is the rate that was reached."""
 
-    def __init__(self, stage: BenchStage, catalogue: Catalogue, rate: float, spared: set[Any]) -> None:
-        self._stage, self._rate, self._spared = stage, rate, spared
-        self._catalogue = catalogue
+    def __init__(self, stage: BenchStage, rate: float, send: Callable[[Publisher, int], None]) -> None:
+        self._stage, self._rate, self._send = stage, rate, send
         self.sent, self.seconds = 0, 0.0
         super().__init__(self._run)
 
@@ -165,18 +164,25 @@ class Load(Background):
         return self.sent / self.seconds
 
     def _run(self) -> None:
-        changes, began = self._changes(), time.monotonic()
+        began = time.monotonic()
         with self._stage.publisher() as publisher:
             while not self.stopping.wait(_PACE_S):
                 due = int((time.monotonic() - began) * self._rate) - self.sent
-                for update in itertools.islice(changes, due):
-                    publisher.publish_update(update)
+                self._send(publisher, due)
                 self.sent += due
             self.seconds = time.monotonic() - began
 
-    def _changes(self) -> Iterator[ItemFeaturesUpdate]:
-        for seed in itertools.count(1):
-            yield from (u for u in self._catalogue.price_changes(_CHANGES_AT_ONCE, seed) if u.item_id not in self._spared)
+
+def send_changes(catalogue: Catalogue, spared: set[Any]) -> Callable[[Publisher, int], None]:
+    """The `send` of a `Load` of item updates: price changes of all items but the spared ones, without end."""
+    drawn = (u for seed in itertools.count(1) for u in catalogue.price_changes(_CHANGES_AT_ONCE, seed))
+    changes = (u for u in drawn if u.item_id not in spared)
+
+    def send(publisher: Publisher, count: int) -> None:
+        for update in itertools.islice(changes, count):
+            publisher.publish_update(update)
+
+    return send
 
 
 def measure_freshness(rate: float, seconds: float, items: int, builds: int) -> Figures:
@@ -191,7 +197,7 @@ def measure_freshness(rate: float, seconds: float, items: int, builds: int) -> F
         server = ending.enter_context(closing(stage.start_server()))
         began = tell("steady", began)
         probed = list(itertools.islice(catalogue.items(), _PROBES))
-        load = Load(stage, catalogue, rate, {u.item_id for u in probed})
+        load = Load(stage, rate, send_changes(catalogue, {u.item_id for u in probed}))
         with Prober(stage, probed, worker) as prober, load:
             steady = (time.monotonic() + _WARM_UP_S, time.monotonic() + _WARM_UP_S + seconds)
             prober.stopping.wait(_WARM_UP_S + seconds)
@@ -242,5 +248,5 @@ def _add_figures(figures: Figures, seen: list[Seen], steady: tuple[float, float]
 
 
 def percentile_ms(seconds: list[float], percent: float) -> float | None:
-    """Of what was seen; what was lost is counted apart and is infinitely late here."""
+    """Of the visible changes; a lost one is counted apart and is infinitely late here."""
     return 1e3 * float(np.percentile(seconds, percent, method="higher")) if seconds else None

@@ -156,12 +156,12 @@ class _Rates:
 
 
 def _build(encoder: RowEncoder, reader: ShardReader) -> int:
-    """What a builder does up to the bytes of its file, which are written at disk speed."""
+    """The work of a builder up to the bytes of its file, which are written at disk speed."""
     return sum(len(block) for block in encode_blocks(encoder, reader.scan_blocks()))
 
 
 def _read_inputs(checkpoint: Checkpoint, reader: ShardReader) -> FeatureBlock:
-    """What the network alone is given. It computes as rows are encoded (fp64 in blocks of 256), and in fp32 at whatever block is fast, whose bits could
+    """The input of the network alone. It computes as rows are encoded (fp64 in blocks of 256), and in fp32 at whatever block is fast, whose bits could
     not be kept."""
     schema = checkpoint.spec.schema
     items = [item for block in reader.scan_blocks() for item in zip(block.features, block.embeddings, strict=True)]
@@ -254,7 +254,7 @@ def _run_worker(stage: BenchStage, publish: Callable[[], int]) -> _Run:
 
 
 def _rate(moments: list[tuple[int, int, int]], before: dict[int, int]) -> float:
-    """Records per second between the first moment told and the first at which all is applied; what was there at the first does not count."""
+    """Records per second between the first moment told and the first at which all is applied; records that were applied by the first do not count."""
     told, ends = dict(before), {shard: max(n for _, s, n in moments if s == shard) for shard in {s for _, s, _ in moments}}
     first: tuple[int, int] | None = None
     for at_ms, shard, offset in sorted(moments):

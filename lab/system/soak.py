@@ -1,9 +1,9 @@
 """`aif bench soak`: mixed load for as long as asked, and whether anything grows with time.
 
 load      item updates, deletes, embeddings and bad records (crash_traffic.py); behaviours; requests; a new version now and then
-samples   of broker, worker and server: resident memory and open files; table files of the shards and of the view of users; files in the index store
-slope     of each series after the settling time: the median of the slopes between all pairs of samples (Theil-Sen), an hour. Short peaks, such as
-          a build's, do not move it
+samples   of broker, worker and server: resident memory and open files; table files of the shards and of the view of users; files in the store
+slope     of each series after the settling time: the median of the slopes between all pairs of samples (Theil-Sen), an hour. Short peaks, such
+      as a build's, do not move it
 """
 
 import itertools

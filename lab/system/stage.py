@@ -114,7 +114,7 @@ class BenchStage(Stage):
 
 @contextmanager
 def open_bench_stage(id_kind: IdKind = IdKind.INT64, /, **settings: str) -> Iterator[BenchStage]:
-    """A stage with its broker, removed at the end with everything in it, also when a TERM ends the bench. What an error leaves of it are the logs."""
+    """A stage with its broker, removed at the end with everything in it, also when a TERM ends the bench. After an error its logs are kept."""
     leave_in_order()
     directory = Path(tempfile.mkdtemp(prefix="aif-bench-"))
     stage = BenchStage(directory, id_kind, settings=settings)
@@ -148,7 +148,7 @@ def write_random_checkpoint(path: Path, catalogue: Catalogue, seed: int = 0) -> 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What one record of index-deltas says: until when (ms, the producer's clock) which shard had applied up to which offsets."""
+    """The progress in one record of index-deltas: the shard had applied up to these offsets by `at_ms` (the producer's clock)."""
 
     at_ms: int
     shard: int
@@ -170,7 +170,7 @@ class AppliedWatch(Closeable):
         self._follower.close()
 
     def poll(self, timeout_s: float = 0.05) -> None:
-        """Reads what is there."""
+        """Reads new records."""
         for record in self._follower.poll(1_000, timeout_s):
             try:
                 header = decode_delta({}, record.value or b"").header
@@ -217,7 +217,7 @@ def _peak_mb(pid: int) -> float:
 
 
 def processor_s(child: Child) -> float:
-    """Processor time so far, in seconds, of the child and of what it started, or these started, and which still run."""
+    """Processor time so far, in seconds, of the child and of all running processes below it."""
     ticks = [int(fields[11]) + int(fields[12]) for fields in _running_below(child).values()]
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
@@ -228,7 +228,7 @@ def started_by(child: Child) -> set[int]:
 
 
 def _running_below(child: Child) -> dict[int, list[str]]:
-    """The child, what it started and what these started, with what /proc/PID/stat says of each, from its state on."""
+    """The child, its children and grandchildren, with the fields of /proc/PID/stat of each, from its state on."""
     found: dict[int, list[str]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended

@@ -1,12 +1,12 @@
-"""`aif bench statistics`: from a behaviour to the score that its count gives, under load; then every number that was sent beside an import's.
+"""`aif bench statistics`: from a behaviour to the score that its count gives, under load; then every number that was sent, compared with an import.
 
     load      behaviours at a given rate, one per record, over the whole catalogue but the probes
     probes    items whose bid is the count of their behaviours: the score is y * bid, so the right new score is known: the old one times (n + 1) / n
 
     faults    with `--kills`, two processes of which one counts: kill -9 of it, a freeze beyond its session, a third process that joins and leaves
 
-The model has further statistics, scaled so that no score depends on them: they are compared at the end, bit for bit, with those of an import of the very
-behaviours that were published. Here: load, probes, the comparison. Not here: looking for scores (freshness.py).
+The model has further statistics, scaled so that no score depends on them. At the end they are compared, bit for bit, with those of an import of the
+published behaviours. Here: load, probes, the comparison. Not here: looking for scores (freshness.py).
 """
 
 import dataclasses
@@ -22,7 +22,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from infra.background import Background
 from infra.data.interactions import Interactions
 from infra.data.log_statistics import LogStatistic
 from infra.figures import Figures
@@ -34,7 +33,7 @@ from infra.supervisor import Supervised
 from lab.catalogues.catalogue import Catalogue
 from lab.catalogues.open_catalogue import open_world
 from lab.figures.declared import read_bench
-from lab.system.freshness import Prober, Seen, not_servable, percentile_ms
+from lab.system.freshness import Load, Prober, Seen, not_servable, percentile_ms
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from schemas.decoding import decode_record
 from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport
@@ -49,7 +48,6 @@ STATISTICS = read_bench("bench statistics")
 
 _PROBES = 64
 _WARM_UP_S = 4.0
-_PACE_S = 0.01
 _QUIET_S = 3.0
 _USERS, _HISTORY = 5_000, 5
 _FIRST_USER = 1_000_000
@@ -76,10 +74,11 @@ def schema_with_statistics(schema: FeatureSchema) -> FeatureSchema:
 
 
 class Published:
-    """What was published, as columns for an import."""
+    """The published behaviours, as columns for an import."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, str, int]] = []  # item, kind, time
+        self._chance = np.random.default_rng(0)
         self._users, self._kinds = itertools.cycle(range(_USERS)), itertools.cycle((*_KINDS, "click"))
 
     def publish_history(self, publisher: Publisher, items: list[int]) -> None:
@@ -97,6 +96,11 @@ class Published:
         kind, time_ms = next(self._kinds), time.time_ns() // 1_000_000
         self.rows.append((item, kind, time_ms))
         publisher.publish_behaviour(Behaviour(user_id=_FIRST_USER + next(self._users), item_id=item, kind=kind, time_ms=time_ms))
+
+    def send_at_random(self, publisher: Publisher, items: list[int], count: int) -> None:
+        """A behaviour on each of `count` random items."""
+        for place in self._chance.integers(0, len(items), count).tolist():
+            self.send(publisher, items[place])
 
     def imported(self, items: list[ItemFeaturesUpdate], time_ms: int) -> dict[str, np.ndarray]:
         """The statistics of the items as an import of the same behaviours tells them as of a time."""
@@ -126,29 +130,6 @@ class StatisticsProber(Prober):
             probe.wanted = probe.score * (count + 1) / count
             probe.published_at = time.monotonic()
         self._published.send(publisher, item)
-
-
-class BehaviourLoad(Background):
-    """Behaviours at a steady rate. Use as a context manager; `per_s` is the rate that was reached."""
-
-    def __init__(self, stage: BenchStage, items: list[int], rate: float, published: Published) -> None:
-        self._stage, self._items, self._rate, self._published = stage, items, rate, published
-        self.sent, self.seconds = 0, 0.0
-        super().__init__(self._run)
-
-    @property
-    def per_s(self) -> float:
-        return self.sent / self.seconds
-
-    def _run(self) -> None:
-        chance, began = np.random.default_rng(0), time.monotonic()
-        with self._stage.publisher() as publisher:
-            while not self.stopping.wait(_PACE_S):
-                due = int((time.monotonic() - began) * self._rate) - self.sent
-                for place in chance.integers(0, len(self._items), max(0, due)).tolist():
-                    self._published.send(publisher, self._items[place])
-                self.sent += due
-            self.seconds = time.monotonic() - began
 
 
 class Keepers:
@@ -214,7 +195,8 @@ def measure_statistics(rate: float, seconds: float, items: int, kills: int = 0) 
         wait_quiet(stage)
         not_servable(stage, server)  # waits until the answers have all of them
         began = tell("behaviours", began)
-        load = BehaviourLoad(stage, [int(u.item_id) for u in listed[_PROBES:]], rate, published)
+        others = [int(u.item_id) for u in listed[_PROBES:]]
+        load = Load(stage, rate, lambda publisher, count: published.send_at_random(publisher, others, count))
         with StatisticsProber(stage, probed, worker, published) as prober, load:
             first_s, first_ms = time.monotonic() + _WARM_UP_S, time.time_ns() // 1_000_000
             for number in range(kills):
@@ -256,7 +238,7 @@ def as_of(stage: BenchStage) -> int:
 
 
 def _compare(figures: Figures, stage: BenchStage, items: list[ItemFeaturesUpdate], published: Published) -> None:
-    """Every bit of every number that the last updates tell, beside an import of the same behaviours as of the same time."""
+    """Compares every bit of the numbers in the last updates with an import of the same behaviours as of the same time."""
     as_of_ms, told, told_at, updates = as_of(stage), dict[Any, dict[str, float]](), dict[Any, int](), 0
     for record in read_topic(stage.connection, ITEM_FEATURES, prefix=stage.topic_prefix):
         if b'"op":"statistics"' in (record.value or b""):

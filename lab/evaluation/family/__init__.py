@@ -2,5 +2,5 @@
 
 variant.py                the variants, by their parts: read it first
 network.py                the network of a variant; head.py: its head, with the layers of COLD
-codes.py                  what similarity is measured on: signatures and embeddings as float vectors; SimTier from clusters
+codes.py                  the codes for similarity: signatures and embeddings as float vectors; SimTier from clusters
 """

@@ -1,21 +1,21 @@
-"""What similarity is measured on in the family: one float vector per item in which signatures and embeddings stand side by side.
+"""The codes that the family measures similarity on: one float vector per item, with its signature and its embedding.
 
-A signature of K bits becomes the unit vector s / sqrt(K) with s = 2 bit - 1, so s_i . s_j / K = 2 sim - 1; an embedding is made a unit
-vector. So both kinds of similarity are one dot product in -1..1, and both DINs factor. By similar angles: cos(pi (1 - sim)) is the cosine
-that a share `sim` of equal bits stands for, so the tiers of the two kinds have the same meaning.
+A signature of K bits becomes the unit vector s / sqrt(K) with s = 2 bit - 1: s_i . s_j / K = 2 sim - 1. An embedding becomes a unit vector. So both
+kinds of similarity are one dot product in -1..1, and both DINs factor. A share `sim` of equal bits stands for the cosine cos(pi (1 - sim)), so the tiers of
+the two kinds have the same meaning.
 
-Moments in the place of SimTier's histogram: how many of a user's behaviours lie in each cluster of the catalogue, and their mean vector. The mean cosine of
+Moments instead of SimTier's histogram: how many of a user's behaviours lie in each cluster of the catalogue, and their mean vector. The mean cosine of
 a candidate c to the n_k behaviours of cluster k is c . m_k, m_k their mean vector, exactly. How they lie around it is not known, so they are taken to be
 spread as a logistic step of width CLUSTER_SPREAD, and about
 
     sum_k n_k sigmoid((c . m_k - edge) / CLUSTER_SPREAD)
 
-of them reach a tier's lower edge. Counts and sums of vectors are made once per user, change by one addition when a behaviour comes, and cost a candidate
-the same however long the history is. It costs less than three moments of all cosines at once (mean, deviation, skewness), whose third is a sum over triples
-of directions, and needs no layers of its own. What each form knows, and what it loses in a trained model, is in docs/EXPERIMENTS.md.
+of them reach a tier's lower edge. Counts and sums of vectors are made once per user and change by one addition when a behaviour comes. Their cost for a
+candidate does not depend on the history's length. Three moments of all cosines at once (mean, deviation, skewness) would cost more, because the third is a
+sum over triples of directions, and would need layers of their own. See docs/EXPERIMENTS.md for the forms in trained models.
 
-Arrays: R rows, B users, C candidates, L behaviours, K bits (of clusters: clusters), M multimodal width, P principal directions, X = K, M or P, D width,
-N tiers.
+Arrays: R rows, B users, C candidates, L behaviours, K bits (of clusters: clusters), D width, N tiers.
+Also: M multimodal width, P principal directions, X = K, M or P.
 """
 
 import dataclasses
@@ -37,8 +37,10 @@ _EQUAL = 1e-4  # a unit vector's product with itself misses 1 by rounding
 
 
 def with_codes(data: TrainingSet, moments: bool = False) -> TrainingSet:
-    """The same set with float codes [R, K + M] in the place of packed signatures; with `moments` also, as a unit vector again, its part in the
-    principal directions (what lies outside them is noise to a similarity) and the number of its cluster: [R, K + M + P + 1]."""
+    """The same set with float codes [R, K + M] instead of packed signatures.
+
+    With `moments` each code is [R, K + M + P + 1]: it also has its part in the principal directions, as a unit vector, and the number of its cluster.
+    The rest of an embedding is noise to a similarity."""
     items = data.items
     signs_RK = decode_signs(items.signatures_RW, items.has_signature_R)
     norm_R1 = np.linalg.norm(items.multimodal_RM.astype(np.float64), axis=1, keepdims=True)  # squares of float32 may overflow it
@@ -90,7 +92,7 @@ def tier_features(similarity_BCL: Tensor, has_code_BL: Tensor, edges: Sequence[f
 
 
 def sum_clusters(codes_BLP: Tensor, cluster_BL: Tensor, has_code_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """What is kept of a user: how many known behaviours each cluster has [B, K], and their mean vectors [B, K, P], 0 where it has none."""
+    """The sums of a user: how many known behaviours each cluster has [B, K], and their mean vectors [B, K, P], 0 for an empty cluster."""
     member_BLK = torch.nn.functional.one_hot(cluster_BL, CLUSTERS).to(codes_BLP.dtype) * has_code_BL[..., None]
     count_BK = member_BLK.sum(dim=1)
     return count_BK, member_BLK.transpose(1, 2) @ codes_BLP / count_BK.clamp(min=1)[..., None]

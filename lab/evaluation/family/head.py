@@ -69,7 +69,7 @@ class ColdTrunk(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class FamilyStates:
-    """What is computed of B users before the candidates are known: user_BU, the head's user segment; rows_BGD, U of Algorithm 1; the projected
+    """The arrays of B users that are computed before the candidates are known: user_BU, the head's user segment; rows_BGD, U of Algorithm 1; the projected
     behaviours with their codes (codes.py), whether each has one, and which places hold a behaviour; the sub-sequences of SIM-hard."""
 
     user_BU: Tensor

@@ -1,6 +1,6 @@
 """The network of a variant: the halves of the served network, without the parts that the variant lacks, and the head that the variant names.
 
-Invariant: a variant in the served form is the served network itself (schemas/model/network.py), so what is measured as AIF is what serves requests.
+Invariant: a variant in the served form is the served network itself (schemas/model/network.py), so the network that is measured as AIF also serves requests.
 
 Arrays: B users, C candidates, L behaviours, R rows, D width, T tasks.
 """
@@ -19,7 +19,7 @@ from schemas.model.network import AifNetwork
 from schemas.model.sim_hard import build_sim_table
 from schemas.model.spec import ModelSpec
 
-RECENT = 20  # latest behaviours that a model without asynchronous inference averages, in place of attention over its sequence
+RECENT = 20  # latest behaviours that a model without asynchronous inference averages instead of attention over its sequence
 
 
 def variant_spec(variant: Variant, spec: ModelSpec, cheap: frozenset[str]) -> ModelSpec:

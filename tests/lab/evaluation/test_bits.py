@@ -3,7 +3,7 @@
 import pytest
 
 from infra.figures import Interval
-from lab.evaluation.bits import bits_by_law, fit_law, recommend_bits
+from lab.evaluation.tables import bits_by_law, fit_law, recommend_bits
 
 LOSSES = {32: Interval(1.9, 1.7, 2.1), 64: Interval(1.0, 0.9, 1.1), 128: Interval(0.5, 0.4, 0.6), 256: Interval(0.2, 0.1, 0.3)}
 

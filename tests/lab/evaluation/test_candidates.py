@@ -23,7 +23,7 @@ def test_scores_read_the_log_before_the_evaluation_alone(tmp_path: Path) -> None
     assert [user.user_id for user in evaluation.users] == [1, 2, 3] and candidates.ids_UC[0].tolist() == [0, 1, 2, 3]
     found = candidate_scores(catalogue.log, evaluation, candidates)
     share = found["repeats"] - candidates.met_UC
-    assert "item_rate" not in found, "nothing says what was shown"
+    assert "item_rate" not in found, "no log of shown items"
     # Item 2 has users 1 and 3, items 0 and 1 users 1 and 2: cosines of 2 with 0, 1 and 3.
     cosine = {(0, 1): 1.0, (0, 2): 0.5, (1, 2): 0.5, (2, 3): 1 / 2**0.5}
     pairs = cosine | {(b, a): value for (a, b), value in cosine.items()}

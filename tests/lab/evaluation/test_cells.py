@@ -18,8 +18,7 @@ from lab.evaluation.cells import Cell, CellPlan, measure_model, read_cell, run_c
 from lab.evaluation.family.variant import AIF, BASE, FULL, TEACHER
 from lab.evaluation.plan import TWO_TASKS, Lesson, plan_tables
 from lab.evaluation.rungs import RUNGS
-from lab.evaluation.world_columns import join_world
-from lab.evaluation.world_truth import measure_any, measure_near, open_truth, run_cascade
+from lab.evaluation.world_truth import join_world, measure_any, measure_near, open_truth, run_cascade
 from schemas.model.lsh import make_w_hash
 from schemas.train_choices import TrainChoices
 from streams.training.impressions import join_events
@@ -162,7 +161,8 @@ def test_new_candidates_are_those_that_the_user_has_not_met() -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_run_that_ends_early_leaves_what_it_has_and_no_process(tmp_path: Path, killed: bool) -> None:
-    """Ctrl-C goes to every process of the terminal: one line of what is kept, and no trace of the processes that computed. A kill goes to the first only."""
+    """Ctrl-C goes to every process of the terminal: one line about the kept cells, and no traceback of the others.
+    A kill goes to the first only."""
     program = f"""
 from pathlib import Path
 from streams.training.model_file import default_spec
@@ -177,7 +177,7 @@ run_cells([tiny_plan(), *(tiny_plan(seed=n, steps=100_000) for n in (1, 2, 3))],
             assert ours.poll() is None
             time.sleep(0.05)
         os.kill(ours.pid, signal.SIGKILL) if killed else os.killpg(ours.pid, signal.SIGINT)
-        _, told = ours.communicate(timeout=60)  # ends when nobody can write any more
+        _, told = ours.communicate(timeout=60)  # ends when no process can write any more
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(ours.pid, signal.SIGKILL)

@@ -1,10 +1,9 @@
-"""What is measured beside quality: hash bits, similarity's cost, grouping."""
+"""Measurements other than quality: hash bits, similarity's cost, grouping."""
 
 import numpy as np
 import pytest
 import torch
 
-from lab.evaluation.bits import sigma_ratio
 from lab.evaluation.costs import (
     BITS,
     EDGES,
@@ -23,6 +22,7 @@ from lab.evaluation.costs import (
     ungroup,
 )
 from lab.evaluation.family.codes import expect_at_least, similarity_edges
+from lab.evaluation.tables import sigma_ratio
 from schemas.model.din import din_reference
 from schemas.model.lsh import lsh_similarity
 from schemas.model.simtier import simtier_reference

@@ -1,4 +1,4 @@
-"""Every figure is declared once, in lab/benches.toml, and what is declared can be measured."""
+"""Every figure is declared once, in lab/benches.toml, and every declared figure can be measured."""
 
 import ast
 import re
@@ -81,7 +81,9 @@ def test_a_bench_adds_what_it_declares_and_declares_what_it_can_add() -> None:
         }
         patterns = [pattern for path in (own | helpers) & set(measuring) for pattern in measuring[path]]
         names = [figure.name for figure in BENCHES[command].figures]
-        assert [name for name in names if not any(re.fullmatch(p, name) for p in patterns)] == [], f"{command} declares what it never adds"
+        assert [name for name in names if not any(re.fullmatch(p, name) for p in patterns)] == [], (
+            f"{command} declares a figure that it never adds"
+        )
         for path in (own | helpers) & set(unclaimed):
             unclaimed[path] = [p for p in unclaimed[path] if not any(re.fullmatch(p, name) for name in names)]
     unclaimed = {path: left for path, left in unclaimed.items() if left}
@@ -106,7 +108,7 @@ def _dotted(path: Path) -> str:
 
 
 def _added(path: Path) -> Iterator[str]:
-    """A pattern for the name of every `figures.add...(name, ...)`. A name is written there, at least in part: else nobody finds who adds it."""
+    """A pattern for the name of every `figures.add...(name, ...)`. A name is written there, at least in part, so that a reader finds who adds it."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ADD):
             continue

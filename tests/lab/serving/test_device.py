@@ -1,4 +1,4 @@
-"""`aif bench device` without one: what it measures on torch's device "cpu", and what it says where a device is wanted."""
+"""`aif bench device` without one: its figures on torch's device "cpu", and its error where a device is wanted."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""`aif bench overload`: which cores the threads of its server may use; and the ratio of two p99 of alternating turns with its interval, which is narrow
-where the turns agree and wide where one stall decides."""
+"""`aif bench overload`: which cores the threads of its server may use; and the ratio of two p99 of alternating turns. Its interval
+is narrow where the turns agree, and wide where one stall decides."""
 
 import contextlib
 import math

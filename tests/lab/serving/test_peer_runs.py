@@ -1,4 +1,4 @@
-"""The peers' part of `aif bench rank`, without the peers: what they are given, how they are asked, and null for one that cannot be had."""
+"""The peers' part of `aif bench rank`, without the peers: their input, their questions, and null for one that cannot be installed."""
 
 import sys
 from pathlib import Path

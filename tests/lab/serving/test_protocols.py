@@ -1,4 +1,4 @@
-"""The protocols' part of `aif bench rank`, on a small engine: every figure is there, and what is timed is a real answer of each protocol."""
+"""The protocols' part of `aif bench rank`, on a small engine: every figure is there, and each timed call is a real answer of its protocol."""
 
 import contextlib
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The rows of Table 4: what they score, that each part takes part, and the open loop under them."""
+"""The rows of Table 4: their scores, that each part takes part, and the open loop under them."""
 
 import asyncio
 import dataclasses
@@ -12,8 +12,8 @@ import pytest
 import typer
 
 from infra.figures import Figures
+from lab.cli import bench_table4
 from lab.load import OK, REFUSED
-from lab.serving.cli import bench_table4
 from lab.serving.sub_sequences import cut_history, fetch_behaviours, open_redis
 from lab.serving.table4 import MEASURES, Request, Table4Plan, _choose_rows, find_rate_max, measure_table4, send_requests, table_rows
 from lab.serving.table4_rows import ROWS, RowScorer, RowState, draw_raw_features
@@ -167,7 +167,7 @@ def test_the_highest_rate_is_found_between_two_steps_of_a_bisection_and_is_zero_
     assert find_rate_max(p99_ms_at, 40, 10, 100, 2) == pytest.approx(30)
     assert find_rate_max(lambda rate: 5 if rate <= 64 else math.inf, 40, 10, 100, 6) == pytest.approx(64, abs=2)
     assert find_rate_max(lambda rate: math.inf, 40, 10, 100, 6) == 0
-    assert find_rate_max(lambda rate: 5, 40, 10, 100, 3) == pytest.approx(100, abs=12)  # a rate that nobody tried is not claimed
+    assert find_rate_max(lambda rate: 5, 40, 10, 100, 3) == pytest.approx(100, abs=12)  # a rate that was not tried is not claimed
 
 
 def test_a_rate_that_failed_beside_a_neighbour_is_tried_once_more() -> None:

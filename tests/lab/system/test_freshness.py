@@ -35,7 +35,7 @@ def prober(tmp_path: Path) -> Iterator[Prober]:
 
 
 class Sent:
-    """A publisher that keeps what it is given."""
+    """A publisher that keeps its updates."""
 
     def __init__(self) -> None:
         self.updates: list[ItemFeaturesUpdate] = []
@@ -58,7 +58,7 @@ def test_a_change_is_visible_with_the_score_that_the_new_bid_gives_and_with_no_o
 
 
 def test_a_stall_is_charged_for_the_changes_that_were_due_meanwhile(prober: Prober) -> None:
-    """A probe whose change is not visible cannot be changed again: what was due while it stood still would have waited, too."""
+    """A probe whose change is not visible cannot be changed again: changes that were due meanwhile would have waited, too."""
     sent: Any = Sent()
     prober._move_or_wait(sent, prober._probes[7], 100.0)
     for due in (101.0, 103.0):

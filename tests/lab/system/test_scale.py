@@ -1,4 +1,4 @@
-"""The scale bench: what it counts as the version's bytes, and its sizes as given on the command line."""
+"""The scale bench: the bytes that count as the version's, and its sizes as given on the command line."""
 
 import pytest
 from typer.testing import CliRunner

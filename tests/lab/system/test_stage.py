@@ -1,4 +1,4 @@
-"""The stage of the benches: a model nobody trained, a version that nobody builds, and memory of a child and of what it started."""
+"""The stage of the benches: an untrained model, a version that is not built, and memory of a child and of its processes."""
 
 import sys
 from pathlib import Path

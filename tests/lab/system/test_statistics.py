@@ -1,4 +1,4 @@
-"""The statistics bench with faults: what is served afterwards is what an import of the same behaviours tells."""
+"""The statistics bench with faults: the numbers served afterwards equal an import of the same behaviours."""
 
 import pytest
 

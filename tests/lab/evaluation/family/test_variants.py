@@ -1,4 +1,4 @@
-"""The family against the served network and plain loops: one family, and what is switched off is really gone."""
+"""The family against the served network and plain loops: one family, and parts that are switched off are gone."""
 
 import dataclasses
 import math

@@ -1,8 +1,8 @@
 """A section of the report about data that `aif eval data` has measured, made from its saved output.
 
-shop.json         the output of `aif eval data --json`: every score by every measure, and what the model gains over the plain scores
+shop.json         the output of `aif eval data --json`: every score by every measure, and the model's gain over the plain scores
 shop.trials.toml  optional, written by hand, in the same folder: the trial log (`header` and `rows`) and the `findings` from it.
-                  It is a separate file because the next run replaces the JSON file
+              It is a separate file because the next run replaces the JSON file
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.evaluation.rungs import MISSED
-from lab.figures.markdown import heading, paragraph, table
+from lab.figures.markdown import Lookup, heading, paragraph, table
 from schemas.errors import Misconfigured
 
 _GAUCS = {"gauc": "GAUC, all pairs", "gauc_new": "GAUC, items new to the user"}
@@ -51,24 +51,24 @@ def _read_trials(path: Path) -> Mapping[str, Any]:
 
 
 def data_section(raw: Mapping[str, Any]) -> list[str]:
-    """Return the section's blocks: a table of every score by every measure, with the model's gain over the best plain score, then the rungs of the
-    ladder and the findings of trials.
+    """Return the section's blocks: a table of every score by every measure, the rungs of the ladder, and the findings of trials.
 
-    `raw` is what `read_data_figures` returns.
+    `raw` comes from `read_data_figures`.
     """
-    values = {name: entry["value"] for name, entry in raw["figures"].items()}
+    found = Lookup(raw)
+    values, interval = found.values, found.interval
     data = next(iter(values)).rsplit(".", 2)[0]  # the name of the data may have dots of its own
     named = [name.removeprefix(f"{data}.").partition(".") for name in values]
     titles = {measure: title for _, _, measure in named if (title := _title(measure)) is not None}
     scores = list(dict.fromkeys(score for score, _, measure in named if measure in titles and score != "rung"))
-    rows = [[score, *(_told(values, f"{data}.{score}.{measure}") for measure in titles)] for score in scores]
-    gains = {score: [_told(values, f"{data}.{score}.{measure}_gain", "+") for measure in titles] for score in scores}
+    rows = [[score, *(interval(f"{data}.{score}.{measure}") for measure in titles)] for score in scores]
+    gains = {score: [interval(f"{data}.{score}.{measure}_gain", sign="+") for measure in titles] for score in scores}
     rows += [[f"{score}, paired gain over the best plain score", *told] for score, told in gains.items() if set(told) != {"-"}]
     told = ", ".join(f"{name} {value}" for name, value in raw["config"].items() if value is not None)
     users = values.get(f"{data}.users")
-    text = f"Written by `aif eval data` ({told})" + (f", {users:,.0f} held-out users." if users else ".")
+    text = "Written by `aif eval data`" + (f" for {users:,.0f} held-out users" if users else "") + f". Asked: `{told}`."
     blocks = [heading(data), paragraph(text), table(("score", *titles.values()), rows)]
-    if rungs := rung_blocks(values, data, titles):
+    if rungs := rung_blocks(found, data, titles):
         blocks += [heading("Rungs", 3), *rungs]
     if trials := raw.get("trials"):
         log = f"Findings from {len(trials['rows'])} trials; `{trials['file']}` has the log."
@@ -76,16 +76,16 @@ def data_section(raw: Mapping[str, Any]) -> list[str]:
     return blocks
 
 
-def rung_blocks(values: Mapping[str, float], data: str, titles: Mapping[str, str]) -> list[str]:
+def rung_blocks(found: Lookup, data: str, titles: Mapping[str, str]) -> list[str]:
     """A table of the quality by rung of the serving ladder, with the loss against `fresh`; no block where it was not measured. `titles`: of measures."""
     prefix = f"{data}.rung."
-    rungs = list(dict.fromkeys(name.removeprefix(prefix).partition(".")[0] for name in values if name.startswith(prefix)))
+    rungs = list(dict.fromkeys(name.removeprefix(prefix).partition(".")[0] for name in found.values if name.startswith(prefix)))
     if not rungs:
         return []
     text = f"""A server that has less of the user answers from a lower rung of the ladder (docs/PROTOCOL.md): the same model and candidates. `fresh` is any rung
     with the whole history: `carried`, `cached`, `waited` or `inline`. `last_cached` misses the newest {MISSED} behaviours, `profile_only` all of them, and
     `item_prior` knows nothing of the user. Losses are paired over users."""
-    rows = [[rung, *(_told(values, f"{prefix}{rung}.{measure}{end}") for measure in titles for end in ("", "_lost"))] for rung in rungs]
+    rows = [[rung, *(found.interval(f"{prefix}{rung}.{measure}{end}") for measure in titles for end in ("", "_lost"))] for rung in rungs]
     return [paragraph(text), table(("rung", *(head for title in titles.values() for head in (title, "lost"))), rows)]
 
 
@@ -93,10 +93,3 @@ def _title(measure: str) -> str | None:
     """How a measure is headed; None for a bound of one, a gain, or anything else."""
     at_k = _AT_K.fullmatch(measure)
     return f"R@{at_k[1]}" if at_k else _GAUCS.get(measure)
-
-
-def _told(values: Mapping[str, float], name: str, sign: str = "") -> str:
-    if values.get(name) is None:
-        return "-"
-    value, low, high = (values.get(f"{name}{end}") for end in ("", "_low", "_high"))
-    return f"{value:{sign}.4f}" + (f" [{low:{sign}.4f}, {high:{sign}.4f}]" if low is not None and high is not None else "")

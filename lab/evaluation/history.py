@@ -1,4 +1,4 @@
-"""`aif eval history`: what a longer history is worth, beside what it costs to serve.
+"""`aif eval history`: the worth of a longer history and the cost of serving it; and the quality by rung of the serving ladder.
 
 For each length a model is trained that reads so many of a user's latest behaviours, and is measured reading as many. The skew is measured too: the
 shortest of these models reads whole histories, as servers did when only training was bounded. Times are of the served engine on random rows: they depend
@@ -25,7 +25,7 @@ from lab.evaluation.plan import SIGNALS, SOFT, SPEC, WORLD_SEED
 from lab.evaluation.rungs import RUNGS, add_rung_figures
 from lab.evaluation.tables import average_seeds
 from lab.figures.declared import read_bench
-from lab.figures.markdown import heading, paragraph, table
+from lab.figures.markdown import Lookup, heading, paragraph, table
 from lab.serving.world import engine_case, open_rank_world, time_in_turns
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.model.spec import ModelSpec
@@ -135,30 +135,25 @@ def _add_times(figures: Figures, lengths: Sequence[int]) -> None:
 
 def history_section(raw: Mapping[str, Any]) -> list[str]:
     """The report's blocks of a saved `aif eval history --json`."""
-    values, asked = {name: entry["value"] for name, entry in raw["figures"].items()}, raw["config"]
-    lengths = [int(name.removeprefix("call1_ms_")) for name in values if name.startswith("call1_ms_")]
-
-    def told(name: str, digits: int = 4) -> str:
-        return f"{values[name]:.{digits}f} [{values[f'{name}_low']:.{digits}f}, {values[f'{name}_high']:.{digits}f}]"
-
-    rows = [
-        [f"{n:,}", told(f"gauc_{n}"), told(f"hr_at_100_{n}"), f"{values[f'call1_ms_{n}']:.2f}", f"{values[f'call2_ms_{n}']:.2f}"]
-        for n in lengths
-    ]
-    text = f"""Written by `aif eval history`: the world of seed {WORLD_SEED} with histories of {asked["median"]:,} behaviours in the median and
-    {asked["longest"]:,} at most, {asked["users"]} users in training, {values["users"]:.0f} measured, {asked["steps"]:,} steps, one seed. A model is trained for
-    each length, and reads as much when it is measured. Times are of the engine with {_CANDIDATES:,} candidates, medians."""
-    skew = f"""The longest history gains {told("gauc_gain")} of GAUC and {told("hr_at_100_gain")} of HR@100 over the shortest. The model that is trained with
-    {lengths[0]:,} behaviours has a GAUC of {told("gauc_skewed")} when it reads whole histories: against the model that is trained with them it loses
-    {told("gauc_lost_by_skew")}, and of HR@100 {told("hr_at_100_lost_by_skew")}. Servers did so before `behaviours_max` was part of the model."""
+    found, asked = Lookup(raw), raw["config"]
+    lengths, told = [int(name.removeprefix("call1_ms_")) for name in found.values if name.startswith("call1_ms_")], found.interval
+    rows = [[f"{n:,}", *(told(f"{m}_{n}") for m in MEASURES), *(found.text(f"call{call}_ms_{n}", 2) for call in (1, 2))] for n in lengths]
+    gain = f"""The longest history gains {told("gauc_gain")} of GAUC and {told("hr_at_100_gain")} of HR@100 over the shortest."""
+    text = f"""Written by `aif eval history`: the world of seed {WORLD_SEED}, {asked["users"]} users in training, {found.text("users", 0)} measured. Histories
+    have {asked["median"]:,} behaviours in the median and {asked["longest"]:,} at most. A model is trained for each length ({asked["steps"]:,} steps), and reads
+    as much when it is measured. With one seed, differences between neighbouring lengths contain its chance. Labels are the true click probability. Times
+    are of the engine with {_CANDIDATES:,} candidates, medians."""
+    skew = f"""A model must read as much as in training. The model that is trained with {lengths[0]:,} behaviours has a GAUC of {told("gauc_skewed")} when it
+    reads whole histories. Against the model that is trained with them, it loses {told("gauc_lost_by_skew")} of GAUC and {told("hr_at_100_lost_by_skew")} of
+    HR@100. A server honours the bound in the checkpoint (`behaviours_max`)."""
     header = ("behaviours read", "GAUC", "HR@100", "call 1, ms", "call 2, ms")
-    return [heading("Long histories"), paragraph(text), table(header, rows), paragraph(skew)]
+    return [heading("Long histories"), paragraph(gain), paragraph(text), table(header, rows), paragraph(skew)]
 
 
 def history_rungs_section(raw: Mapping[str, Any]) -> list[str]:
     """The report's blocks of a saved `aif eval history --rungs --json`."""
-    values, asked = {name: entry["value"] for name, entry in raw["figures"].items()}, raw["config"]
+    found, asked = Lookup(raw), raw["config"]
     text = f"""Written by `aif eval history --rungs`: histories of {asked["median"]:,} behaviours in the median, {asked["users"]} users in training,
-    {values["users"]:.0f} measured, {asked["steps"]:,} steps, means over {asked["seeds"]} seeds. The model reads {ModelSpec.behaviours_max} behaviours. R@100
+    {found.text("users", 0)} measured, {asked["steps"]:,} steps, means over {asked["seeds"]} seeds. The model reads {ModelSpec.behaviours_max} behaviours. R@100
     equals HR@100 here, because each user has ten relevant items."""
-    return [heading("Long histories: rungs"), paragraph(text), *rung_blocks(values, _WORLD, _OF_RUNGS)]
+    return [heading("Long histories: rungs"), paragraph(text), *rung_blocks(found, _WORLD, _OF_RUNGS)]

@@ -1,4 +1,4 @@
-"""The pictures of the report: gains beside the paper's, quality and cost by number of bridges, loss by number of bits; and that of `aif eval online`."""
+"""The pictures of the report: gains and the paper's, quality and cost by number of bridges, loss by number of bits; and that of `aif eval online`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-Span = tuple[float, float, float]  # value, low, high
+from lab.figures.markdown import Span
 
 
 def _open_axes(width: float, height: float) -> tuple[Any, Any]:

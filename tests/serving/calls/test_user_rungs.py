@@ -217,6 +217,7 @@ def test_a_request_that_would_wait_beyond_its_deadline_is_refused_at_once_with_a
     with ThreadPoolExecutor(1) as threads:
         first = begin_call_one(front, client, threads)
         front.paced._waiting_ms += 10_000  # as if much more came before it
+        front.paced._note_backlog()
         for _ in range(3):
             with pytest.raises(Unavailable) as caught:
                 client.rank(1, list(range(5_000)))

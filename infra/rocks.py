@@ -15,6 +15,7 @@ Source: RocksDB 9.8 through rocksdict 0.3.29.
 
 import contextlib
 import json
+import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ V = TypeVar("V")
 _CONFIG_NAME = "rocksdict-config.json"
 _MEMTABLES_BYTES = 16 << 20  # of one database, all column families together: more are flushed
 _MEMTABLE_BYTES_MAX = 1 << 30  # of one family, never reached: RocksDB would flush it without a mark
-_BLOCKS_BYTES = 64 << 20  # of all databases of a process together: unpacked blocks of table files
+_BLOCKS_BYTES_MIN, _BLOCKS_BYTES_MAX = 8 << 20, 256 << 20  # of all databases of a process together: unpacked blocks of table files
 _BLOOM_BITS = 10  # a key: one that a table file lacks is known to be, without a look, 99 times of 100
 _INFO_LOGS_KEPT = 2
 
@@ -108,7 +109,8 @@ class DiskFacts:
 
 _MEMTABLE = "rocksdb.cur-size-active-mem-table"
 _FLUSHING = ("rocksdb.mem-table-flush-pending", "rocksdb.num-running-flushes")
-_FACTS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.estimate-pending-compaction-bytes")
+_TABLES = "rocksdb.total-sst-files-size"
+_FACTS = ("rocksdb.estimate-num-keys", _TABLES, "rocksdb.estimate-pending-compaction-bytes")
 
 
 class Database(Closeable):
@@ -143,6 +145,7 @@ class Database(Closeable):
             self._handles = _ByFamily({name: self._database.get_column_family_handle(name) for name in (DEFAULT_FAMILY, *families)})
         self.is_open = True
         try:
+            self._fit_blocks()
             found = {name: decode_marks(self.multi_get(name, MARK_KEYS)) for name in self._families}
             check_marks(self.path, noted, found)
             self._marks = {name: max(marks, default=0) for name, marks in found.items()}
@@ -246,6 +249,11 @@ class Database(Closeable):
         with MappedErrors(self.path, "flush"):
             for family in self._families.values():
                 family.flush(wait)
+        self._fit_blocks()
+
+    def _fit_blocks(self) -> None:
+        with MappedErrors(self.path, "read of properties"):
+            block_cache().fit(id(self), sum(family.property_int_value(_TABLES) or 0 for family in self._families.values()))
 
     def is_flushing(self) -> bool:
         """Whether memtables are on their way to table files."""
@@ -293,6 +301,7 @@ class Database(Closeable):
 
     def _end(self) -> None:
         self.is_open = False
+        block_cache().drop(id(self))
         for scan in list(self._scans):
             scan.close()
         self._handles.clear()
@@ -336,10 +345,38 @@ def _check_raw_mode(path: Path) -> None:
         raise Incompatible("not_raw_mode", f"{path} was written with raw_mode = {raw_mode}, expected true; it is not a directory of ours")
 
 
+class BlockCache:
+    """Unpacked blocks of table files, shared by all databases of the process. Its bound is twice the size of these files, within limits.
+
+    RocksDB keeps blocks of deleted files until the cache is full. So a fixed bound is a process that grows for hours with a small catalogue,
+    and one that unpacks a block at nearly every read with a large one.
+    """
+
+    def __init__(self) -> None:
+        self.cache = Cache(_BLOCKS_BYTES_MIN)
+        self._table_bytes: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def fit(self, database: int, table_bytes: int) -> None:
+        """Set the bound anew, as the table files of a database have this size now."""
+        with self._lock:
+            self._table_bytes[database] = table_bytes
+            self.cache.set_capacity(min(max(2 * sum(self._table_bytes.values()), _BLOCKS_BYTES_MIN), _BLOCKS_BYTES_MAX))
+
+    def drop(self, database: int) -> None:
+        """Count a closed database no longer."""
+        with self._lock:
+            self._table_bytes.pop(database, None)
+
+    def used_bytes(self) -> int:
+        """Size of the blocks in the cache."""
+        return int(self.cache.get_usage())
+
+
 @cache
-def _blocks() -> Cache:
-    """The cache of this process. It fills within minutes whatever is in it, so one for each database would be memory by the number of shards."""
-    return Cache(_BLOCKS_BYTES)
+def block_cache() -> BlockCache:
+    """The cache of this process."""
+    return BlockCache()
 
 
 def _make_options(create: bool) -> Options:
@@ -347,7 +384,7 @@ def _make_options(create: bool) -> Options:
     `create`: make the directory and families where they are missing."""
     tables = BlockBasedOptions()
     tables.set_bloom_filter(_BLOOM_BITS, False)
-    tables.set_block_cache(_blocks())
+    tables.set_block_cache(block_cache().cache)
     options = Options(raw_mode=True)
     options.set_block_based_table_factory(tables)
     options.create_if_missing(create)

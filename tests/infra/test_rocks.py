@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rocksdict import Rdict
 
-from infra.rocks import Database, open_database, open_read_only
+from infra.rocks import Database, block_cache, open_database, open_read_only
 from infra.rocks_errors import MappedErrors, rocks_error
 from infra.sst_directory import write_sst_directory
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
@@ -292,3 +292,24 @@ def test_pages_of_a_scan_are_its_rows_and_end_where_it_ends(tmp_path: Path) -> N
             pages.append([key for key, _ in page])
         assert pages == [[b"2", b"3", b"4", b"5"], [b"6", b"7"]]
         assert scan.take(4) == [] and list(database.scan(start=b"2", end=b"8")) != []
+
+
+def test_the_block_cache_is_bounded_by_the_size_of_the_table_files(tmp_path: Path) -> None:
+    """Blocks of deleted files stay in it until it is full, so its bound must not exceed what the files can fill."""
+    keys = [n.to_bytes(8, "big") for n in range(1_000)]
+    with open_database(tmp_path / "small") as small:
+        for _ in range(50):  # 25 MB written, of which 500 KB remain
+            batch = small.new_batch()
+            batch.put_all("default", [(key, os.urandom(500)) for key in keys])
+            small.write(batch)
+            small.flush()
+            small.multi_get("default", keys)
+        assert block_cache().used_bytes() <= 9 << 20
+    with open_database(tmp_path / "large") as large:
+        for begin in range(0, 20_000, 1_000):
+            batch = large.new_batch()
+            batch.put_all("default", [(n.to_bytes(8, "big"), os.urandom(1_000)) for n in range(begin, begin + 1_000)])
+            large.write(batch)
+        large.flush()
+        assert sum(1 for _ in large.scan("default")) == 20_000
+        assert block_cache().used_bytes() > 16 << 20

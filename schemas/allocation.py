@@ -27,8 +27,7 @@ from schemas.errors import Corrupted, Incompatible
 
 FORMAT = 1
 TABLE_BYTES_MAX = 1 << 20
-LEVELS = ("vectors", "sim", "long", "full")
-LENGTHS = (500, 1000, 2000, 4000, 7000, 10_000)
+LEVELS, LENGTHS = ("vectors", "sim", "long", "full"), (500, 1000, 2000, 4000, 7000, 10_000)
 NUMBER_MAX = 1e9  # of a cost or value: with larger ones sums of costs could be infinite
 _LOG_MAX = 20.0
 

@@ -3,7 +3,7 @@
 Everything else about a decision can wait until its receipt is read: the runner-up, the propensity, the reason (decisions.py). Tests hold `pick` to the rule
 in full (serving/core/choice.py), which takes ten times as long.
 
-Here: one pure function of plain tuples, and its inputs. It is long on purpose: the engine empties the caches, so each further call costs more than its work.
+Here: pure functions of plain tuples, and their inputs.
 """
 
 import enum
@@ -67,73 +67,59 @@ def pick(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> tuple[int,
 
     queue_ms: all work that waits, measured; own_ms: that of the request's class, by the table.
     """
-    request_id, _, facts, top_k, left_ms, group, drop_due = ask
-    candidates, behaviours, needs_user, _, _, cached_s = facts
-    mode, of, plan, floor, scale, mean_ms, classes, slices = moment
-    (
-        table,
-        blind,
-        unit,
-        _,
-        lengths,
-        shorter,
-        bins,
-        rows,
-        base_ms,
-        each_ms,
-        pair_ms,
-        user_ms,
-        behaviour_ms,
-        drop,
-        drop_shares,
-        cached,
-        steps,
-    ) = of
-    each_ms += pair_ms * behaviours
-    if needs_user:
-        base_ms += user_ms + behaviour_ms * behaviours
-    full_ms = base_ms + candidates * each_ms
-    last = whole = bisect_left(shorter, candidates)
-    share, sheddable = classes.get(group, ANY_CLASS)
+    of, facts, slices = moment.prepared, ask.facts, moment.slices
+    base_ms, each_ms = of.cost_parts(facts)
+    first, whole = of.bounds(facts.candidates, ROOM * ask.top_k)
+    share, sheddable = moment.classes.get(ask.group, ANY_CLASS)
     if not sheddable:
         return whole, base_ms, each_ms
-    first = bisect_left(shorter, ROOM * top_k, 0, whole)
-    if queue_ms + full_ms * scale > left_ms:
-        last = first + count_in_time([(base_ms + length * each_ms) * scale for length in lengths[first:whole]], queue_ms, left_ms) - 1
-    price = max(plan, floor)
+    last, full_ms, scale = whole, base_ms + facts.candidates * each_ms, moment.scale
+    if queue_ms + full_ms * scale > ask.left_ms:
+        work_ms = [(base_ms + length * each_ms) * scale for length in of.lengths[first:whole]]
+        last = first + count_in_time(work_ms, queue_ms, ask.left_ms) - 1
+    price = max(moment.plan, moment.floor)
     if queue_ms:
-        bound_ms = max(BOUND_WORK * (mean_ms or full_ms), full_ms)
-        price = max(price, queue_price(min(queue_ms, own_ms * scale / share), bound_ms * scale, unit))
-    arm, within = arm_of(request_id, slices) if mode is Mode.VALUE and request_id else (Arm.POLICY, 0.0)
-    if price <= 0 and arm is not Arm.RANDOM:
+        bound_ms = max(BOUND_WORK * (moment.full_ms or full_ms), full_ms)
+        price = max(price, queue_price(min(queue_ms, own_ms * scale / share), bound_ms * scale, of.unit))
+    is_value = moment.mode is Mode.VALUE
+    arm, within = arm_of(ask.request_id, slices) if is_value and ask.request_id else (Arm.POLICY, 0.0)
+    if arm is not Arm.RANDOM and price <= 0:
         return last, base_ms, each_ms
-    has_cached = cached_s is not None and cached is not None
+    has_cached = facts.cached_s is not None and of.cached is not None
     if price == math.inf:
         return CACHED if has_cached else first, base_ms, each_ms
-    drops = mode is Mode.VALUE and not blind and drop is not None and price > 0
     if arm is Arm.PROBE:
         return last, base_ms, each_ms
     if arm is Arm.RANDOM:
         place = int(within * (last - first + 1 + has_cached)) - has_cached
         return first + place if place >= 0 else CACHED, base_ms, each_ms
-    if drops and drop_due and arm is Arm.POLICY:
+    drops = is_value and not of.blind and of.drop is not None and price > 0
+    if drops and ask.drop_due and arm is Arm.POLICY:
         return DROP, base_ms, each_ms
-    if blind:  # the mean row, in proportion to the cost of the whole request
+    return _best(of, facts, price, (base_ms, each_ms), (first, last), has_cached, drops), base_ms, each_ms
+
+
+def _best(
+    of: Prepared, facts: Facts, price: float, cost_ms: tuple[float, float], places: tuple[int, int], has_cached: bool, drops: bool
+) -> int:
+    """The pick with the greatest value less price times cost. `places`: the first and the last that the request may get."""
+    (base_ms, each_ms), (first, last), table, lengths, candidates = cost_ms, places, of.table, of.lengths, facts.candidates
+    if of.blind:  # the mean row, in proportion to the cost of the whole request
         bin_, value = 0, (base_ms + min(lengths[-1], candidates) * each_ms) / table.full_ms if table.full_ms else 1.0
     else:
-        bin_, value = bisect_left(bins, math.log1p(behaviours)), table.values.whole(facts)
+        bin_, value = bisect_left(of.bins, math.log1p(facts.behaviours)), table.values.whole(facts)
     # A list of all candidates may be shorter than its length in the table, so the steps end before it.
-    row, candidate_price, to = rows[bin_], price * each_ms, last - (candidates < lengths[last] and first < last)
-    places, falls = steps.get((bin_, first, to)) or of.find_steps(bin_, first, to)
-    best = places[bisect_left(falls, -candidate_price / value)]
+    row, candidate_price, to = of.rows[bin_], price * each_ms, last - (candidates < lengths[last] and first < last)
+    steps, falls = of.steps.get((bin_, first, to)) or of.find_steps(bin_, first, to)
+    best = steps[bisect_left(falls, -candidate_price / value)]
     if to == last and not has_cached and not drops:
-        return best, base_ms, each_ms
+        return best
     net = value * row[best] - candidate_price * min(candidates, lengths[best])
     if to < last and (whole_net := value * row[last] - candidate_price * candidates) > net:
         best, net = last, whole_net
     net -= price * base_ms
-    if has_cached and (cached_net := value * row[-1] * table.kept_share(cached_s or 0.0) - price * table.costs.cached_ms) > net:
+    if has_cached and (cached_net := value * row[-1] * table.kept_share(facts.cached_s or 0.0) - price * table.costs.cached_ms) > net:
         best, net = CACHED, cached_net
-    if drops and value * drop_shares[bin_] - price * table.costs.drop_ms > net:
+    if drops and value * of.drop_shares[bin_] - price * table.costs.drop_ms > net:
         best = DROP
-    return best, base_ms, each_ms
+    return best

@@ -127,7 +127,7 @@ def test_a_store_that_was_replaced_is_found_by_those_who_read_the_former_one_and
     new = ControlLog(open_index_store(str(tmp_path / "store")))
     for _ in range(3 if another else 0):
         new.append(lambda s: Entry(EntryKind.HOLD if s.init else EntryKind.INIT, 2, init=None if s.init else INIT))
-    with pytest.raises(Unavailable, match=r"index_store_gone: control/000000001 of .* mount or restore"):
+    with pytest.raises(Unavailable, match=r"index_store_gone: control/000000001 of .* Mount or restore"):
         writer.append(_want)
     for _ in range(3):
         with pytest.raises(Unavailable, match="index_store_gone"):

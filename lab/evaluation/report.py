@@ -140,8 +140,8 @@ def _compared(plan: TablesPlan) -> list[str]:
         (
             "Labels and training",
             "labels alone",
-            f"""Drawn clicks and COPR, as in the paper. It learns 7 days of logs once. Here {size.users * size.requests_per_user:,} requests are learnt
-            {times:.0f} times.""",
+            f"""Drawn clicks and COPR, as in the paper. It learns 7 days of logs once. Here {size.users * size.requests_per_user:,} requests are
+            read {times:.1f} times.""",
         ),
         (
             "Spread over seeds",

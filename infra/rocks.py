@@ -109,8 +109,7 @@ class DiskFacts:
 
 _MEMTABLE = "rocksdb.cur-size-active-mem-table"
 _FLUSHING = ("rocksdb.mem-table-flush-pending", "rocksdb.num-running-flushes")
-_TABLES = "rocksdb.total-sst-files-size"
-_FACTS = ("rocksdb.estimate-num-keys", _TABLES, "rocksdb.estimate-pending-compaction-bytes")
+_FACTS = ("rocksdb.estimate-num-keys", "rocksdb.total-sst-files-size", "rocksdb.estimate-pending-compaction-bytes")
 
 
 class Database(Closeable):
@@ -252,8 +251,7 @@ class Database(Closeable):
         self._fit_blocks()
 
     def _fit_blocks(self) -> None:
-        with MappedErrors(self.path, "read of properties"):
-            block_cache().fit(id(self), sum(family.property_int_value(_TABLES) or 0 for family in self._families.values()))
+        block_cache().fit(id(self), self.facts().bytes)
 
     def is_flushing(self) -> bool:
         """Whether memtables are on their way to table files."""
@@ -348,8 +346,8 @@ def _check_raw_mode(path: Path) -> None:
 class BlockCache:
     """Unpacked blocks of table files, shared by all databases of the process. Its bound is twice the size of these files, within limits.
 
-    RocksDB keeps blocks of deleted files until the cache is full. So a fixed bound is a process that grows for hours with a small catalogue,
-    and one that unpacks a block at nearly every read with a large one.
+    RocksDB keeps blocks of deleted files until the cache is full. With a large fixed bound, the process of a small catalogue grows for hours.
+    With a small one, the process of a large catalogue unpacks a block at nearly every read.
     """
 
     def __init__(self) -> None:
@@ -358,7 +356,7 @@ class BlockCache:
         self._lock = threading.Lock()
 
     def fit(self, database: int, table_bytes: int) -> None:
-        """Set the bound anew, as the table files of a database have this size now."""
+        """Set the bound, now that the table files of a database have this size."""
         with self._lock:
             self._table_bytes[database] = table_bytes
             self.cache.set_capacity(min(max(2 * sum(self._table_bytes.values()), _BLOCKS_BYTES_MIN), _BLOCKS_BYTES_MAX))

@@ -20,10 +20,10 @@ _log = logging.getLogger("aif.kafka.follower")
 class FollowerThread:
     """Any thread may start and close it.
 
-    begin    the offset of each partition to begin at, from the topic's whole name; asked at each attempt
-    take     gets each record, in this thread
-    retry_s  pause after an attempt that failed
-    effect the consequence of a failure, for the log
+    begin      gives the first offset of each partition for the topic's whole name, at each attempt
+    take       gets each record, in this thread
+    retry_s    pause after an attempt that failed
+    effect     the consequence of a failure, for the log
     """
 
     def __init__(

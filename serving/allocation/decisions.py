@@ -9,11 +9,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from schemas.allocation import ActionTable
-from serving.allocation.pick import ANY_CLASS, BOUND_WORK, CACHED, DROP, ROOM, Ask, Mode, Moment, pick
+from serving.allocation.pick import CACHED, DROP, Ask, Mode, Moment, draw_arm, find_limits, pick
 from serving.allocation.prepared import Prepared
-from serving.core.choice import NO_SLICES, Arm, Decision, arm_of, decide
-from serving.core.ladder import count_in_time
-from serving.core.price import Price, Source, highest, queue_price
+from serving.core.choice import NO_SLICES, Arm, Decision, decide
+from serving.core.price import Price, Source, highest
 
 
 class Choice(NamedTuple):
@@ -143,23 +142,8 @@ class Inputs(NamedTuple):
 
 def look(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> Inputs:
     """The inputs of the rule in full; the arguments are those of `pick`."""
-    of, facts = moment.prepared, ask.facts
-    share, sheddable = moment.classes.get(ask.group, ANY_CLASS)
-    first, last = of.bounds(facts.candidates, ROOM * ask.top_k)
-    whole, (base_ms, each_ms) = last, of.cost_parts(facts)
-    full_ms = base_ms + facts.candidates * each_ms
-    if queue_ms + full_ms * moment.scale > ask.left_ms:
-        costs_ms = [(base_ms + length * each_ms) * moment.scale for length in of.lengths[first:whole]]
-        last = first + count_in_time(costs_ms, queue_ms, ask.left_ms) - 1
-    # A class within its share of the queue sees only its own work, one beyond it sees the whole queue.
-    wait_ms = min(queue_ms, own_ms * moment.scale / share)
-    bound_ms = max(BOUND_WORK * (moment.full_ms or full_ms), full_ms) * moment.scale
-    return Inputs(ask, moment, first, last, whole, sheddable, queue_price(wait_ms, bound_ms, of.unit), wait_ms, bound_ms)
-
-
-def draw_arm(ask: Ask, moment: Moment) -> tuple[Arm, float]:
-    """The random slice of a request. Mode value alone has slices, without a table too: the first one is learnt from them."""
-    return arm_of(ask.request_id, moment.slices) if moment.mode is Mode.VALUE and ask.request_id else (Arm.POLICY, 0.0)
+    _, _, first, last, whole, sheddable, queue, wait_ms, bound_ms = find_limits(ask, moment, queue_ms, own_ms)
+    return Inputs(ask, moment, first, last, whole, sheddable, queue, wait_ms, bound_ms)
 
 
 def _describe(choice: Choice, inputs: Inputs) -> Mapping[str, Any]:

@@ -62,27 +62,55 @@ class Moment(NamedTuple):
     slices: Slices = Slices()
 
 
+class Limits(NamedTuple):
+    """What a request may get, and the queue's price for it, at `wait_ms` of `bound_ms`. base_ms, each_ms: its cost without candidates, and of each one.
+
+    first, last, whole: places in the table's lengths of the shortest and the longest list that it may get, and of all its candidates.
+    """
+
+    base_ms: float
+    each_ms: float
+    first: int
+    last: int
+    whole: int
+    sheddable: bool
+    queue: float
+    wait_ms: float
+    bound_ms: float
+
+
+def find_limits(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> Limits:
+    """The limits of a request; the arguments are those of `pick`."""
+    of, facts, scale = moment.prepared, ask.facts, moment.scale
+    share, sheddable = moment.classes.get(ask.group, ANY_CLASS)
+    first, whole = of.bounds(facts.candidates, ROOM * ask.top_k)
+    base_ms, each_ms = of.cost_parts(facts)
+    last, full_ms = whole, base_ms + facts.candidates * each_ms
+    if queue_ms + full_ms * scale > ask.left_ms:
+        costs_ms = [(base_ms + length * each_ms) * scale for length in of.lengths[first:whole]]
+        last = first + count_in_time(costs_ms, queue_ms, ask.left_ms) - 1
+    # A class within its share of the queue sees only its own work, one beyond it sees the whole queue.
+    wait_ms = min(queue_ms, own_ms * scale / share)
+    bound_ms = max(BOUND_WORK * (moment.full_ms or full_ms), full_ms) * scale
+    return Limits(base_ms, each_ms, first, last, whole, sheddable, queue_price(wait_ms, bound_ms, of.unit), wait_ms, bound_ms)
+
+
+def draw_arm(ask: Ask, moment: Moment) -> tuple[Arm, float]:
+    """The random slice of a request. Mode value alone has slices, without a table too: the first one is learnt from them."""
+    return arm_of(ask.request_id, moment.slices) if moment.mode is Mode.VALUE and ask.request_id else (Arm.POLICY, 0.0)
+
+
 def pick(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> tuple[int, float, float]:
     """(a place in `Prepared.lengths`, or DROP or CACHED; ms of the request without candidates; ms of each candidate), both by the table.
 
     queue_ms: all work that waits, measured; own_ms: that of the request's class, by the table.
     """
-    of, facts, slices = moment.prepared, ask.facts, moment.slices
-    base_ms, each_ms = of.cost_parts(facts)
-    first, whole = of.bounds(facts.candidates, ROOM * ask.top_k)
-    share, sheddable = moment.classes.get(ask.group, ANY_CLASS)
+    of, facts = moment.prepared, ask.facts
+    base_ms, each_ms, first, last, whole, sheddable, queue, *_ = find_limits(ask, moment, queue_ms, own_ms)
     if not sheddable:
         return whole, base_ms, each_ms
-    last, full_ms, scale = whole, base_ms + facts.candidates * each_ms, moment.scale
-    if queue_ms + full_ms * scale > ask.left_ms:
-        work_ms = [(base_ms + length * each_ms) * scale for length in of.lengths[first:whole]]
-        last = first + count_in_time(work_ms, queue_ms, ask.left_ms) - 1
-    price = max(moment.plan, moment.floor)
-    if queue_ms:
-        bound_ms = max(BOUND_WORK * (moment.full_ms or full_ms), full_ms)
-        price = max(price, queue_price(min(queue_ms, own_ms * scale / share), bound_ms * scale, of.unit))
-    is_value = moment.mode is Mode.VALUE
-    arm, within = arm_of(ask.request_id, slices) if is_value and ask.request_id else (Arm.POLICY, 0.0)
+    price = max(moment.plan, moment.floor, queue)
+    arm, within = draw_arm(ask, moment)
     if arm is not Arm.RANDOM and price <= 0:
         return last, base_ms, each_ms
     has_cached = facts.cached_s is not None and of.cached is not None
@@ -93,7 +121,7 @@ def pick(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> tuple[int,
     if arm is Arm.RANDOM:
         place = int(within * (last - first + 1 + has_cached)) - has_cached
         return first + place if place >= 0 else CACHED, base_ms, each_ms
-    drops = is_value and not of.blind and of.drop is not None and price > 0
+    drops = moment.mode is Mode.VALUE and not of.blind and of.drop is not None and price > 0
     if drops and ask.drop_due and arm is Arm.POLICY:
         return DROP, base_ms, each_ms
     return _best(of, facts, price, (base_ms, each_ms), (first, last), has_cached, drops), base_ms, each_ms

@@ -19,6 +19,7 @@ from serving.allocation.prepared import prepare, quarter_price
 from serving.allocation.settings import AllocationSection, ClassShare
 from serving.allocation.tables import Tables, built_in_table, servable
 from serving.core.choice import NO_SLICES, Arm, Slices
+from serving.core.price import queue_price
 
 FULL_MS = 5.15  # of 10,000 candidates, by the built-in table
 
@@ -387,3 +388,12 @@ def test_actions_that_the_engine_cannot_carry_out_are_left_out() -> None:
     assert all(action.kind is not Kind.PASS and action.level in ("", "full") for action in table.actions)
     assert len(table.mean_row) == len(table.values.shares[0]) == len(table.actions) and table.mean_row[-1] == 26
     assert table.mix == ((len(table.actions) - 1, 0.5),)
+
+
+def test_the_price_of_a_request_is_that_of_its_class_s_wait_against_the_mean_work() -> None:
+    of = prepare(servable(built_in_table()), True)
+    moment = Moment(Mode.QUEUE, of, scale=2.0, full_ms=3.0, classes={"feed": (0.5, True)})
+    asked = Ask("a", 1, Facts(10_000, 100), 100, 1e6, "feed")
+    found = look(asked, moment, 8.0, 1.0)
+    assert (found.wait_ms, found.bound_ms) == (4.0, 3.5 * 3.0 * 2.0)  # 1 ms by the table, twice as dear, in half of the queue
+    assert found.queue == queue_price(4.0, 21.0, of.unit) > 0

@@ -66,13 +66,20 @@ def _weights(q: Tensor, k: Tensor) -> Tensor:
     return F.silu((q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2))
 
 
-def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """RoPE: pairs (i, i + d / 2) of x [..., n, d] are rotated by position * base^(-2 i / d). positions [..., n]."""
-    half = x.shape[-1] // 2
-    speeds = _ROTATION_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of the angles, [..., n, d / 2] each
+
+
+def rotation_at(positions: Tensor, d: int, dtype: torch.dtype) -> Rotation:
+    """The rotation of tokens at `positions` [..., n]: pair i turns by position * base^(-2 i / d). One for all layers, as they share positions."""
+    half = d // 2
+    speeds = _ROTATION_BASE ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
     angles = positions[..., None].to(torch.float32) * speeds
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """RoPE: the pairs (i, i + d / 2) of x [..., n, d], rotated."""
+    (cos, sin), (a, b) = rotation, x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
@@ -94,25 +101,31 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, past: Kv | None, own: Own) -> Tensor:
         """The last layer's output of a piece [..., n, D] at `positions` [..., n] after the tokens of `past`."""
+        rotation = self._rotation_at(x, positions)
         for y in range(self.spec.layers):
-            x = self._attend(y, x, *self._project(y, x, positions), past, own)
+            x = self._attend(y, x, *self._project(y, x, rotation), past, own)
         return x
 
     def keys_values(self, x: Tensor, positions: Tensor, past: Kv | None, own: Own) -> Kv:
         """What later tokens read of a piece. The last layer's attention is not among it, so it is not computed."""
-        keys, values = [], []
+        keys, values, rotation = [], [], self._rotation_at(x, positions)
         for y in range(self.spec.layers):
-            u, v, q, k = self._project(y, x, positions)
+            u, v, q, k = self._project(y, x, rotation)
             keys.append(k)
             values.append(v)
             if y + 1 < self.spec.layers:
                 x = self._attend(y, x, u, v, q, k, past, own)
         return Kv(torch.stack(keys), torch.stack(values))
 
-    def _project(self, y: int, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _rotation_at(self, x: Tensor, positions: Tensor) -> Rotation:
+        return rotation_at(positions, self.spec.width // self.spec.heads, x.dtype)
+
+    def _project(self, y: int, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(u [..., n, D]; v, q and k [..., H, n, d])."""
-        u, v, q, k = F.silu(self.w_in[y](self._norm(x))).chunk(4, -1)
-        return u, self._split(v), rotate(self._split(q), positions), rotate(self._split(k), positions)
+        width = self.spec.width
+        u, v, qk = torch.split(F.silu(self.w_in[y](self._norm(x))), [width, width, 2 * width], -1)
+        q, k = rotate(self._split(qk), rotation).chunk(2, -3)
+        return u, self._split(v), q, k
 
     def _attend(self, y: int, x: Tensor, u: Tensor, v: Tensor, q: Tensor, k: Tensor, past: Kv | None, own: Own) -> Tensor:
         taken = own(q, k, v)
@@ -138,4 +151,4 @@ class Layers(nn.Module):
         return F.layer_norm(x, (self.spec.width,))
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.spec.heads, -1).transpose(-2, -3)
+        return x.view(*x.shape[:-1], -1, self.spec.width // self.spec.heads).transpose(-2, -3)

@@ -47,6 +47,7 @@ _RETRIEVAL_MS = (30.0, 60.0)
 _AIF_PER_S = 20.0
 _DEADLINE_MS = 5_000  # long: no ranking is cut short, so every answer is whole and its latency is its cost
 _GOOD_SHARE = 0.99
+_TRIES = 3  # of a window that is not good
 _STEP = 2**0.125  # of lengths
 _RATES_PER_S = tuple(1.5 * 1.25**step for step in range(21))
 _INLINE_SHARE = 0.6  # of the budget, at the length of the throughput
@@ -62,7 +63,7 @@ class RelayPlan:
     users: int = 16  # of each length
     candidates: int = 300
     aif_candidates: int = 10_000
-    length_min: int = 362
+    length_min: int = 256
     lengths: int = 33
     budget_ms: float = 30.0
     rate_per_s: float = 12.0  # while lengths are searched
@@ -273,7 +274,7 @@ def _search_length(load: Load) -> int:
 def _is_good(load: Load, length: int, rate_per_s: float) -> bool:
     """Whether 99% of the answers came within the budget. A bad window is repeated, because other processes may have used the machine."""
     name, plan = "relay" if load.signals else "inline", load.plan
-    for _ in range(2):
+    for _ in range(_TRIES):
         window = load.run(load.users(length), rate_per_s, max(plan.requests, round(rate_per_s * plan.seconds)))
         say(f"{name}: {length} behaviours, {rate_per_s:.1f} requests/s, p99 {window.p99_ms():.1f} ms, failed {window.failed}")
         if window.good(plan.budget_ms):

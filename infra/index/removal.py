@@ -1,7 +1,7 @@
 """The contents of an index store as retention sees them, and the removal of files (protocol B12).
 
-Invariants: a manifest or snapshot that cannot be read stops the removal, because the files that it names are then unknown. A file is looked at again before
-it is removed, because another process may have put the same bytes again since the plan was made.
+Invariants: a manifest or snapshot that cannot be read stops the removal, because the files that it names are then unknown. A file whose name may be put
+again is looked at before it is removed, because another process may have put the same bytes since the plan was made.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -79,7 +79,7 @@ def remove_due(
         if removal.at_ms > now_ms or not (removal.shard is None or removal.shard in shards):
             continue
         file = if_there(partial(store.stat, removal.path))
-        if file is not None and file.put_ms + rules.grace_ms <= now_ms:
+        if file is not None and not (removal.again and file.put_ms + rules.grace_ms > now_ms):
             store.remove(removal.path)
             removed.append(removal)
     return removed

@@ -8,6 +8,8 @@ Invariants (protocol B12):
 - A file that a kept manifest, a kept snapshot, an open build or a shard names is never removed. A manifest is kept as long as its version. After the next
   revision or the version's end it stays for the grace period, because a reader may have begun with it.
 - A file that nothing names (a part of a crashed build) is kept for the grace period, by the store's own clock. Its writer may still run.
+- Nothing depends on the latest put of a file in a part or a snapshot. A folder store links these files, so several directories share a file and its time,
+  and each snapshot of a shard sets the time of all. These directories have names that nobody puts again. They are as old as their oldest file.
 - The manifest goes before the files that it names, so no reader begins with a version that is being removed.
 - Paths that this code does not know are never removed, nor is anything of a version that the log does not know. Old entries of the
   control log go by a rule of their own (infra/index/control_folds.py).
@@ -53,13 +55,14 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A file that nothing needs. It may be removed from `at_ms` on. `shard`: whose owner removes it; None: any worker."""
+    """A file that nothing needs. It may be removed from `at_ms` on. `shard`: whose owner removes it; None: any worker. `again`: its name may be put again."""
 
     path: str
     at_ms: int
     why: str
     shard: int | None = None
     size_bytes: int = 0
+    again: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def plan_removals(state: ControlState, content: StoreContent, rules: RetentionRu
         return []
     plan = _Plan(state, content, rules)
     judged = [(file, removal) for file in content.files if (removal := plan.judge(file)) is not None]
-    removals = [dataclasses.replace(r, at_ms=max(r.at_ms, file.put_ms + rules.grace_ms)) for file, r in judged]
+    removals = [dataclasses.replace(r, at_ms=max(r.at_ms, file.put_ms + rules.grace_ms)) if r.again else r for file, r in judged]
     return sorted(removals, key=lambda r: (not r.path.endswith(".json"), r.path))
 
 
@@ -112,7 +115,7 @@ class _Plan:
         for snapshot in content.snapshots:
             alive = [directory for directory in snapshot.parts if self._is_alive(directory)]
             self._name(alive, self._snapshot_expiry[snapshot.directory])
-        self._newest_put = self._put_directories()
+        self._put_at_ms = self._put_directories()
 
     def _is_alive(self, directory: str) -> bool:
         """A shard that starts from a snapshot forgets versions that are over before it reads any part."""
@@ -127,13 +130,14 @@ class _Plan:
                 self._expiry[directory] = max(expiry, self._expiry.get(directory, 0))
 
     def _put_directories(self) -> dict[str, int]:
-        """A directory is as old as its newest file."""
-        newest: dict[str, int] = {}
+        """When each directory was put: parts and snapshots by their oldest file, replays by their newest."""
+        put: dict[str, int] = {}
         for path, put_ms in self._put_ms.items():
-            matched = _PART.fullmatch(path) or _SNAPSHOT.fullmatch(path) or _REPLAY.fullmatch(path)
-            if matched:
-                newest[matched[1]] = max(put_ms, newest.get(matched[1], 0))
-        return newest
+            if matched := _PART.fullmatch(path) or _SNAPSHOT.fullmatch(path):
+                put[matched[1]] = min(put_ms, put.get(matched[1], put_ms))
+            elif matched := _REPLAY.fullmatch(path):
+                put[matched[1]] = max(put_ms, put.get(matched[1], 0))
+        return put
 
     def _expire_manifest(self, version: int, revision: int) -> int | None:
         """When a manifest may go; None: not as things stand."""
@@ -177,7 +181,7 @@ class _Plan:
         if snapshot := _SNAPSHOT.fullmatch(path):
             return self._judge_snapshot(file, snapshot[1], int(snapshot[2]))
         if replay := _REPLAY.fullmatch(path):  # only ever a help: a version that adopts it without finding it computes its rows
-            at_ms = self._newest_put[replay[1]] + self._rules.grace_ms
+            at_ms = self._put_at_ms[replay[1]] + self._rules.grace_ms
             return Removal(path, at_ms, "a replay that was adopted or given up", None, file.size_bytes)
         return self._judge_checkpoint(file) if _CHECKPOINT.fullmatch(path) else None
 
@@ -187,9 +191,9 @@ class _Plan:
         if not is_known or directory in self._kept or (status is not None and _is_open(status)):
             return None
         named_until = self._expiry.get(directory)
-        unnamed_at = max(self._newest_put[directory], self._ended_ms(version)) + self._rules.grace_ms
+        unnamed_at = max(self._put_at_ms[directory], self._ended_ms(version)) + self._rules.grace_ms
         why = "an unfinished build" if named_until is None else "a revision that was replaced or dropped"
-        return Removal(file.path, max(unnamed_at, named_until or 0), why, shard, file.size_bytes)
+        return Removal(file.path, max(unnamed_at, named_until or 0), why, shard, file.size_bytes, again=False)
 
     def _judge_seal(self, file: StoreFile, version: int, revision: int, shard: int) -> Removal | None:
         """A seal is in its manifest once there is one; before that it belongs to an open build, or to none."""
@@ -210,8 +214,8 @@ class _Plan:
         if directory in self._snapshot_expiry:
             expiry, why = self._snapshot_expiry[directory], "an older snapshot"
         else:
-            expiry, why = self._newest_put[directory] + self._rules.grace_ms, "an unfinished snapshot"
-        return None if expiry is None else Removal(file.path, expiry, why, shard, file.size_bytes)
+            expiry, why = self._put_at_ms[directory] + self._rules.grace_ms, "an unfinished snapshot"
+        return None if expiry is None else Removal(file.path, expiry, why, shard, file.size_bytes, again=False)
 
     def _judge_checkpoint(self, file: StoreFile) -> Removal | None:
         users = [s for s in self._state.versions.values() if s.checkpoint_sha256 and checkpoint_path(s.checkpoint_sha256) == file.path]

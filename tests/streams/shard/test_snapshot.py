@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import closing
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from infra.index.removal import read_store_content, remove_due
 from infra.index.store import FolderStore, IndexStore, open_index_store
 from schemas.errors import Corrupted, Incompatible, Unavailable
-from schemas.index.control import Init
+from schemas.index.control import ControlState, Init
 from schemas.index.manifest import describe_repair
-from schemas.index.shard_snapshot import ShardSnapshot
+from schemas.index.retention import RetentionRules, plan_removals
+from schemas.index.shard_snapshot import ShardSnapshot, snapshot_manifest_path
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.shard_state import encode_identity
 from streams.shard.log_ends import LogRange
@@ -95,6 +98,22 @@ def test_the_store_s_files_stay_what_they_were_though_shards_live_on_links_to_th
     shard.close()
     start(tmp_path / "third", store).close()
     restore_snapshot(store, snapshot, tmp_path / "fourth")
+
+
+def test_every_file_of_an_older_snapshot_goes_though_newer_ones_link_the_same_files(store: IndexStore, tmp_path: Path) -> None:
+    shard, rules = open_test_shard(tmp_path / "first"), RetentionRules(1, grace_ms=1_000, keep_snapshots=1)
+    shard.apply(RECORDS)
+    shard.database.flush()
+    oldest, second, newest = (take(store, shard, tmp_path / "scratch") for _ in range(3))
+    shard.close()
+    later_ms = store.stat(snapshot_manifest_path(0, second.unique)).put_ms + 9_000
+    for path in (f.path for f in store.list_files(f"{newest.directory}/")):
+        os.utime(store.local_path(path), ns=(later_ms * 1_000_000, later_ms * 1_000_000))
+    assert max(f.put_ms for f in store.list_files(f"{oldest.directory}/")) == later_ms  # the time of the last link
+    planned = plan_removals(ControlState(), read_store_content(store, ControlState()), rules)
+    remove_due(store, planned, later_ms, rules, {0})
+    assert [f.snapshot for f in list_snapshots(store, 0)[0]] == [newest, second]
+    assert not store.list(f"{oldest.directory}/")
 
 
 def test_of_several_snapshots_the_one_with_the_least_to_replay_is_taken_and_damaged_ones_are_passed_over(

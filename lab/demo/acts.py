@@ -23,11 +23,12 @@ from infra.processes import Child, wait_until
 from lab.catalogues.catalogue import Catalogue, Evaluation, HeldOutUser
 from lab.demo.one_ranking import publish_arrival
 from lab.demo.progress import Step
-from lab.demo.server import Ranked, RankingServer, wire_ids
+from lab.demo.server import FIRST, Ranked, RankingServer, wire_ids
 from lab.demo.stage import Stage
 from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.ids import Id, encode_wire_id
+from serving.core.relay_rungs import FinalRung
 from streams.training.comparison import MODEL, Gain, compare
 from streams.training.measures import UserValues
 
@@ -101,12 +102,14 @@ def last_progress(child: Child) -> str:
 
 @dataclass
 class Quality:
-    """HR@K or recall@K of the model, of chance, and of each plain score on the same candidates, and the latency of each ranking. One value for each user."""
+    """HR@K or recall@K of the model, of chance, and of each plain score on the same candidates; the latency and the items of each ranking. One value for
+    each user."""
 
     model: list[float] = field(default_factory=list)
     chance: list[float] = field(default_factory=list)
     plain: dict[str, list[float]] = field(default_factory=dict)
     took_ms: list[float] = field(default_factory=list)
+    ids: list[list[Id]] = field(default_factory=list)
 
     def gain(self, measure: str) -> Gain:
         """What the model gains over the plain score that finds most."""
@@ -142,20 +145,48 @@ def show_ranking(server: RankingServer, evaluation: Evaluation, plain: Sequence[
         }
         ranked = server.prerank(body)
         quality.took_ms.append(ranked.took_ms)
-        quality.model.append(_found(ranked.ids, user, evaluation))
+        quality.ids.append(ranked.ids)
+        quality.model.append(_found(ranked.ids, user, evaluation.k))
         for name, score_C in scores.items():
             order_C = np.lexsort((-scores[POPULARITY], -score_C))
-            quality.plain.setdefault(name, []).append(_found(wire_ids(user.candidates[order_C[: evaluation.k]]), user, evaluation))
+            quality.plain.setdefault(name, []).append(_found(wire_ids(user.candidates[order_C[: evaluation.k]]), user, evaluation.k))
         by_chance = chance.permutation(len(user.candidates))[: evaluation.k]
-        quality.chance.append(_found(wire_ids(user.candidates[by_chance]), user, evaluation))
+        quality.chance.append(_found(wire_ids(user.candidates[by_chance]), user, evaluation.k))
         step.advance()
     return quality
 
 
-def _found(ids: Sequence[Id], user: HeldOutUser, evaluation: Evaluation) -> float:
+@dataclass
+class TwoOrders:
+    """HR@10 of AIF's order and of the final one, one value for each user, and how often each rung answered."""
+
+    aif: list[float] = field(default_factory=list)
+    final: list[float] = field(default_factory=list)
+    rungs: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def resident_share(self) -> float:
+        """Share of the final rankings that found their whole prefix computed."""
+        return self.rungs[FinalRung.RESIDENT] / self.rungs.total()
+
+
+def show_two_orders(server: RankingServer, evaluation: Evaluation, aif_ids: Sequence[Sequence[Id]], step: Step) -> TwoOrders:
+    """Ranks the candidates of every held-out user in two stages. `aif_ids`: of each user, AIF's answer to the same candidates."""
+    orders = TwoOrders()
+    for user, ids in zip(evaluation.users, aif_ids, strict=True):
+        ranked = server.rank_in_two_stages(encode_wire_id(user.user_id), wire_ids(user.candidates))
+        orders.aif.append(_found(ids[:FIRST], user, FIRST))
+        orders.final.append(_found(ranked.ids, user, FIRST))
+        orders.rungs[ranked.answer["final"]["rung"]] += 1
+        step.advance()
+    step.tell(", ".join(f"{count} {rung}" for rung, count in orders.rungs.most_common()))
+    return orders
+
+
+def _found(ids: Sequence[Id], user: HeldOutUser, k: int) -> float:
     """Share of the relevant items among `ids`: of all of them for hr, of min(k, all) for recall."""
     relevant = {encode_wire_id(i) for i in user.relevant}
-    return len(relevant & set(ids)) / min(len(relevant), evaluation.k)
+    return len(relevant & set(ids)) / min(len(relevant), k)
 
 
 # --- freshness -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One ranking as a person reads it: the user's recent items, the best ten, and what a price change and a new item do to them."""
+"""One ranking as a person reads it: the user's recent items, the best ten, the ranker's order of them, and what a price change and a new item change."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -44,13 +44,16 @@ class Change:
 
 @dataclass(frozen=True)
 class OneRanking:
-    """The user, the recent items oldest first as (kind, title), the best items before and after the changes, and the changes."""
+    """The user, the recent items oldest first as (kind, title), the best items before and after the changes, and the changes. `final`: the best items in the
+    ranker's order, and the rung that answered."""
 
     user_id: Id
     recent: tuple[tuple[str, str], ...]
     candidates: int
     took_ms: float
     best: tuple[Line, ...]
+    final: tuple[Line, ...]
+    final_rung: str
     changes: tuple[Change, ...]
     best_after: tuple[Line, ...]
 
@@ -67,9 +70,9 @@ def show_one_ranking(server: RankingServer, publisher: Publisher, catalogue: Cat
         place, score = _ranks(rank(*more)).get(item), server.score(user_id, item)
         return f"{f'beyond rank {_RANKED_MAX:,}' if place is None else f'rank {place}'}, score {score:.3f}"
 
-    answer = rank()
+    answer, final = rank(), server.rank_in_two_stages(user_id, candidates)
     before, best, recent = _ranks(answer), answer.ids[0], user.behaviours[-_RECENT:]
-    features, versions = _find_items(catalogue, {*answer.ids[: TOP + 1], *(encode_wire_id(b.item_id) for b in recent)})
+    features, versions = _find_items(catalogue, {*answer.ids[: TOP + 1], *final.ids, *(encode_wire_id(b.item_id) for b in recent)})
     titles = {item: catalogue.title(values) for item, values in features.items()}
     changes, arrivals, old = list[Change](), list[Id](), features[best]
     if (changed := _make_dearer(catalogue, old)) is not None:
@@ -94,6 +97,8 @@ def show_one_ranking(server: RankingServer, publisher: Publisher, catalogue: Cat
         len(user.candidates),
         answer.took_ms,
         _best(answer, titles, before),
+        _best(final, titles, before),
+        final.answer["final"]["rung"],
         tuple(changes),
         _best(last, later, before),
     )

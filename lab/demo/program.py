@@ -7,8 +7,9 @@ import statistics
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from infra.figures import Figures
 from infra.heartbeat import HEARTBEAT_NAME
@@ -24,11 +25,15 @@ from lab.demo.server import RankingServer
 from lab.demo.stage import Stage, json_figures
 from lab.figures.declared import read_bench
 from schemas.errors import AifError
+from schemas.model.ranker.spec import RankerSpec
 from streams.training.comparison import Gain
 
 DEMO = read_bench("demo")
 
 SWITCHES = 3
+# Of the synthetic world's model: some seconds of training, and histories of at most 96 behaviours.
+_RANKER = RankerSpec(width=32, layers=2, history_max=128, history_step=64, attention_norm=64)
+_RANKER_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -114,12 +119,12 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
         stage.serve("server", "serve", "--port", str(stage.port), say=steps.say)
         if catalogue.schema.kept_statistics:
             stage.serve("statistics", "statistics", say=steps.say, heartbeat=stage.directory / "statistics" / HEARTBEAT_NAME)
-    trainer = _start_trainer(stage, catalogue, options.train_steps) if catalogue.impression_count is not None else None
+    trainer = _start_trainer(stage, catalogue, options) if catalogue.impression_count is not None else None
     with stage.publisher() as publisher:
         with steps.step("publish the catalogue", total=None) as step:
             categories = acts.publish_catalogue(publisher, catalogue, step)
         with steps.step("train on the impressions topic") as step:
-            trainer = trainer or _start_trainer(stage, catalogue, options.train_steps)
+            trainer = trainer or _start_trainer(stage, catalogue, options)
             first = acts.wait_first_checkpoint(stage, trainer, step)
         with steps.step("build the first version, load it") as step:
             publisher.publish_checkpoint_file(stage.control.store, first)  # the trainer goes on with its warm starts
@@ -136,6 +141,9 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
             quality = acts.show_ranking(server, evaluation, plain, step)
         gain = quality.gain(f"{evaluation.measure}@{evaluation.k}")
         _add_quality(figures, quality, gain)
+        if "ranker" in _model_of(catalogue, options):
+            with steps.step("rank for them in two stages", total=len(evaluation.users)) as step:
+                _add_orders(figures, acts.show_two_orders(server, evaluation, quality.ids, step))
         person = next((user for user in evaluation.users if user.behaviours), evaluation.users[0])
         with steps.step("one ranking, a price change, a new item"):
             ranking = show_one_ranking(server, publisher, catalogue, person)
@@ -157,7 +165,12 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
     return _Shown(evaluation, ranking, gain)
 
 
-def _start_trainer(stage: Stage, catalogue: Catalogue, steps: int | None) -> Child:
+def _model_of(catalogue: Catalogue, options: DemoOptions) -> dict[str, Any]:
+    """The section [model]: the catalogue's, and a ranker for the synthetic world."""
+    return {**({} if options.data else {"ranker": asdict(_RANKER)}), **catalogue.model}
+
+
+def _start_trainer(stage: Stage, catalogue: Catalogue, options: DemoOptions) -> Child:
     """One training and its short warm starts, from the topics alone: it gets the schema, never the world.
 
     Steps end it, not seconds: a busy machine would take fewer steps, and the demo would show a worse model.
@@ -165,9 +178,11 @@ def _start_trainer(stage: Stage, catalogue: Catalogue, steps: int | None) -> Chi
     because they are published last.
     """
     model = stage.directory / "model.json"
-    model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": dict(catalogue.model), "train": catalogue.train.to_dict()}))
+    train = catalogue.train.to_dict() | {"fits": 1, "ranker_steps": _RANKER_STEPS}
+    model.write_text(json.dumps({"schema": catalogue.schema.to_dict(), "model": _model_of(catalogue, options), "train": train}))
     files = ("--model", str(model), "--out", str(stage.checkpoint_directory))
-    limits = ("--set", "fits=1", "--held-out", "0", "--more", str(SWITCHES), *(("--steps", str(steps)) if steps else ()))
+    steps = ("--steps", str(options.train_steps)) if options.train_steps else ()
+    limits = ("--held-out", "0", "--more", str(SWITCHES), *steps)
     wait = ("--wait-impressions", str(catalogue.impression_count or 0))
     return stage.start("train", "train", *files, *limits, *wait, "--json")
 
@@ -178,6 +193,12 @@ def _add_quality(figures: Figures, quality: acts.Quality, gain: Gain) -> None:
     figures.add("popularity_hr_at_100", statistics.mean(quality.plain[acts.POPULARITY]))
     figures.add("random_hr_at_100", sum(quality.chance) / len(quality.chance))
     figures.add("rank_p50_ms", acts.median(quality.took_ms))
+
+
+def _add_orders(figures: Figures, orders: acts.TwoOrders) -> None:
+    figures.add("aif_hr_at_10", statistics.mean(orders.aif))
+    figures.add("final_hr_at_10", statistics.mean(orders.final))
+    figures.add("resident_share", orders.resident_share)
 
 
 def _add_switches(figures: Figures, flips: int, load: acts.Load) -> None:

@@ -15,6 +15,7 @@ from infra.figures import Figures
 from lab.catalogues.catalogue import Evaluation
 from lab.demo.one_ranking import Change, Line, OneRanking
 from schemas.ids import Id
+from serving.core.relay_rungs import FinalRung
 from streams.training.comparison import Gain, doubt_few
 
 _WIDTH_MAX = 120
@@ -25,6 +26,14 @@ _ROWS = (
     ("plain_hr_at_100", "{measure} of the best plain score", "{:.3f}", "the same for {best_plain}, which needs no learning"),
     ("popularity_hr_at_100", "{measure} of popularity", "{:.3f}", "the same for the most clicked or taken items"),
     ("random_hr_at_100", "{measure} of chance", "{:.3f}", "the same for candidates in random order"),
+    ("aif_hr_at_10", "{measure_10} of AIF's order", "{:.3f}", "the same 10 among the server's first 10"),
+    ("final_hr_at_10", "{measure_10} of the final order", "{:.3f}", "the same after the ranker has ordered AIF's best 300"),
+    (
+        "resident_share",
+        "resident prefixes",
+        "{:.2f}",
+        "share of final rankings whose history was computed before their candidates came",
+    ),
     ("rank_p50_ms", "one ranking", "{:.1f} ms", "median over HTTP with JSON, as the client sees it"),
     ("update_visible_ms", "changed price", "{:.0f} ms", "median from publishing a price to the first answer with another score"),
     ("new_item_visible_ms", "new item", "{:.0f} ms", "median from publishing an item to the first answer that scores it"),
@@ -78,6 +87,9 @@ class Steps:
             self.say(f"  {kind:<6} {title}")
         self.say("\nThe best items for this user:")
         self._print_best(shown.best)
+        if shown.final_rung != FinalRung.AIF_ORDER:
+            self.say(f"\nAIF's best 300 in the ranker's order (rung: {shown.final_rung}; was: the rank in AIF's order):")
+            self._print_best(shown.final, changed=True)
         for change in shown.changes:
             self.say(f"\n{_spell(change)}")
         self.say("\nThe best items now:")
@@ -100,8 +112,14 @@ class Steps:
         meaning = (_HR if evaluation.measure == "HR" else _RECALL).format(k=evaluation.k, users=len(evaluation.users))
         table = Table(box=None, show_header=False, pad_edge=True)
         for name, title, form, what in _ROWS:
+            if name not in known:  # a model without a ranker has one order
+                continue
             value = "not measured" if known[name] is None else form.format(known[name])
-            table.add_row(title.format(measure=gain.measure), value, what.format(meaning=meaning, best_plain=gain.best))
+            table.add_row(
+                title.format(measure=gain.measure, measure_10=f"{evaluation.measure}@10"),
+                value,
+                what.format(meaning=meaning, best_plain=gain.best),
+            )
         self.say("\nMeasured:")
         self._console.print(table, highlight=False)
         self.say("\n" + "\n".join([str(gain), *doubt_few([gain])]))

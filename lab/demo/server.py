@@ -13,7 +13,8 @@ from schemas.ids import Id, encode_wire_id
 
 _TIMEOUT_S = 30.0
 _COME_BACK = 429
-_PATH = "/v1/prerank"
+_ORDERED = 300  # of AIF's items, by the ranker
+FIRST = 10  # items of a final answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +46,28 @@ class RankingServer:
         """Both calls in one. A request that the server sends back for later is repeated, and counts from its first attempt. Raises Unavailable if the server
         refuses, with its own words, or is away."""
         started = time.perf_counter()
+        return Ranked(self._post("/v1/prerank", body), (time.perf_counter() - started) * 1e3)
+
+    def rank_in_two_stages(self, user_id: Id, item_ids: Sequence[Id]) -> Ranked:
+        """The signal, so that the server computes the user's prefix; then AIF's best 300 items, of which the ranker's first ten are the answer. In between a
+        real caller retrieves its candidates. Raises as `prerank`."""
+        request_id = self._post("/v1/prefix", {"user_id": user_id})["request_id"]
+        stages = {"top_k": _ORDERED, "final": {"top_k": FIRST}, "deadline_ms": 30_000}
+        return self.prerank({"user_id": user_id, "request_id": request_id, "item_ids": item_ids, **stages})
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        started = time.perf_counter()
         try:
-            reply = self._http.post(_PATH, json=body)
+            reply = self._http.post(path, json=body)
             while reply.status_code == _COME_BACK and time.perf_counter() - started < _TIMEOUT_S:
                 time.sleep(min(float(reply.json().get("retry_after_s", 0.1)), 1.0))
-                reply = self._http.post(_PATH, json=body)
+                reply = self._http.post(path, json=body)
         except httpx.TransportError as error:
-            raise Unavailable("server_away", f"{self.url}{_PATH} gave no answer ({error!r}); look at the log of the server") from error
-        took_ms = (time.perf_counter() - started) * 1e3
-        if reply.status_code != 200:
-            raise Unavailable("server_refused", f"{_PATH} answered {reply.status_code}: {reply.text[:500]}")
-        return Ranked(reply.json(), took_ms)
+            raise Unavailable("server_away", f"{self.url}{path} gave no answer ({error!r}); look at the log of the server") from error
+        if not reply.is_success:
+            raise Unavailable("server_refused", f"{path} answered {reply.status_code}: {reply.text[:500]}")
+        answer: dict[str, Any] = reply.json()
+        return answer
 
     def score(self, user_id: Id, item_id: Id) -> float | None:
         """The score of one item; None while the index has none of that id."""

@@ -106,6 +106,7 @@ class Stage:
             "AIF_USERS__DATA_DIR": str(self.directory / "users"),
             "AIF_SERVE__DEADLINE_MS": "30000",  # two cores carry broker, worker, trainer and server at once
             "AIF_SERVE__PORT": str(self.port),
+            "AIF_RELAY__BUDGET_MS": "1",  # histories of the demo are short: by default no ranking of them would need a prefix
             **({} if self.external_bootstrap else {"AIF_BROKER__DATA_DIR": str(self.directory / "broker")}),
         }
 

@@ -120,4 +120,5 @@ def test_the_demo_plays_to_its_end_and_stays_in_the_background_until_it_is_stopp
     figures = json_figures(demo.log.read_text())
     assert figures["mixed_versions"] == 0 and figures["digest_equal"] == 1
     assert figures["flips"] >= 3 and figures["answers_during_switch"] >= 1_000 and figures["items"] >= 1_000
+    assert figures["final_hr_at_10"] > 0 and figures["resident_share"] > 0.5
     assert figures["hr_at_100"] >= 1.3 * figures["popularity_hr_at_100"] > 1.3 * figures["random_hr_at_100"]

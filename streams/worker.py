@@ -1,7 +1,7 @@
 """`aif worker`: one process that owns shards. Here is only the wiring; every part has its own file.
 
     an event     Kafka -> an agent of Faust (faust_shell.py) -> owned_shards.py -> shard/task.py -> shard/shard.py
-    a checkpoint Kafka -> an agent of Faust -> versions/version_side.py -> agents/checkpoints.py -> control log
+    a checkpoint Kafka -> an agent of Faust -> versions/version_side.py -> versions/checkpoints.py -> control log
     a version    control log -> versions/reconcile.py, in a thread of its own -> shard tasks, builder processes
     besides      metrics page, ready line, clean stop at SIGTERM, Ctrl-C or the end of the terminal
 

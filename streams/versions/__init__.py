@@ -1,6 +1,7 @@
-"""What drives a version from `want` to live, and in the end to frozen and removed.
+"""The life of a version: from its announced checkpoint to `want`, live, frozen and removed.
 
 version_side.py       the wiring of all this for the worker
+checkpoints.py        a record of model-checkpoints to `want` or `reject`; checkpoint_files.py reads the file that it names
 reconcile.py          one step: read the control log, plan (streams/core/version_plans.py), perform; read it first
 shard_versions.py     its part for one shard: start, build, seal, stop
 readable_encoders.py  encoders of versions, and versions whose checkpoint is lost

@@ -18,7 +18,6 @@ from infra.index.delta_tail import fetch_lag
 from infra.index.store import StoreClock
 from infra.kafka.reader import SourceRecord
 from schemas.index.retention import RetentionRules
-from streams.agents.checkpoints import CheckpointGate, handle_checkpoints
 from streams.builders.checkpoint_judge import judge_checkpoint
 from streams.builders.pool import BuilderPool
 from streams.builders.running_jobs import OwnedShard
@@ -28,6 +27,7 @@ from streams.kernels import load_kernels
 from streams.settings import BuildSection, WorkerSettings
 from streams.shard.log_ends import LogEnds
 from streams.versions.attempts import StepReport
+from streams.versions.checkpoints import CheckpointGate, handle_checkpoints
 from streams.versions.keepers import SnapshotTimes
 from streams.versions.reconcile import Reconciler, ReconcileSettings
 from streams.versions.server_reports import ServerReports

@@ -187,7 +187,7 @@ class Worker:
             ticket.future.set_result(result)
 
     def decide_checkpoint(self) -> None:
-        """The agent of model-checkpoints, without the checks of the file (streams/agents/checkpoints.py)."""
+        """The agent of model-checkpoints, without the checks of the file (streams/versions/checkpoints.py)."""
         offset, version = plan_checkpoint(self.world, self.log.refresh())
         if offset < self.world.checkpoints.end:
             record = self.world.checkpoints.records[offset]

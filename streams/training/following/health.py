@@ -3,7 +3,7 @@
 Here: the counts and the reasons against publishing, as pure functions. Not here: their bounds (training/settings.py), counting (follower.py), publishing
 (publications.py).
 A reason disappears when the rounds that caused it have left the window, so publishing resumes by itself. A checkpoint that is published still has to
-pass the gate for all checkpoints (streams/agents/checkpoints.py).
+pass the gate for all checkpoints (streams/versions/checkpoints.py).
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """A follower's checkpoints: written and announced once per interval, and watched until they are live or refused.
 
-Here: when a checkpoint is published, under which name, and what became of it. Not here: judging it (streams/agents/checkpoints.py), versions (the
+Here: when a checkpoint is published, under which name, and what became of it. Not here: judging it (streams/versions/checkpoints.py), versions (the
 control log). Nothing is published while there are faults (health.py), or if nothing was learnt since the last checkpoint. A follower does not promote
 versions itself: they pass the same gate as all others, and an operator's hold or pin applies to them.
 """

@@ -24,7 +24,6 @@ from schemas.index.manifest import Manifest
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.item_network import encoder_fingerprint
 from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
-from streams.agents.checkpoints import CheckpointGate, handle_checkpoints
 from streams.builders.pool import BuilderPool
 from streams.builders.template import start_from
 from streams.encoder import EncoderCache
@@ -34,6 +33,7 @@ from streams.shard.log_ends import LogEnds
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.shard import open_shard
 from streams.shard.task import ShardTask
+from streams.versions.checkpoints import CheckpointGate, handle_checkpoints
 from streams.versions.reconcile import Reconciler, ReconcileSettings
 from streams.versions.version_messages import VersionMessages
 from tests.streams.version_world import SCHEMA, checkpoint_bytes

@@ -25,7 +25,6 @@ from schemas.index.lifecycle import Cause, State
 from schemas.model.checkpoint import read_checkpoint
 from schemas.model.item_network import encoder_fingerprint
 from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS
-from streams.agents.checkpoints import CheckpointGate, handle_checkpoints
 from streams.builders.full_part import build_full_part
 from streams.builders.jobs import BuildJob
 from streams.core.shard_state import encode_identity
@@ -36,6 +35,7 @@ from streams.replay.replay import ReplayPace
 from streams.shard.log_ends import LogEnds
 from streams.shard.shard import Shard, open_shard
 from streams.shard.snapshot_files import write_snapshot
+from streams.versions.checkpoints import CheckpointGate, handle_checkpoints
 from streams.versions.publication import Publication
 from tests.streams.digests import digest_blocks
 from tests.streams.replay.nearline import ITEMS, SHARDS, Nearline, make_nearline, replay

@@ -1,4 +1,4 @@
-"""The agent of model-checkpoints: each record becomes `want v` or `reject v`, where v is its offset (protocol B3, I7).
+"""Turn each record of model-checkpoints into `want v` or `reject v`, where v is its offset (protocol B3, I7).
 
     decode -> fetch -> every check -> copy into the index store, named by its sha256 -> want
     if anything is wrong: dead letter -> reject (with the reason) -> index event
@@ -30,8 +30,8 @@ from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path, checkpoint_uri
 from schemas.limits import CHECKPOINT_BYTES_MAX
 from schemas.model.checkpoint_file import CheckpointFile, read_checkpoint_file
-from streams.agents.checkpoint_files import read_allowed_file
 from streams.replay.adopted_parts import find_replayed
+from streams.versions.checkpoint_files import read_allowed_file
 
 _RETRY_S = 0.5
 _REASON_CHARS_MAX = 2_000

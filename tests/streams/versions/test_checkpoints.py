@@ -22,7 +22,7 @@ from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import checkpoint_path, checkpoint_uri
 from schemas.model.checkpoint import read_checkpoint
 from schemas.topics import MODEL_CHECKPOINTS
-from streams.agents.checkpoints import CheckpointGate, Decision, handle_checkpoint, handle_checkpoints
+from streams.versions.checkpoints import CheckpointGate, Decision, handle_checkpoint, handle_checkpoints
 from tests.streams.version_world import SCHEMA, World, checkpoint_bytes
 
 GOOD = checkpoint_bytes(0)

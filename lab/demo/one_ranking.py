@@ -87,7 +87,7 @@ def show_one_ranking(server: RankingServer, publisher: Publisher, catalogue: Cat
         visible_ms = server.time_change(user_id, new, publish, _VISIBLE_S_MAX)
         time.sleep(_SETTLE_S)
         arrivals, titles[new] = [new], titles[best]
-        changes.append(Change(f"new item {new}, made like item {best} as it was", "unknown", spell(new, new), visible_ms))
+        changes.append(Change(f"new item {new}, with the original features of item {best}", "unknown", spell(new, new), visible_ms))
     last = rank(*arrivals)
     later = titles | ({} if changed is None else {best: catalogue.title(changed)})
     later |= {item: catalogue.title(values) for item, values in _find_items(catalogue, set(last.ids[:TOP]) - later.keys())[0].items()}

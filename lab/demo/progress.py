@@ -19,8 +19,8 @@ from serving.core.relay_rungs import FinalRung
 from streams.training.comparison import Gain, doubt_few
 
 _WIDTH_MAX = 120
-_HR = "share of the world's 10 truly best items among the server's top {k}; mean of {users} users unknown to training"
-_RECALL = "share of what {users} held-out users really took among the server's top {k}"
+_HR = "share of each user's 10 truly best items among the server's top {k}; mean of {users} users unknown to training"
+_RECALL = "share of the items that {users} held-out users took, among the server's top {k}"
 _ROWS = (
     ("hr_at_100", "{measure} of the model", "{:.3f}", "{meaning}"),
     ("plain_hr_at_100", "{measure} of the best plain score", "{:.3f}", "the same for {best_plain}, which needs no learning"),

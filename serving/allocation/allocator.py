@@ -1,6 +1,6 @@
 """How much work each request gets: the mode, the price of this moment, the decision, and its receipt.
 
-    off     every request gets full work, and admission refuses (today's path)
+    off     every request gets full work, and admission refuses
     shadow  the same, and counts what `queue` would have done
     queue   the price falls on the table's mean row: under load requests are ranked with fewer candidates, not refused
     value   the same with the value of each request, if the table's gate allows it; worthless requests of sheddable classes are dropped

@@ -51,7 +51,7 @@ from schemas.model.inputs import FeatureTensors, map_tensors
 from schemas.model.network import AifNetwork
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.builders.full_part import encode_blocks
-from streams.core.item_state import ITEM_HEADER, pack_features
+from streams.core.item import ITEM_HEADER, pack_features
 from streams.encoder import RowEncoder
 from streams.garbage import settle_garbage_collection
 from streams.kernels import load_kernels

@@ -33,7 +33,7 @@ from schemas.model.inputs import UserInputs, behaviour_row, build_user_inputs, c
 from schemas.model.network import AifNetwork
 from streams.builders.jobs import CanaryJob
 from streams.core.canary import CanaryFigures, Scores, measure_bad_share, measure_distance, measure_overlap, measure_spread
-from streams.core.item_state import unpack_features
+from streams.core.item import unpack_features
 from streams.encoder import EncoderCache
 
 HISTORY_MAX = 40

@@ -1,6 +1,6 @@
 """The rules of the nearline side as pure functions: values in, plans out. No I/O, no clock, no randomness.
 
-item_state.py             which update of an item wins and which is superseded; stored bytes; item_change.py: which parts of its row are stale
+item.py                   one item: which update wins and which is superseded, which parts of its row are stale, its stored bytes
 ascending.py              values by ascending keys, out of ascending pages
 batching.py               records to micro-batches, and what to do about a hole in a partition
 shard_state.py            what a shard counts and remembers

@@ -17,7 +17,7 @@ from schemas.topics import SHARD_TOPICS
 
 # What to do about a shard's directory with an entry that does not read, for messages.
 SHARD_REPAIR = "restart the worker: it sets the shard's directory aside and restores the shard from a snapshot or the log"
-COMPONENTS_FORMAT = 4  # of the bytes in item_state.py and streams/shard/outbox.py; a directory of another one is refused, not misread
+COMPONENTS_FORMAT = 4  # of the bytes in item.py and streams/shard/outbox.py; a directory of another one is refused, not misread
 
 
 @dataclass(frozen=True, slots=True)

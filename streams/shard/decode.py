@@ -20,7 +20,7 @@ from schemas.event_reader import read_item_features, read_new_items
 from schemas.events import ItemFeaturesRecord, ItemFeaturesUpdate, NewItem, NewItemsRecord
 from schemas.ids import Id, IdKind, decode_id, encode_index_key
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, pack_features
+from streams.core.item import EmbeddingUpdate, FeaturesUpdate, pack_features
 
 Update = FeaturesUpdate | EmbeddingUpdate
 _Item = ItemFeaturesUpdate | event_reader.ItemFeaturesUpdate | NewItem | event_reader.NewItem

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from infra.rocks import Database
 from schemas.errors import Corrupted
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.core.item_change import ItemChange
-from streams.core.item_state import FeaturesUpdate, StoredItem, decode_item, encode_item
+from streams.core.item import FeaturesUpdate, ItemChange, StoredItem, decode_item, encode_item
 from streams.core.shard_state import SHARD_REPAIR, TopicCounts
 from streams.shard.decode import DecodedRecord
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from schemas.index.layout import STAMP, RowLayout, decode_increment
 from schemas.index.manifest import ENCODED, REWRITTEN, SKIPPED_IDENTICAL, SKIPPED_NO_FEATURES
-from streams.core.item_change import NOTHING, SIGNATURE, VECTOR, Dependencies, ItemChange
-from streams.core.item_state import encode_stamp, input_hash_of
+from streams.core.item import NOTHING, SIGNATURE, VECTOR, Dependencies, ItemChange, encode_stamp, input_hash_of
 from streams.encoder_protocol import Encoder
 
 REMOVED = "rows_removed"  # a cause of work, as those in schemas/index/manifest.py

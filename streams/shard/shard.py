@@ -24,8 +24,7 @@ from schemas.index.control import Init
 from schemas.index.layout import WATERMARK_VERSION, DeltaHeader, encode_block, plan_delta_cuts, stack_increments
 from schemas.topics import DEAD_LETTER_PREFIX
 from streams.core.batching import plan_batches, plan_fresh
-from streams.core.item_change import dependencies_of
-from streams.core.item_state import is_covered
+from streams.core.item import dependencies_of, is_covered
 from streams.core.shard_state import (
     ShardState,
     ShardVersion,

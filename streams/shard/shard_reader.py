@@ -18,7 +18,7 @@ from schemas.index.item_sample import SampledItem
 from schemas.index.layout import STAMP
 from schemas.limits import BUILD_ROWS_AT_ONCE
 from streams.core.ascending import AscendingLookup
-from streams.core.item_state import StoredEmbedding, StoredFeatures, decode_item, encode_stamp, unpack_features
+from streams.core.item import StoredEmbedding, StoredFeatures, decode_item, encode_stamp, unpack_features
 from streams.core.shard_state import ShardState, ShardVersion, decode_shard_state, decode_shard_version
 from streams.shard.fold import EMBEDDINGS, ITEMS, embedding_missing
 from streams.shard.shard import INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix

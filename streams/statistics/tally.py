@@ -37,7 +37,7 @@ from schemas.limits import UPDATES_PER_RECORD_MAX
 from schemas.statistics import HOUR_MS, OF_USER, Statistic
 from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS, USER_FEATURES
 from streams.core.batching import plan_batches, plan_fresh
-from streams.core.item_state import (
+from streams.core.item import (
     FeaturesUpdate,
     StoredFeatures,
     decode_item,

@@ -55,7 +55,7 @@ from serving.protocols.open_inference import plan_request
 from serving.users.user_batch import DecodedUserRecord, decode_refused, decode_user_record, encode_refused
 from streams.allocation.join import is_plausible, join_outcomes
 from streams.allocation.program import actions_of
-from streams.core.item_state import (
+from streams.core.item import (
     StoredEmbedding,
     StoredFeatures,
     decode_item,

@@ -29,7 +29,7 @@ from schemas.index.control import ControlState, Entry, decode_entry
 from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import Manifest, Seal, decode_manifest
 from schemas.topics import SHARD_TOPICS
-from streams.core.item_state import decode_item
+from streams.core.item import decode_item
 from streams.core.shard_state import TopicCounts
 from streams.core.version_plans import plan_promotion, plan_wish
 from streams.shard.shard import EMBEDDINGS, INCREMENTS, ITEMS, increment_prefix

@@ -38,7 +38,7 @@ from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.builders.jobs import Job
 from streams.builders.pool import Ticket
 from streams.builders.process import run_job
-from streams.core.item_state import pack_features
+from streams.core.item import pack_features
 from streams.core.misbehaviour import ReportHistory
 from streams.encoder import EncoderCache, RowEncoder
 from streams.shard.shard import Shard, open_shard

@@ -4,7 +4,7 @@ import pytest
 
 from schemas.features import Feature, FeatureSchema, Scope
 from schemas.kinds import BAG, CATEGORICAL, EMBEDDING, NUMERIC
-from streams.core.item_change import ROW, SIGNATURE, VECTOR, dependencies_of
+from streams.core.item import ROW, SIGNATURE, VECTOR, dependencies_of
 
 FEATURES = (
     Feature("brand", Scope.ITEM, CATEGORICAL, buckets=8),

@@ -1,10 +1,22 @@
-"""The effect of one micro-batch on an item, step by step."""
+"""One item in one micro-batch: what each step makes of it, and the stale parts of its row."""
 
 from schemas.features import Feature, FeatureSchema, Scope
 from schemas.index.layout import component_hash
 from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC
-from streams.core.item_change import EVERYTHING, NOTHING, ROW, SIGNATURE, VECTOR, ItemChange, dependencies_of
-from streams.core.item_state import EmbeddingUpdate, FeaturesUpdate, StoredFeatures, StoredItem, pack_features
+from streams.core.item import (
+    EVERYTHING,
+    NOTHING,
+    ROW,
+    SIGNATURE,
+    VECTOR,
+    EmbeddingUpdate,
+    FeaturesUpdate,
+    ItemChange,
+    StoredFeatures,
+    StoredItem,
+    dependencies_of,
+    pack_features,
+)
 
 SCHEMA = FeatureSchema(
     features=(

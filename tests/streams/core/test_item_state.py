@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.errors import Corrupted
 from schemas.index.layout import STAMP, component_hash
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.core.item_state import (
+from streams.core.item import (
     EmbeddingUpdate,
     FeaturesUpdate,
     StoredEmbedding,

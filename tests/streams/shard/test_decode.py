@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from infra.kafka.reader import SourceRecord
 from schemas.ids import IdKind
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.core.item_state import EmbeddingUpdate
+from streams.core.item import EmbeddingUpdate
 from streams.shard.decode import decode_source_record
 
 

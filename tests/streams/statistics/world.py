@@ -18,7 +18,7 @@ from schemas.index.control import Init
 from schemas.statistics import CLICK, DAY_MS, HOUR_MS, OF_USER, Log, Measure, Statistic
 from schemas.topics import IMPRESSIONS, ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import UserHistory, fold_profile, fold_statistics
-from streams.core.item_state import StoredFeatures, fold_features, unpack_features
+from streams.core.item import StoredFeatures, fold_features, unpack_features
 from streams.shard.decode import decode_source_record
 from streams.shard.outbox import OutboxEntry
 from streams.statistics.tally import Tally

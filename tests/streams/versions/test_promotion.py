@@ -21,7 +21,7 @@ from streams.builders.canary_scores import run_canary
 from streams.builders.jobs import CanaryJob, Job
 from streams.builders.pool import Ticket
 from streams.core.canary import CanaryFigures, CanaryRules
-from streams.core.item_state import unpack_features
+from streams.core.item import unpack_features
 from streams.encoder import EncoderCache
 from streams.versions.promotion import Promotion
 from tests.streams.shard_world import ManualClock, embed, upsert

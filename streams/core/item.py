@@ -1,11 +1,23 @@
-"""The state of one item in a shard: two components, each with one source topic, and the fold of updates into them (protocol A3, A4).
+"""One item of a shard: its two components, the fold of updates into them, the parts of its row that a micro-batch makes stale, and its stored bytes (protocol
+A3, A4, A9).
 
-Invariants: features stamp = (event version, offset, index), embedding stamp = (offset, index). The higher wins, so a duplicate changes nothing. Each
-component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that keeps its stamp; it never touches the embedding.
+Invariants of the fold: features stamp = (event version, offset, index), embedding stamp = (offset, index). The higher wins, so a duplicate changes nothing.
+Each component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that keeps its stamp; it never touches the embedding.
 Statistics hold over the record: `raw` has both, and the statistics are also kept alone, for the next record (A11). A row carries the stamps at which its
 components last *changed*, not those of the last event. An identical event that is sent again makes no row, and must not raise the stamp of later rows.
 Otherwise a shard that was set back to an older copy, and reads the topics in another interleaving, could send rows that readers refuse. It would then not
 send the row that they would take.
+
+Stale parts of a row, by what changed:
+
+    an input of the item half                          vector and bridge weights (and with them the row)
+    the multimodal embedding                           the signature; vector and bridge too where the schema lists it as an input
+    bid, SIM category, realtime, or anything else      the row, rewritten without the network (its input hash is of all bytes)
+    nothing (an identical re-sent event)               nothing
+
+Values are compared as they are stored, because 1, 1.0 and true are equal in Python and hash into different buckets.
+Invariant: the stale parts are the union over all steps of a batch, never the difference between its first and last state. A step that is undone within the
+batch may have reached readers before a crash, after which the same records came in another batch. So the row must be sent again.
 
 One stored value holds everything about an item except the numbers of its embedding. These have a value of their own, so a change of features never reads or
 writes them. Features are stored as deterministic msgpack, so equal features have equal bytes. Values are msgspec structs, because a dataclass takes three
@@ -15,12 +27,14 @@ Source: LWW register (Shapiro et al. 2011) per component.
 
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from schemas.errors import Corrupted
+from schemas.features import FeatureSchema
 from schemas.index.layout import STAMP, combine_hashes, component_hash
 from schemas.topics import SHARD_TOPICS
 from streams.core.shard_state import SHARD_REPAIR
@@ -172,6 +186,112 @@ def fold_embedding(stored: StoredEmbedding | None, update: EmbeddingUpdate) -> S
     if stamp <= stored.stamp:
         return None
     return StoredEmbedding(stamp, stored.changed if stored.hash == hashed else stamp, hashed)
+
+
+# --- one item in one micro-batch ------------------------------------------------------------------------------------------
+
+# Flags of parts of a row, as plain integers: the operators of an enum cost more than everything else here. VECTOR stands for vector and bridge weights, which
+# are made together.
+NOTHING, ROW, SIGNATURE, VECTOR = 0, 1, 2, 4
+EVERYTHING = ROW | SIGNATURE | VECTOR
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """The dependency table of one model: which features its item half reads, and the flags of what an embedding touches."""
+
+    inputs: tuple[str, ...]
+    by_embedding: int
+
+    def by_features(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+        """The flags of what a change from `before` to `after` makes stale; the two are known to differ somewhere. A missing value and null are the same."""
+        changed = pack_features(list(map(before.get, self.inputs))) != pack_features(list(map(after.get, self.inputs)))
+        return ROW | VECTOR if changed else ROW
+
+
+def dependencies_of(schema: FeatureSchema) -> Dependencies:
+    """The table of a model with this schema. The multimodal embedding is a component of its own, never a feature."""
+    by_embedding = ROW
+    if schema.multimodal is not None:
+        by_embedding |= SIGNATURE
+        if schema.multimodal_is_input:
+            by_embedding |= VECTOR
+    return Dependencies(tuple(f.name for f in schema.item_half_inputs if f.name != schema.multimodal), by_embedding)
+
+
+_Values = Mapping[str, Any] | None  # features by name; None: those before the batch, not yet decoded
+
+
+class ItemChange:
+    """One item in one micro-batch.
+
+    before               as stored
+    features, embedding  after the updates taken so far
+    embedding_values     float32 bytes of the last embedding that the batch brought, or None
+    """
+
+    __slots__ = ("_embedding_changed", "_steps", "_values", "before", "embedding", "embedding_values", "features", "key")
+
+    def __init__(self, key: bytes, before: StoredItem) -> None:
+        self.key, self.before = key, before
+        self.features: StoredFeatures | None = before.features
+        self.embedding: StoredEmbedding | None = before.embedding
+        self.embedding_values: bytes | None = None
+        self._values: _Values = None
+        self._steps: list[tuple[StoredFeatures | None, _Values, StoredFeatures, Mapping[str, Any]]] = []
+        self._embedding_changed = False
+
+    def take(self, update: FeaturesUpdate | EmbeddingUpdate) -> bool:
+        """Folds an update in. False: it is superseded and changed nothing."""
+        if isinstance(update, FeaturesUpdate):
+            features = fold_features(self.features, update)
+            if features is None:
+                return False
+            values = unpack_features(features.raw) if features.statistics else update.features
+            self._steps.append((self.features, self._values, features, values))
+            self.features, self._values = features, values
+            return True
+        embedding = fold_embedding(self.embedding, update)
+        if embedding is None:
+            return False
+        self._embedding_changed |= self.embedding is None or self.embedding.hash != embedding.hash
+        self.embedding, self.embedding_values = embedding, update.values
+        return True
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its stored value changed, if only by the stamp of an update that said nothing new."""
+        return self.features is not self.before.features or self.embedding is not self.before.embedding
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the item has a row: live features. An embedding alone is only stored."""
+        return self.features is not None and not self.features.dead
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether the batch must report to readers that the item is gone. Also when only the embedding of a dead item changed: a reader may have seen
+        that embedding with a live row, from an earlier life of this shard. It would refuse a tombstone whose embedding stamp is older."""
+        if self.features is None or not self.features.dead:
+            return False
+        return self._embedding_changed or any(before is None or before.dead != after.dead for before, _, after, _ in self._steps)
+
+    def values(self) -> Mapping[str, Any]:
+        """The features of a live item by name."""
+        return self.before.decoded() if self._values is None else self._values
+
+    def stale(self, dependencies: Dependencies) -> int:
+        """Which parts of a live item's row the batch made stale: the flags above."""
+        stale = dependencies.by_embedding if self._embedding_changed else NOTHING
+        for before, before_values, after, after_values in self._steps:
+            if before is None or before.dead != after.dead:
+                return EVERYTHING
+            if before.raw != after.raw:
+                stale |= dependencies.by_features(self.before.decoded() if before_values is None else before_values, after_values)
+        return stale
+
+
+# --- stored bytes, and the stamp of a row ---------------------------------------------------------------------------------
 
 
 def encode_item(features: StoredFeatures | None, embedding: StoredEmbedding | None) -> bytes:

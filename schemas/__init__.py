@@ -2,7 +2,7 @@
 
 Files:
 
-    events.py                 shapes of the topics' records; decoding.py: read and checked; event_reader.py: valid ones, read fast
+    events.py                 shapes of the topics' records; decoding.py: read and checked
     topics.py                 the topics and the headers of their records
     requests.py, token.py     requests and answers between caller and server
     features.py               features as data: what a catalogue has; kinds.py: raw values to the numbers a network reads

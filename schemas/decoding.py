@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from schemas.errors import RejectedInput
 from schemas.events import Record, UserFeaturesRecord
-from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
+from schemas.ids import Id, IdKind, check_partition, decode_id, encode_kafka_key
 from schemas.limits import RECORD_BYTES_MAX, UPDATES_PER_RECORD_MAX
 
 STATISTICS_OP: Literal["statistics"] = "statistics"
@@ -84,16 +84,6 @@ def user_features_key(user: Id, is_statistics: bool) -> bytes:
 def _forgetting(key: bytes) -> UserFeaturesRecord:
     op: Literal["upsert", "statistics"] = STATISTICS_OP if key.startswith(_STATISTICS_KEY) else "upsert"
     return UserFeaturesRecord(op=op, user_id=key.removeprefix(_STATISTICS_KEY).decode())
-
-
-def check_partition(owner: Id, partition: int, partitions: int) -> None:
-    """Raise RejectedInput (`wrong_partition`) unless records of this id belong to the partition."""
-    expected = partition_of(owner, partitions)
-    if expected != partition:
-        raise RejectedInput(
-            "wrong_partition",
-            f"id {owner!r} belongs to partition {expected} of {partitions}, the record came in {partition}; partition by murmur2 of the id as text",
-        )
 
 
 def decode_updates(

@@ -106,6 +106,16 @@ def partition_of(item: Id, partitions: int) -> int:
     return (murmur2(encode_kafka_key(item)) & 0x7FFFFFFF) % partitions
 
 
+def check_partition(owner: Id, partition: int, partitions: int) -> None:
+    """Raise RejectedInput (`wrong_partition`) unless records of this id belong to the partition."""
+    expected = partition_of(owner, partitions)
+    if expected != partition:
+        raise RejectedInput(
+            "wrong_partition",
+            f"id {owner!r} belongs to partition {expected} of {partitions}, the record came in {partition}; partition by murmur2 of the id as text",
+        )
+
+
 def hash_bucket(value: Id, buckets: int, salt: bytes) -> int:
     """The row of an embedding table for a categorical value: 1 to buckets - 1; row 0 means "missing".
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from schemas.decoding import decode_record
 from schemas.errors import RejectedInput
-from schemas.event_reader import read_item_features, read_new_items
 from schemas.events import ItemFeaturesRecord, NewItemsRecord
 from schemas.limits import FEATURE_TEXT_BYTES_MAX, FEATURES_PER_SCHEMA_MAX, RECORD_BYTES_MAX, TEXT_ID_BYTES_MAX, UPDATES_PER_RECORD_MAX
+from streams.shard.decode import read_item_features, read_new_items
 
 # Values as text, so that what JSON's own writers never write is among them.
 ODD = [

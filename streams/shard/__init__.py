@@ -1,6 +1,7 @@
 """A shard: one partition of the item topics in one RocksDB directory, from a batch of records to one WriteBatch.
 
-shard.py           one micro-batch, the versions and the outbox of a shard: read it first
+shard.py           one micro-batch, from records to one WriteBatch: read it first
+directory.py       the RocksDB directory: identity, versions, the stored outbox, checkpoints
 task.py            the serial task that owns a shard: queue, retries, sending the outbox
 decode.py          from the bytes of a record to updates and rejections
 fold.py            updates folded into the stored items

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.rocks import Database
-from schemas.errors import Corrupted
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item import FeaturesUpdate, ItemChange, StoredItem, decode_item, encode_item
-from streams.core.shard_state import SHARD_REPAIR, TopicCounts
+from streams.core.shard_state import TopicCounts
 from streams.shard.decode import DecodedRecord
+from streams.shard.directory import EMBEDDINGS, ITEMS, embedding_missing
 
-ITEMS, EMBEDDINGS = "items", "embeddings"
 _NOT_STORED = StoredItem(None, None)
 
 
@@ -57,11 +56,6 @@ def read_embeddings(stored: Database, items: Sequence[ItemChange]) -> list[bytes
         if values is None:
             raise embedding_missing(key)
     return [found.get(item.key) if item.embedding_values is None else item.embedding_values for item in items]
-
-
-def embedding_missing(key: bytes) -> Corrupted:
-    """The error for an item whose stored value names an embedding that is not stored."""
-    return Corrupted("embedding_missing", f"the shard stores item {key.hex()} with an embedding, and not the embedding; {SHARD_REPAIR}")
 
 
 def _count(decoded: Sequence[DecodedRecord], applied: Counter[str]) -> dict[str, TopicCounts]:

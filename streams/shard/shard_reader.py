@@ -20,8 +20,7 @@ from schemas.limits import BUILD_ROWS_AT_ONCE
 from streams.core.ascending import AscendingLookup
 from streams.core.item import StoredEmbedding, StoredFeatures, decode_item, encode_stamp, unpack_features
 from streams.core.shard_state import ShardState, ShardVersion, decode_shard_state, decode_shard_version
-from streams.shard.fold import EMBEDDINGS, ITEMS, embedding_missing
-from streams.shard.shard import INCREMENTS, META, STATE_KEY, VERSION_PREFIX, increment_prefix
+from streams.shard.directory import EMBEDDINGS, INCREMENTS, ITEMS, META, STATE_KEY, VERSION_PREFIX, embedding_missing, increment_prefix
 
 Live = tuple[bytes, StoredFeatures, StoredEmbedding | None]  # a live item: index key, components
 

@@ -14,7 +14,7 @@ from schemas.errors import Corrupted, Incompatible
 from schemas.index.control import Init
 from schemas.topics import ITEM_FEATURES
 from streams.core.shard_state import encode_identity
-from streams.shard.fold import ITEMS
+from streams.shard.directory import ITEMS
 from streams.shard.snapshot_files import list_snapshots, restore_snapshot
 from streams.statistics.tally import Tally
 

@@ -27,7 +27,8 @@ from schemas.index.layout import RowBlock, RowLayout
 from schemas.index.manifest import Part, PartFile
 from schemas.index.shard_snapshot import ShardSnapshot, encode_snapshot, snapshot_manifest_path
 from streams.builders.jobs import SnapshotJob
-from streams.shard.shard import COLUMN_FAMILIES, Shard
+from streams.shard.directory import COLUMN_FAMILIES
+from streams.shard.shard import Shard
 from streams.shard.shard_reader import ShardReader
 from streams.shard.snapshot_files import describe_checkpoint
 from tests.sim.disk import Disk, MemoryDatabase, open_memory_database

@@ -32,7 +32,7 @@ from schemas.topics import SHARD_TOPICS
 from streams.core.item import decode_item
 from streams.core.shard_state import TopicCounts
 from streams.core.version_plans import plan_promotion, plan_wish
-from streams.shard.shard import EMBEDDINGS, INCREMENTS, ITEMS, increment_prefix
+from streams.shard.directory import EMBEDDINGS, INCREMENTS, ITEMS, increment_prefix
 from tests.sim.encoder import FINGERPRINT, SimEncoder, encoder_of
 from tests.sim.haste import QuickLog
 from tests.sim.oracle import ExpectedRow, ShardOracle, input_hash_of

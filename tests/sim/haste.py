@@ -20,6 +20,7 @@ import schemas.index.manifest
 import streams.builders.sealer
 import streams.core.shard_state
 import streams.shard.decode
+import streams.shard.directory
 import streams.shard.outbox
 import streams.shard.shard
 import streams.shard.shard_reader
@@ -215,8 +216,8 @@ def shortcuts(is_literal: bool) -> list[tuple[Any, str, object]]:
 
 
 _CODECS: list[tuple[Callable[..., bytes], Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = [  # with the writer and the reader
-    (encode_shard_state, decode_shard_state, (streams.shard.shard,), (streams.shard.shard, streams.shard.shard_reader)),
-    (encode_shard_version, decode_shard_version, (streams.shard.shard,), (streams.shard.shard, streams.shard.shard_reader)),
+    (encode_shard_state, decode_shard_state, (streams.shard.shard,), (streams.shard.directory, streams.shard.shard_reader)),
+    (encode_shard_version, decode_shard_version, (streams.shard.directory,), (streams.shard.directory, streams.shard.shard_reader)),
     (
         encode_manifest,
         decode_manifest,

@@ -29,9 +29,10 @@ from streams.builders.running_jobs import on_shard
 from streams.builders.sealer import SealPoint
 from streams.core.shard_state import ShardState
 from streams.core.version_plans import ShardAction, ShardFacts
+from streams.shard.directory import ITEMS, META, STATE_KEY, ShardDirectory
 from streams.shard.fold import FoldedBatch
 from streams.shard.outbox import Outgoing, put_outbox
-from streams.shard.shard import META, STATE_KEY, Shard
+from streams.shard.shard import Shard
 from streams.shard.shard_reader import ShardReader
 from streams.versions.shard_versions import ShardVersions
 from tests.sim.boundary import Boundary
@@ -47,7 +48,7 @@ __all__ = ["PLANTS", "planted"]
 
 @plant("a shard does not keep which index it is of", "one index")
 def _index_not_kept(_: World, __: Boundary) -> Sequence[Replacement]:
-    return [(Shard, "hold_index", lambda *_: None)]
+    return [(ShardDirectory, "hold_index", lambda *_: None)]
 
 
 # --- rows and readers ---------------------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ def _markers_dropped(_: World, __: Boundary) -> Sequence[Replacement]:
 
     def drop_and_commit(shard: Shard, batch: Batch, *others: Any, **options: Any) -> None:
         for key in dead:
-            batch.delete(streams.shard.shard.ITEMS, key)
+            batch.delete(ITEMS, key)
         commit(shard, batch, *others, **options)
 
     return [

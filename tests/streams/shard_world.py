@@ -17,8 +17,9 @@ from schemas.index.layout import RowLayout, decode_increment, row_layout
 from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.model.spec import ModelSpec
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
-from streams.shard.fold import ITEMS as ITEMS_FAMILY
-from streams.shard.shard import EMBEDDINGS, INCREMENTS, Shard, open_shard
+from streams.shard.directory import EMBEDDINGS, INCREMENTS
+from streams.shard.directory import ITEMS as ITEMS_FAMILY
+from streams.shard.shard import Shard, open_shard
 
 SHARDS = 2
 INIT = Init(SHARDS, 2, IdKind.INT64, {ITEM_FEATURES: "t.item-features", NEW_ITEMS: "t.new-items"}, {ITEM_FEATURES: "A", NEW_ITEMS: "B"})

@@ -6,8 +6,8 @@ import pytest
 
 from infra.kafka.reader import SourceRecord
 from schemas.errors import Corrupted
-from streams.shard.fold import EMBEDDINGS
-from streams.shard.shard import INCREMENTS, Shard, increment_prefix
+from streams.shard.directory import EMBEDDINGS, INCREMENTS, increment_prefix
+from streams.shard.shard import Shard
 from tests.streams.shard_world import ITEMS, HashEncoder, embed, features_record, new_items_record, open_test_shard, upsert
 
 VERSION, MANY = 3, 8

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemas.errors import Corrupted
 from streams.core.ascending import AscendingLookup
 from streams.core.item import StoredEmbedding, StoredFeatures, encode_item, pack_features
-from streams.shard.fold import EMBEDDINGS, ITEMS
+from streams.shard.directory import EMBEDDINGS, ITEMS
 from streams.shard.shard_reader import ShardReader
 
 

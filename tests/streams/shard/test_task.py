@@ -16,9 +16,10 @@ from schemas.index.layout import decode_delta
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
 from streams.core.shard_state import TopicCounts
 from streams.shard.batch_result import BatchResult
+from streams.shard.directory import META, STATE_KEY, VERSION_PREFIX
 from streams.shard.log_ends import LogRange
 from streams.shard.outbox import OUTBOX, OutboxEntry, decode_value_at, encode_outbox_key
-from streams.shard.shard import META, STATE_KEY, VERSION_PREFIX, Shard
+from streams.shard.shard import Shard
 from streams.shard.start import start_shard
 from streams.shard.task import ShardTask
 from tests.infra.threads import raise_in

@@ -97,6 +97,9 @@ class StoredItem(msgspec.Struct, gc=False):
         return self.values
 
 
+NOT_STORED = StoredItem(None, None)
+
+
 class FeaturesUpdate(msgspec.Struct, frozen=True, gc=False):
     """One accepted update of item-features.
 

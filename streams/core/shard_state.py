@@ -69,7 +69,7 @@ class ShardVersion:
 class ShardState:
     """What changes with every micro-batch. `source_ms` is the record time of the newest source record, 0 before the first.
 
-    work: by version (as text) and cause, rows computed and work that was not needed, since the version began here (streams/shard/row_changes.py).
+    work: by version (as text) and cause, rows computed and work that was not needed, since the version began here (streams/shard/shard.py).
     """
 
     next_offsets: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(SHARD_TOPICS, 0))

@@ -4,8 +4,6 @@ shard.py           one micro-batch, from records to one WriteBatch: read it firs
 directory.py       the RocksDB directory: identity, versions, the stored outbox, checkpoints
 task.py            the serial task that owns a shard: queue, retries, sending the outbox
 decode.py          from the bytes of a record to updates and rejections
-fold.py            updates folded into the stored items
-row_changes.py     rows of a version that the changed items need
 outbox.py          messages for Kafka, stored in the shard; outbox_sender.py sends them
 batch_result.py    what a batch did, for metrics
 start.py           where a shard's data comes from when it is opened

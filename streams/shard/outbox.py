@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from infra.rocks import Batch, Database
 from schemas.errors import Corrupted
-from schemas.index.layout import DeltaHeader, encode_delta
-from schemas.topics import INDEX_DELTAS
 from streams.core.shard_state import SHARD_REPAIR
 
 OUTBOX = "outbox"  # the column family
@@ -98,7 +96,7 @@ def decode_outbox_entry(key: bytes, raw: bytes) -> OutboxEntry:
 
 
 class Outgoing:
-    """The outbox entries of one WriteBatch, with their numbers."""
+    """The outbox entries of one WriteBatch, with their numbers. `next_delta`: the sequence of the next delta record among them."""
 
     def __init__(self, next_sequence: int, next_delta: int) -> None:
         self.next_sequence, self.next_delta = next_sequence, next_delta
@@ -108,11 +106,6 @@ class Outgoing:
         """One more message; partition None lets the producer choose."""
         self.entries.append(OutboxEntry(self.next_sequence, topic, partition, key, value, headers))
         self.next_sequence += 1
-
-    def add_delta(self, header: DeltaHeader, block: bytes = b"") -> None:
-        """One more delta record, with a block of changed rows or none; the sequence in its header is `next_delta`."""
-        self.add(INDEX_DELTAS, header.shard, None, encode_delta(header, block), ())
-        self.next_delta += 1
 
 
 def put_outbox(batch: Batch, entries: Sequence[OutboxEntry]) -> None:

@@ -27,10 +27,10 @@ from streams.builders import base_rows
 from streams.builders.jobs import BuildJob, SealJob
 from streams.builders.running_jobs import on_shard
 from streams.builders.sealer import SealPoint
+from streams.core.item import ItemChange
 from streams.core.shard_state import ShardState
 from streams.core.version_plans import ShardAction, ShardFacts
 from streams.shard.directory import ITEMS, META, STATE_KEY, ShardDirectory
-from streams.shard.fold import FoldedBatch
 from streams.shard.outbox import Outgoing, put_outbox
 from streams.shard.shard import Shard
 from streams.shard.shard_reader import ShardReader
@@ -80,9 +80,9 @@ def _markers_dropped(_: World, __: Boundary) -> Sequence[Replacement]:
     commit = Shard._commit
     dead = list[bytes]()
 
-    def encode_rows(shard: Shard, folded: FoldedBatch, *others: Any) -> Any:
-        dead[:] = [item.key for item in folded.items if item.features is not None and item.features.dead]
-        return encode(shard, folded, *others)
+    def encode_rows(shard: Shard, items: Sequence[ItemChange], *others: Any) -> Any:
+        dead[:] = [item.key for item in items if item.features is not None and item.features.dead]
+        return encode(shard, items, *others)
 
     def drop_and_commit(shard: Shard, batch: Batch, *others: Any, **options: Any) -> None:
         for key in dead:
@@ -171,7 +171,7 @@ def _export_from_the_live_shard(world: World, boundary: Boundary) -> Sequence[Re
     "watermark",
 )
 def _two_writers(world: World, _: Boundary) -> Sequence[Replacement]:
-    write, original_fold = Shard._write_micro_batch, streams.shard.shard.fold_batch
+    write, original_fold = Shard._write_micro_batch, Shard._fold
     writing: list[Shard] = []
 
     def write_noted(shard: Shard, *others: Any) -> Any:
@@ -181,13 +181,13 @@ def _two_writers(world: World, _: Boundary) -> Sequence[Replacement]:
         finally:
             writing.pop()
 
-    def fold(decoded: Any, stored: Any) -> FoldedBatch:
-        folded = original_fold(decoded, stored)
+    def fold(shard: Shard, decoded: Any) -> Any:
+        folded = original_fold(shard, decoded)
         if len(writing) == 1 and not world.calm and world.random.random() < 0.3:
             _apply_other_topic(world, writing[0])
         return folded
 
-    return [(streams.shard.shard, "fold_batch", fold), (Shard, "_write_micro_batch", write_noted)]
+    return [(Shard, "_fold", fold), (Shard, "_write_micro_batch", write_noted)]
 
 
 def _apply_other_topic(world: World, shard: Shard) -> None:

@@ -8,7 +8,7 @@ Invariants:
 - A refused record is stored in the same batch as the offset after it. It is deleted only after the broker acknowledged its letters, or they were found
   in their topic. So a kill in between may send a letter twice, but never loses one.
 - Neither rankings nor the view wait for this. If the broker does not take letters, the records stay on disk, up to DEAD_LETTERS_WAITING_BYTES_MAX; then
-  the view stops and says why. Memory: one portion and the client's queue.
+  the view stops and says why. Memory: one page and the client's queue.
 """
 
 import random
@@ -32,7 +32,7 @@ _TURN_S_MAX = 1.0  # other servers see a letter about 20 ms after it was sent
 _SETTLE_S_MAX = 10.0
 _RETRY_S = 5.0
 CLOSE_S_MAX = 2.0
-_PORTION_BYTES = 8 * MIB
+_PAGE_BYTES = 8 * MIB
 Row = tuple[bytes, bytes]
 
 
@@ -76,25 +76,25 @@ class UserDeadLetters:
                 self._stopping.wait(_RETRY_S)
 
     def settle(self) -> None:
-        """Sends everything that waits. Raises Unavailable (`dead_letters_waiting`) at the first portion that the broker does not take completely."""
+        """Sends everything that waits. Raises Unavailable (`dead_letters_waiting`) at the first page that the broker does not take completely."""
         after = b""  # continues from the last key: a scan from the start would pass all deleted keys under the view's lock
-        while not self._stopping.is_set() and (portion := self._store.read_refused(_PORTION_BYTES, after)):
-            taken, after = self._send(portion), portion[-1][0]
+        while not self._stopping.is_set() and (page := self._store.read_refused(_PAGE_BYTES, after)):
+            taken, after = self._send(page), page[-1][0]
             self._store.forget_refused(taken)
-            if len(taken) < len(portion) and not self._stopping.is_set():
+            if len(taken) < len(page) and not self._stopping.is_set():
                 raise Unavailable(
                     "dead_letters_waiting",
                     f"{self._store.refused_bytes} bytes of refused records of the user topics wait for their dead-letter topics; "
                     "they are tried again; is the broker up, and does `aif topics plan` find them?",
                 )
 
-    def _send(self, portion: Sequence[Row]) -> list[Row]:
+    def _send(self, page: Sequence[Row]) -> list[Row]:
         """Sends the letters of these rows that are not in their topic yet. Returns the rows whose letters all are there now."""
-        refused = [decode_refused(raw) for _, raw in portion]
+        refused = [decode_refused(raw) for _, raw in page]
         letters = [(row, Letter(one.record, rejection)) for row, one in enumerate(refused) for rejection in one.rejections]
         are_there = self._sender.send([letter for _, letter in letters], self._stopping.is_set)
         missing = {row for (row, _), is_there in zip(letters, are_there, strict=True) if not is_there}
-        return [row for number, row in enumerate(portion) if number not in missing]
+        return [row for number, row in enumerate(page) if number not in missing]
 
     def _count(self, letter: Letter) -> None:
         self._metrics.counter("dead_letters").labels(letter.record.topic, letter.rejection.disposition).inc()

@@ -200,33 +200,33 @@ class UserStore:
         self._commit(self._database.new_batch(), dataclasses.replace(self.state, seen_ms=now_ms, topic_ids=dict(topic_ids)))
 
     def _cut(self, records: Sequence[SourceRecord]) -> Iterator[list[DecodedUserRecord]]:
-        """Decoded records in portions of about WRITE_BATCH_UPDATES_MAX updates."""
-        portion: list[DecodedUserRecord] = []
+        """Decoded records in batches of about WRITE_BATCH_UPDATES_MAX updates."""
+        decoded: list[DecodedUserRecord] = []
         size = 0
         for record in records:
             if record.offset < self.state.next_offsets.get(record.topic, {}).get(record.partition, 0):
                 continue
-            portion.append(decode_user_record(record, self._id_kind, self.partitions))
-            size += len(portion[-1]) + len(portion[-1].rejections)
+            decoded.append(decode_user_record(record, self._id_kind, self.partitions))
+            size += len(decoded[-1]) + len(decoded[-1].rejections)
             if size >= WRITE_BATCH_UPDATES_MAX:
-                yield portion
-                portion, size = [], 0
-        if portion:
-            yield portion
+                yield decoded
+                decoded, size = [], 0
+        if decoded:
+            yield decoded
 
-    def _write(self, portion: Sequence[DecodedUserRecord]) -> int:
+    def _write(self, decoded: Sequence[DecodedUserRecord]) -> int:
         """One WriteBatch. Returns how many updates were skipped."""
-        users = [change.user for one in portion for change in one.changes]
+        users = [change.user for one in decoded for change in one.changes]
         batch, folded = UserBatch(self._database, users, self._bounds.users_max - len(self)), list[UserChange]()
-        for one in portion:
+        for one in decoded:
             folded += [change for change in one.changes if batch.fold(change)]
         offsets = {topic: dict(by) for topic, by in self.state.next_offsets.items()}
-        for one in portion:
+        for one in decoded:
             offsets.setdefault(one.record.topic, {})[one.record.partition] = one.record.offset + 1
         after = dataclasses.replace(self.state, next_offsets=offsets, users=len(self) + batch.new_users)
-        refused = {refused_key(one.record): encode_refused(one) for one in portion if one.rejections}
+        refused = {refused_key(one.record): encode_refused(one) for one in decoded if one.rejections}
         self._commit(batch.encode(), after, folded, refused)
-        return sum(len(one.rejections) + len(one) for one in portion) - sum(map(len, folded))
+        return sum(len(one.rejections) + len(one) for one in decoded) - sum(map(len, folded))
 
     def _commit(
         self, batch: Batch, state: ViewState, folded: Sequence[UserChange] = (), refused: Mapping[bytes, bytes] = MappingProxyType({})

@@ -29,7 +29,7 @@ from schemas.index.layout import DeltaRecord, RowLayout, find_delta
 from schemas.index.manifest import describe_repair
 from schemas.topics import INDEX_DELTAS, SHARD_TOPICS
 from serving.engine.loop.engine import Engine
-from serving.engine.loop.resident import Portion, Resident
+from serving.engine.loop.resident import ChangeBatch, Resident
 from serving.engine.tables.changes import changes_of
 
 POLL_S = 0.1
@@ -64,14 +64,14 @@ def check_positions(kafka: KafkaTopics, version: int, positions: Mapping[int, in
     return {p: ends[p] for p in positions}
 
 
-def decode_portion(record: SourceRecord, delta: DeltaRecord | None, version: int, layout: RowLayout) -> Portion:
-    """One whole record as a portion for this version, without changes or watermark if it is of another or of no shard. Raises Corrupted."""
+def decode_changes(record: SourceRecord, delta: DeltaRecord | None, version: int, layout: RowLayout) -> ChangeBatch:
+    """The changes of one whole record for this version, without changes or watermark if it is of another or of no shard. Raises Corrupted."""
     position = record.offset + 1
     if delta is None or (header := delta.header).version != version:
-        return Portion(version, record.partition, next_position=position)
+        return ChangeBatch(version, record.partition, None, position)
     changes = None if delta.block is None else changes_of(delta.block, layout.id_kind)
     offsets = {**dict(zip(SHARD_TOPICS, header.next_offsets, strict=True)), INDEX_DELTAS: position}
-    return Portion(version, record.partition, changes, position, offsets, header.source_ms)
+    return ChangeBatch(version, record.partition, changes, position, offsets, header.source_ms)
 
 
 class DeltaFollower:
@@ -131,8 +131,8 @@ class DeltaFollower:
             self._passed_over[record.partition] = record.offset
         else:
             self._check_sequence(record.partition, delta.header.sequence)
-        portion = decode_portion(record, delta, self.version, self.layout)
-        if self._stopped.is_set() or not self._engine.offer_changes(portion, self._resident):
+        changes = decode_changes(record, delta, self.version, self.layout)
+        if self._stopped.is_set() or not self._engine.offer_changes(changes, self._resident):
             self._stopped.set()
             return
         self._positions[record.partition] = record.offset + 1

@@ -19,7 +19,7 @@ from schemas.topics import INDEX_DELTAS
 from serving.engine.tables.arena import open_arrays, plan_arena, plan_arena_bytes, reset_arrays
 from serving.engine.tables.changes import encode_ids
 from serving.engine.tables.tables import Tables
-from serving.versions.deltas import decode_portion
+from serving.versions.deltas import decode_changes
 
 VERSION, SHARD, ROOM = 17, 3, 64
 COLUMNS = (Column("vector", "<f2", 3), Column("category", "<i4", 1))
@@ -202,9 +202,9 @@ def try_records(seed: int, records: int, kind: IdKind) -> Found:
         expected = read_plainly(raw, kind)
         delta = find_delta({VERSION: tables.layout}, SHARD, raw)
         assert (delta is None) == (expected is None), f"seed {seed}, {kind} record {number}: {raw.hex()[:400]}"
-        portion = decode_portion(SourceRecord(INDEX_DELTAS, SHARD, number, None, raw), delta, VERSION, tables.layout)
-        if portion.changes is not None:
-            found.applied += tables.apply(portion.changes).applied
+        batch = decode_changes(SourceRecord(INDEX_DELTAS, SHARD, number, None, raw), delta, VERSION, tables.layout)
+        if batch.changes is not None:
+            found.applied += tables.apply(batch.changes).applied
         found.refused += delta is None
         for change in expected or ():
             fold_plainly(found.rows, *change)

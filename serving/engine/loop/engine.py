@@ -33,12 +33,12 @@ from schemas.token import VersionToken
 from serving.engine.call_one.call_one import find_base
 from serving.engine.devices.scorer import compile_kernels
 from serving.engine.devices.workers import WORKERS, Beside
-from serving.engine.loop.resident import Portion, Resident, apply_portion, rank, report_of
+from serving.engine.loop.resident import ChangeBatch, Resident, apply_changes, rank, report_of
 from serving.engine.loop.turns import Turns, answer
 from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserState, UserWork
 
 BATCH_MAX = 8  # pieces of work between two looks at messages and changes
-PORTIONS_QUEUED_MAX = 1_000  # a follower that is faster than the engine has to wait
+CHANGES_QUEUED_MAX = 1_000  # a follower that is faster than the engine has to wait
 LONG_HISTORY = 4_096  # behaviours: one or two ms; handing a half over costs 0.4 ms of processor time
 IDLE_WAIT_S = 0.5
 CLOSE_S_MAX = 10.0
@@ -56,7 +56,7 @@ class Engine:
         self._queue_max = queue_max
         self._wake = threading.Condition()
         self._messages: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._portions: deque[tuple[Portion, Resident]] = deque()
+        self._changes: deque[tuple[ChangeBatch, Resident]] = deque()
         self._work: deque[Piece] = deque()
         self._residents: dict[int, Resident] = {}
         self._current: Resident | None = None
@@ -136,7 +136,7 @@ class Engine:
             current=None if current is None else current.token,
             residents=tuple(report_of(r) for r in residents.values()),
             queued_work=len(self._work),
-            queued_changes=len(self._portions),
+            queued_changes=len(self._changes),
             answered=self._answered,
             failed=self._failed,
             flips=self._flips,
@@ -198,18 +198,18 @@ class Engine:
                 resident.arrivals.take()
         return taken
 
-    def offer_changes(self, portion: Portion, copy: Resident | None = None) -> bool:
-        """Queues a portion of changes; blocks while the queue is full. False if the version is not resident any more.
+    def offer_changes(self, changes: ChangeBatch, copy: Resident | None = None) -> bool:
+        """Queues the changes of a record; blocks while the queue is full. False if the version is not resident any more.
 
         `copy`: which copy of the version it is for, while there are two because the version is being loaded again. Each has a position of its own.
         """
         with self._wake:
-            while len(self._portions) >= PORTIONS_QUEUED_MAX and not self._closed:
+            while len(self._changes) >= CHANGES_QUEUED_MAX and not self._closed:
                 self._wake.wait(IDLE_WAIT_S)
-            resident = copy or self._residents.get(portion.version)
+            resident = copy or self._residents.get(changes.version)
             if self._closed or resident is None or not self._is_resident(resident):
                 return False
-            self._portions.append((portion, resident))
+            self._changes.append((changes, resident))
             self._wake.notify_all()
             return True
 
@@ -267,7 +267,7 @@ class Engine:
     def _wait(self) -> bool:
         with self._wake:
             self._wake.notify_all()  # a follower may be waiting for room
-            while not (self._closed or self._messages or self._portions or self._work):
+            while not (self._closed or self._messages or self._changes or self._work):
                 self._turns.note()
                 self._wake.wait(IDLE_WAIT_S)
             self._turns.note()
@@ -329,17 +329,17 @@ class Engine:
         served.append(answer(future, (lambda: self._user(work)) if isinstance(work, UserWork) else (lambda: self._rank(work))))
 
     def _apply_changes(self) -> None:
-        """Applies about DELTA_ROWS_PER_APPLY_MAX rows, but at least one portion. Portions are whole records, of which no answer may see a half."""
+        """Applies about DELTA_ROWS_PER_APPLY_MAX rows, but at least one record. No answer may see half of one."""
         rows = 0
-        while self._portions and (rows == 0 or rows + len(self._portions[0][0]) <= DELTA_ROWS_PER_APPLY_MAX):
-            portion, resident = self._portions.popleft()
-            rows += max(1, len(portion))
+        while self._changes and (rows == 0 or rows + len(self._changes[0][0]) <= DELTA_ROWS_PER_APPLY_MAX):
+            changes, resident = self._changes.popleft()
+            rows += max(1, len(changes))
             if not self._is_resident(resident) or resident.error:
                 continue
             try:
-                apply_portion(resident, portion)
+                apply_changes(resident, changes)
             except BaseException as error:  # rows may be written whose position is not: this copy takes no more changes
-                resident.error = f"row changes of version {resident.version} from partition {portion.partition} failed: {error!r}"
+                resident.error = f"row changes of version {resident.version} from partition {changes.partition} failed: {error!r}"
                 raise
 
     def _fail_waiting(self) -> None:

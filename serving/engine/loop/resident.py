@@ -1,9 +1,9 @@
-"""A version in the engine, which ranks: its tables, its scorer, its watermark, how fresh its answers are; and the portions of changes that update it.
+"""A version in the engine, which ranks: its tables, its scorer, its watermark, how fresh its answers are; and the changes that update it.
 
 A delta record has the time of its shard's newest source record and the shard's offsets. The age counts for each topic whose offset moved. A record gives an
 age only if its time is newer than all earlier ones. The first record of a partition after a load gives none, because its rows may be old.
 Record times are the broker's, and so is `now_s`, as far as it is known (core/broker_clock.py); a time in the future counts as age 0.
-Invariants: a portion consists of whole records of one partition; rows, positions and watermark move together and never go back. An item whose delete the
+Invariants: changes are applied by whole records; rows, positions and watermark move together and never go back. An item whose delete the
 watermark covers stays deleted, also when the shard has a new owner that is behind and sends older rows (FORMAT.md section 3).
 """
 
@@ -78,8 +78,8 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
-    """Changes of one version from whole records of one partition of index-deltas.
+class ChangeBatch:
+    """The changes of one version in one record of index-deltas; `changes` is None without any.
 
     - next_position: in that partition
     - next_offsets: of the shard by source topic, None if the record is of another version
@@ -88,8 +88,8 @@ class Portion:
 
     version: int
     partition: int
-    changes: Changes | None = None
-    next_position: int | None = None
+    changes: Changes | None
+    next_position: int
     next_offsets: Mapping[str, int] | None = None
     source_ms: int = 0
 
@@ -97,25 +97,24 @@ class Portion:
         return 0 if self.changes is None else len(self.changes)
 
 
-def apply_portion(resident: Resident, portion: Portion) -> None:
+def apply_changes(resident: Resident, batch: ChangeBatch) -> None:
     """Writes the rows and moves positions and watermark. After an error these stay where they are: the version takes no more changes and reports why."""
     try:
-        if portion.changes is not None and len(portion.changes):
-            applied = resident.tables.apply(portion.changes, _covered(resident, portion.partition))
+        if batch.changes is not None and len(batch.changes):
+            applied = resident.tables.apply(batch.changes, _covered(resident, batch.partition))
             resident.scorer.on_applied(applied)
             resident.changes_applied += applied.applied
-            _remember_deletes(resident, portion.partition, portion.changes)
+            _remember_deletes(resident, batch.partition, batch.changes)
     except Exception as error:
-        resident.error = f"row changes of version {resident.version} from partition {portion.partition} failed: {error}"
+        resident.error = f"row changes of version {resident.version} from partition {batch.partition} failed: {error}"
         return
-    if portion.next_offsets is not None:
-        resident.arrivals.note(portion.partition, resident.watermark[portion.partition], portion.next_offsets, portion.source_ms)
-    if portion.next_position is not None:
-        resident.positions[portion.partition] = max(portion.next_position, resident.positions.get(portion.partition, 0))
-        resident.source_ms[portion.partition] = max(portion.source_ms, resident.source_ms.get(portion.partition, 0))
-    if portion.next_offsets is not None:
-        resident.watermark = _advance(resident.watermark, portion.partition, portion.next_offsets)
-        _forget_deletes(resident, portion.partition)
+    if batch.next_offsets is not None:
+        resident.arrivals.note(batch.partition, resident.watermark[batch.partition], batch.next_offsets, batch.source_ms)
+    resident.positions[batch.partition] = max(batch.next_position, resident.positions.get(batch.partition, 0))
+    resident.source_ms[batch.partition] = max(batch.source_ms, resident.source_ms.get(batch.partition, 0))
+    if batch.next_offsets is not None:
+        resident.watermark = _advance(resident.watermark, batch.partition, batch.next_offsets)
+        _forget_deletes(resident, batch.partition)
 
 
 def _covered(resident: Resident, partition: int) -> int:

@@ -41,7 +41,7 @@ UNPLACED_MAX = 100_000  # ids that found no room and are counted
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The result of one portion, in changes. `rows`: numbers of the rows that were written, in order of time, possibly repeated; `refused`: changes of new
+    """How many changes did what. `rows`: numbers of the rows that were written, in order of time, possibly repeated; `refused`: changes of new
     ids without room."""
 
     applied: int

@@ -11,7 +11,7 @@ from infra.metrics import Metrics
 from infra.processes import wait_until
 from serving.audit.parity_sampler import ParityFigures, ParitySampler, compare_answer
 from serving.engine.loop.engine import Engine
-from serving.engine.loop.resident import Portion
+from serving.engine.loop.resident import ChangeBatch
 from serving.engine.work import RankResult, RankWork, UserWork
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, running_engine
@@ -66,7 +66,7 @@ def test_a_planted_fault_is_seen(sampled: Sampled) -> None:
 
 def test_rows_that_moved_on_since_the_answer_are_not_compared(sampled: Sampled) -> None:
     work, result = sampled.ask()
-    assert sampled.engine.offer_changes(Portion(1, 0, None, 2, {"index-deltas": 2}))
+    assert sampled.engine.offer_changes(ChangeBatch(1, 0, None, 2, {"index-deltas": 2}))
     sampled.engine.run(lambda: None).result(60)
     sampled.ask()
     sampler = sampled.sampler()

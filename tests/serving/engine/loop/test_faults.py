@@ -10,12 +10,12 @@ from infra.processes import wait_until
 from serving.engine.devices.cpu import CpuScorer
 from serving.engine.devices.scorer import GuardedScorer
 from serving.engine.loop.engine import Engine
-from serving.engine.loop.resident import Portion
+from serving.engine.loop.resident import ChangeBatch
 from serving.engine.tables.tables import Applied
 from serving.engine.work import RankWork, UserWork
 from tests.infra.threads import raise_in
 from tests.schemas.model.samples import SPECS
-from tests.serving.engine.loop.test_loop import assert_is_reference, portion_of
+from tests.serving.engine.loop.test_loop import assert_is_reference, changes_at
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version
 
 WAIT_S = 30.0
@@ -114,8 +114,8 @@ def test_the_requests_of_a_turn_that_fails_get_its_error_and_later_ones_an_answe
 def test_a_change_that_fails_after_its_rows_stops_the_changes_of_that_version_and_not_the_engine(engine: Engine, version: Version) -> None:
     resident = version.resident()
     engine.install(resident).result(WAIT_S)
-    portion = portion_of(version, resident.version, [0], version.rows[1:2], 5)
-    engine.offer_changes(Portion(resident.version, 0, portion.changes, 1, {"item-features": None}, 77))  # type: ignore[dict-item] # the watermark fails
+    batch = changes_at(version, resident.version, [0], version.rows[1:2], 5)
+    engine.offer_changes(ChangeBatch(resident.version, 0, batch.changes, 1, {"item-features": None}, 77))  # type: ignore[dict-item] # the watermark fails
     wait_until(lambda: engine.status().faults == 1, WAIT_S, "the fault to be counted")
     assert "partition 0" in resident.error
     assert ask(engine, version).result(WAIT_S).ids
@@ -157,7 +157,7 @@ def test_when_the_device_is_lost_changes_of_rows_are_applied_all_the_same(engine
     resident = version.resident()
     resident.scorer = guarded(version, LOST)
     engine.install(resident).result(WAIT_S)
-    engine.offer_changes(portion_of(version, resident.version, [0], version.rows[1:2], 5))
+    engine.offer_changes(changes_at(version, resident.version, [0], version.rows[1:2], 5))
     wait_until(lambda: resident.changes_applied == 1, WAIT_S, "the change to be applied")
     assert not resident.error and engine.status().residents[0].device_error
 

@@ -14,7 +14,7 @@ from schemas.limits import CANDIDATES_MAX, DELTA_ROWS_PER_APPLY_MAX, STATE_EXTEN
 from serving.engine.devices.cpu import CpuScorer
 from serving.engine.devices.workers import Workers
 from serving.engine.loop.engine import Engine
-from serving.engine.loop.resident import Portion
+from serving.engine.loop.resident import ChangeBatch
 from serving.engine.tables.changes import Changes
 from serving.engine.work import RankWork, UserWork
 from tests.schemas.model.samples import SPECS
@@ -39,10 +39,10 @@ def engine():
     made.close()
 
 
-def portion_of(version: Version, number: int, places, rows: np.ndarray, features_version: int, position: int = 1) -> Portion:
+def changes_at(version: Version, number: int, places, rows: np.ndarray, features_version: int, position: int = 1) -> ChangeBatch:
     pairs = [(encode_index_key(version.ids[p]), encode_increment(stamp(features_version, 9), rows[i])) for i, p in enumerate(places)]
     changes = changes_of_pairs(row_layout(version.spec), pairs)
-    return Portion(number, 0, changes, position, {"item-features": position, "new-items": 0}, 77)
+    return ChangeBatch(number, 0, changes, position, {"item-features": position, "new-items": 0}, 77)
 
 
 def assert_is_reference(result, version: Version, behaviours, places, top_k: int) -> None:
@@ -107,12 +107,12 @@ def test_changes_are_applied_between_two_pieces_of_work_and_the_answer_says_how_
     engine.install(version.resident()).result(WAIT_S)
     rows = version.rows.copy()
     rows["bid"] = 500.0
-    assert engine.offer_changes(portion_of(version, 1, [5], rows[5:6], 2, position=41))
+    assert engine.offer_changes(changes_at(version, 1, [5], rows[5:6], 2, position=41))
     result = engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S)
     assert result.ids == [version.ids[5]] and result.watermark[0]["item-features"] == 41
     assert engine.status().residents[0].source_ms == {0: 77}
     gone = changes_of_pairs(row_layout(version.spec), [(encode_index_key(version.ids[5]), encode_increment(stamp(3, 9, dead=1), None))])
-    assert engine.offer_changes(Portion(1, 0, gone, 42))
+    assert engine.offer_changes(ChangeBatch(1, 0, gone, 42))
     after = engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S)
     assert after.unknown == [version.ids[5]] and after.ids != result.ids and engine.status().residents[0].positions == {0: 42}
 
@@ -123,7 +123,7 @@ def test_a_shard_that_was_set_back_moves_no_claim_until_it_is_ahead_in_every_top
 
     def claims(features: int, new_items: int, position: int) -> dict[str, int]:
         offsets = {"item-features": features, "new-items": new_items, "index-deltas": position}
-        assert engine.offer_changes(Portion(1, 0, None, position, offsets, 1))
+        assert engine.offer_changes(ChangeBatch(1, 0, None, position, offsets, 1))
         return dict(engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S).watermark[0])
 
     assert claims(10, 5, 1) == {"item-features": 10, "new-items": 5, "index-deltas": 1}
@@ -139,10 +139,10 @@ def test_changes_that_cannot_be_applied_move_no_claim_and_the_version_answers_on
     engine.install(resident).result(WAIT_S)
     with monkeypatch.context() as broken:
         broken.setattr(version.tables, "apply", lambda changes, covered: 1 // 0)
-        assert engine.offer_changes(portion_of(version, 1, [5], version.rows, 2, position=41))
+        assert engine.offer_changes(changes_at(version, 1, [5], version.rows, 2, position=41))
         engine.run(lambda: None).result(WAIT_S)
         engine.run(lambda: None).result(WAIT_S)  # two turns: the change is taken in the first one at the latest
-    assert engine.offer_changes(portion_of(version, 1, [5], version.rows, 3, position=42))
+    assert engine.offer_changes(changes_at(version, 1, [5], version.rows, 3, position=42))
     result = engine.submit_rank(RankWork(version.ids, 1, context=CONTEXT)).result(WAIT_S)
     (report,) = engine.status().residents
     assert result.ids and result.watermark[0]["item-features"] == 0 and (report.positions, report.changes_applied) == ({0: 0}, 0)
@@ -163,7 +163,7 @@ def test_one_turn_applies_a_bounded_number_of_rows_and_requests_get_their_turn_i
     held: Future[None] = Future()
     blocked = engine.run(lambda: held.result(WAIT_S))
     for turn in range(20):
-        engine.offer_changes(portion_of(version, 1, range(150), version.rows, 2 + turn, position=turn))
+        engine.offer_changes(changes_at(version, 1, range(150), version.rows, 2 + turn, position=turn))
     seen = engine.submit_rank(RankWork(version.ids, 1))
     held.set_result(None)
     blocked.result(WAIT_S)
@@ -224,7 +224,7 @@ def test_a_state_of_the_former_version_is_ranked_on_it_until_its_arena_is_releas
         engine.submit_rank(work).result(WAIT_S)
     with pytest.raises(Incompatible, match="version_gone"):
         engine.submit_user(UserWork(version=1)).result(WAIT_S)
-    assert not engine.offer_changes(Portion(1, 0))
+    assert not engine.offer_changes(ChangeBatch(1, 0, None, 1))
 
 
 def test_while_a_version_is_loaded_again_each_copy_takes_its_own_changes_and_the_served_one_answers(engine: Engine) -> None:
@@ -232,15 +232,15 @@ def test_while_a_version_is_loaded_again_each_copy_takes_its_own_changes_and_the
     served, loading = first.resident(), second.resident()
     engine.install(served).result(WAIT_S)
     engine.admit(loading).result(WAIT_S)
-    assert engine.offer_changes(portion_of(first, 1, [0], first.rows[:1], 2, position=41), served)
-    assert engine.offer_changes(portion_of(first, 1, [0], first.rows[:1], 2, position=7), loading)
+    assert engine.offer_changes(changes_at(first, 1, [0], first.rows[:1], 2, position=41), served)
+    assert engine.offer_changes(changes_at(first, 1, [0], first.rows[:1], 2, position=7), loading)
     engine.run(lambda: None).result(WAIT_S)
     engine.run(lambda: None).result(WAIT_S)
     (shown,) = engine.status().residents
     assert shown.positions[0] == 41 == engine.submit_rank(RankWork(first.ids, 1)).result(WAIT_S).watermark[0]["item-features"]
     assert loading.positions[0] == 7
     engine.install(loading).result(WAIT_S)
-    assert not engine.offer_changes(Portion(1, 0), served) and engine.offer_changes(Portion(1, 0), loading)
+    assert not engine.offer_changes(ChangeBatch(1, 0, None, 1), served) and engine.offer_changes(ChangeBatch(1, 0, None, 1), loading)
 
 
 class Meeting:
@@ -281,7 +281,7 @@ def test_a_batchs_user_halves_are_made_beside_its_rankings_and_changes_wait_for_
     resident, behaviours = version.resident(), make_behaviours(version, 5)
     state = resident.scorer.user_state(UserWork(PROFILE, behaviours))
     meeting = resident.scorer = Meeting(version.scorer())
-    meeting.begun = lambda: engine.offer_changes(portion_of(version, 1, [0], version.rows[:1], 2))
+    meeting.begun = lambda: engine.offer_changes(changes_at(version, 1, [0], version.rows[:1], 2))
     engine.install(resident).result(WAIT_S)
     engine.run(lambda: hold.wait(WAIT_S))  # until both wait
     user = engine.submit_user(UserWork(PROFILE, make_behaviours(version, 30)))

@@ -1,4 +1,4 @@
-"""A version's portions: which changes an owner of a shard that is behind may still make."""
+"""A version's changes: which changes an owner of a shard that is behind may still make."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from schemas.ids import Id, IdKind, encode_index_key
 from schemas.index.layout import Column, RowLayout, encode_increment
 from schemas.token import VersionToken
 from serving.engine.devices.scorer import Scorer
-from serving.engine.loop.resident import Portion, Resident, apply_portion
+from serving.engine.loop.resident import ChangeBatch, Resident, apply_changes
 from serving.engine.tables.changes import encode_ids
 from tests.serving.engine.samples import changes_of_pairs, empty_tables, item_id, stamp
 
@@ -34,7 +34,7 @@ class Shards:
         ]
         self.position += 1
         offsets = {"item-features": next_offsets[0], "new-items": next_offsets[1], "index-deltas": self.position}
-        apply_portion(self.resident, Portion(3, partition, changes_of_pairs(self.layout, pairs), self.position, offsets, 1))
+        apply_changes(self.resident, ChangeBatch(3, partition, changes_of_pairs(self.layout, pairs), self.position, offsets, 1))
 
     def has(self, item: Id) -> bool:
         return bool(self.resident.tables.find(encode_ids([item], self.kind))[0] >= 0)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.kernels.compiled import kernel, part
+from schemas.kernels.compiled import kernel, subkernel
 from schemas.kernels.float32_code import widen
 from schemas.kernels.products import BLOCK, multiply, run_layers
 from schemas.kernels.vector_blocks import address
@@ -45,7 +45,7 @@ class Places(NamedTuple):
     width: int
 
 
-@part
+@subkernel
 def _gather_row_block(
     columns: Columns, weights: VersionWeights, user: RequestUser, places: Places, row_B: np.ndarray, scratch: Scratch
 ) -> None:
@@ -65,7 +65,7 @@ def _gather_row_block(
         multiply(rows, inputs, stride, bea, bridges, joined.shape[1], zeros, 0, out, 4 * joined.shape[1], none)
 
 
-@part
+@subkernel
 def _join_row_block(
     columns: Columns,
     weights: VersionWeights,
@@ -106,7 +106,7 @@ def _join_row_block(
                 x[places.given + g] = given_CG[places_B[i], g]
 
 
-@part
+@subkernel
 def _run_row_layers(weights: VersionWeights, places: Places, rows: int, has_sim: bool, scratch: Scratch) -> None:
     """Runs the layers; the block's logits [BLOCK, padded tasks] are in the array that the last layer wrote. Sub-sequences as in the engine's pass."""
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]

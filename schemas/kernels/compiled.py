@@ -5,7 +5,7 @@ pass tuples of ten arrays for every block of candidates. A call on three such tu
 needed: the caller of a kernel holds every array until it returns.
 
 Invariants: a kernel allocates nothing; its caller gives it the memory (numba refuses to compile one that does). Code in the cache was made from today's
-sources. Numba itself compares only the file of a kernel. So the index also holds a hash of this room and of the parts that the kernel calls.
+sources. Numba itself compares only the file of a kernel. So the index also holds a hash of this room and of the subkernels that the kernel calls.
 """
 
 import functools
@@ -25,7 +25,7 @@ int64: Any = np.int64
 uint64: Any = np.uint64
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "no_cfunc_wrapper": True, "_nrt": False}
-_PART_OPTIONS = _OPTIONS | {"no_cpython_wrapper": True}
+_SUBKERNEL_OPTIONS = _OPTIONS | {"no_cpython_wrapper": True}
 
 
 def kernel(function: Function) -> Function:
@@ -33,9 +33,9 @@ def kernel(function: Function) -> Function:
     return _compiled(function, _OPTIONS)
 
 
-def part(function: Function) -> Function:
+def subkernel(function: Function) -> Function:
     """Called from kernels only."""
-    return _compiled(function, _PART_OPTIONS)
+    return _compiled(function, _SUBKERNEL_OPTIONS)
 
 
 def inlined(function: Function) -> Function:
@@ -62,7 +62,7 @@ def _compiled(function: Any, options: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def _sources_of(function: Any) -> frozenset[object]:
-    """What compiled code is made of: this room, the files of the function and of its parts, and the numbers that it takes from elsewhere."""
+    """What compiled code is made of: this room, the files of the function and of its subkernels, and the numbers that it takes from elsewhere."""
     found: set[object] = {toolchain(), _digest_file(function.__code__.co_filename)}
     for name in function.__code__.co_names:
         value = function.__globals__.get(name)

@@ -8,7 +8,7 @@ Arrays: T table entries, R rows.
 
 import numpy as np
 
-from schemas.kernels.compiled import inlined, int64, kernel, part
+from schemas.kernels.compiled import inlined, int64, kernel, subkernel
 from schemas.kernels.compiled import uint64 as U
 from schemas.kernels.vector_blocks import address, load_byte, load_word
 
@@ -40,7 +40,7 @@ def probe(table_T2: np.ndarray, key: int, place: int) -> int:
     return place
 
 
-@part
+@subkernel
 def remove(table_T2: np.ndarray, place: int) -> None:
     """Empties a place. Later entries of its chain move up, so that searches still find them."""
     mask = U(table_T2.shape[0] - 1)
@@ -54,7 +54,7 @@ def remove(table_T2: np.ndarray, place: int) -> None:
     table_T2[place, 1] = U(0)
 
 
-@part
+@subkernel
 def _tail(at: int, size: int) -> int:
     """Fewer than eight bytes as a word."""
     word = U(0)
@@ -63,7 +63,7 @@ def _tail(at: int, size: int) -> int:
     return word
 
 
-@part
+@subkernel
 def hash_bytes(at: int, size: int) -> int:
     """The key of `size` bytes at an address."""
     h, end = U(size) * _MIX_1, at + size
@@ -74,7 +74,7 @@ def hash_bytes(at: int, size: int) -> int:
     return mix(h ^ _tail(at, end - at))
 
 
-@part
+@subkernel
 def is_same(one: int, other: int, size: int) -> bool:
     """Whether `size` bytes at two addresses are equal."""
     end = one + size

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.kernels.compiled import kernel, part
+from schemas.kernels.compiled import kernel, subkernel
 from schemas.kernels.float64_code import LANES, layer_norm_row, round_numbers, softmax_row, widen_numbers
 from schemas.kernels.products import BLOCK, multiply
 from schemas.kernels.vector_blocks import address
@@ -70,14 +70,14 @@ class ItemScratch(NamedTuple):
     hidden_2BH: np.ndarray
 
 
-@part
+@subkernel
 def _look_up(weights: ItemWeights, row: int, into: int) -> None:
     """Row `row` of the embedding table, widened into address `into`. A number outside the table reads its first or last row."""
     width = weights.table.shape[1]
     widen_numbers(address(weights.table) + 4 * width * min(max(row, 0), weights.table.shape[0] - 1), width, _NO_CUT, into)
 
 
-@part
+@subkernel
 def _add_bag(weights: ItemWeights, buckets_V: np.ndarray, start: int, x_E: np.ndarray) -> None:
     """x_E = mean of the rows of a bag's buckets; zeros without any."""
     present = 0
@@ -93,7 +93,7 @@ def _add_bag(weights: ItemWeights, buckets_V: np.ndarray, start: int, x_E: np.nd
         x_E[e] /= np.float64(max(present, 1))
 
 
-@part
+@subkernel
 def _gather_row(items: ItemArrays, weights: ItemWeights, row: int, x_X: np.ndarray) -> None:
     """x_X = the inputs of an item, in the order of feature_places.py."""
     width, at, into = weights.table.shape[1], 0, address(x_X)
@@ -108,7 +108,7 @@ def _gather_row(items: ItemArrays, weights: ItemWeights, row: int, x_X: np.ndarr
     widen_numbers(address(items.embeddings_RE) + 4 * values * row, values, weights.value_abs_max, into + _NUMBER_BYTES * (at + numbers))
 
 
-@part
+@subkernel
 def _run_layers(rows: int, weights: ItemWeights, scratch: ItemScratch) -> int:
     """Both MLPs over a block. Returns the address of their outputs: in each row the vector's, then the key's."""
     stride, input_stride = _NUMBER_BYTES * scratch.hidden_2BH.shape[2], _NUMBER_BYTES * scratch.inputs_BX.shape[1]
@@ -126,7 +126,7 @@ def _run_layers(rows: int, weights: ItemWeights, scratch: ItemScratch) -> int:
     return hidden + (weights.products[-1, _LAYER] % 2) * turn
 
 
-@part
+@subkernel
 def _finish_rows(start: int, rows: int, found: int, weights: ItemWeights, scratch: ItemScratch, places: RowPlaces) -> None:
     """LayerNorm of both outputs of a block at address `found`; vectors and bridge weights, rounded to fp16, into the caller's columns (`places`)."""
     half, stride = _NUMBER_BYTES * weights.mask.shape[0], _NUMBER_BYTES * scratch.hidden_2BH.shape[2]

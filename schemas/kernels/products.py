@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from schemas.kernels.compiled import part
+from schemas.kernels.compiled import subkernel
 from schemas.kernels.float32_code import LANES
 from schemas.kernels.vector_blocks import (
     DOUBLE,
@@ -142,7 +142,7 @@ def _emit_tile(builder: Any, element: Any, vectors: int, arguments: Sequence[Any
 _multiply_tile, _multiply_half_tile = _make_tile(2), _make_tile(1)
 
 
-@part
+@subkernel
 def multiply(
     rows: int,
     source: int,
@@ -173,7 +173,7 @@ def multiply(
                 _multiply_half_tile(inputs, source_stride, panel, depth, first, start_stride, into, out_stride, least)
 
 
-@part
+@subkernel
 def run_layers(layers: np.ndarray, values: np.ndarray, count: int, rows: int, here: np.ndarray, there: np.ndarray) -> None:
     """Runs the first `count` layers of `pack_layers` in float32; all have ReLU but the last of `layers`, which is linear.
 

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from schemas.kernels.compiled import kernel, part
+from schemas.kernels.compiled import kernel, subkernel
 from schemas.kernels.float64_code import LANES, store_signs
 from schemas.kernels.products import BLOCK, TILE_ROWS, multiply, pack_panels
 from schemas.kernels.vector_blocks import address, aligned
@@ -51,7 +51,7 @@ class Signer:
         )
 
 
-@part
+@subkernel
 def _exponent(bits_M: np.ndarray) -> int:
     """e of the greatest |m| = f * 2^e with f in [0.5, 1); 0 of zeros. Greater numbers have greater bits."""
     greatest = np.uint32(0)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.kernels.compiled import kernel, part
+from schemas.kernels.compiled import kernel, subkernel
 from schemas.kernels.float32_code import LANES, soften_row
 from schemas.kernels.products import BLOCK, multiply, pack_panels, padded, run_layers
 from schemas.kernels.vector_blocks import address, aligned
@@ -55,7 +55,7 @@ def lay_out_attended(weights: UserWeights, rows_AD: np.ndarray) -> Attended:
     )
 
 
-@part
+@subkernel
 def _attend_block(rows: int, queries: int, query_stride: int, width: int, length: int, padded_width: int, scratch: Attended) -> None:
     """scratch.first_BH = softmax(queries behaviours^T / sqrt(D)) behaviours of a block of queries at an address."""
     zeros, none, columns = address(scratch.zeros), np.float32(-np.inf), scratch.weights_BA.shape[1]

@@ -23,7 +23,7 @@ import numpy as np
 
 from schemas.behaviour_columns import EMPTY, BehaviourColumns
 from schemas.features import Scope, encode_features
-from schemas.kernels.compiled import inlined, int64, kernel, part
+from schemas.kernels.compiled import inlined, int64, kernel, subkernel
 from schemas.kernels.float32_code import LANES, prefetch, sum_rows, widen_row
 from schemas.kernels.products import BLOCK, TILE_ROWS, multiply, padded
 from schemas.kernels.vector_blocks import address, aligned
@@ -152,7 +152,7 @@ def _add_to(total: int, vector: int, vectors: int) -> None:
     sum_rows(total, vector, vectors, total)
 
 
-@part
+@subkernel
 def _ask_for_rows(columns: Columns, row_L: np.ndarray, start: int, end: int) -> None:
     vector, signature = columns.vector, columns.signature
     for j in range(start, end):
@@ -165,7 +165,7 @@ def _ask_for_rows(columns: Columns, row_L: np.ndarray, start: int, end: int) -> 
             prefetch(address(columns.has_signature) + row)
 
 
-@part
+@subkernel
 def _gather_block(columns: Columns, weights: HistoryWeights, history: History, start: int, end: int, scratch: HistoryScratch) -> None:
     """Starts of the sums, and inputs, of the behaviours from `start` to `end`."""
     width, features, ids = weights.width, history.features_LF.shape[1], weights.items.shape[1]
@@ -187,7 +187,7 @@ def _gather_block(columns: Columns, weights: HistoryWeights, history: History, s
                 inputs_BX[i, ids + features + d] = np.float32(0)
 
 
-@part
+@subkernel
 def _add_signed(
     columns: Columns, history: History, start: int, end: int, first_signed: int, projected_BD: np.ndarray, sums: HistorySums
 ) -> None:
@@ -212,7 +212,7 @@ def _add_signed(
                     nibble += 32 * row_bytes
 
 
-@part
+@subkernel
 def _add_to_categories(
     columns: Columns, history: History, start: int, end: int, latest: int, projected_BD: np.ndarray, entries: np.ndarray, sums: HistorySums
 ) -> None:

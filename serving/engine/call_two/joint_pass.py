@@ -19,7 +19,7 @@ import numpy as np
 
 from schemas.kernels.bit_planes import EDGES_TOGETHER, SCRATCH_ROWS, TABLE_ROWS
 from schemas.kernels.bit_planes import LANES as BEHAVIOUR_LANES
-from schemas.kernels.compiled import inlined, int64, kernel, part
+from schemas.kernels.compiled import inlined, int64, kernel, subkernel
 from schemas.kernels.float32_code import SIGN_CHUNK, add_sign_rows, prefetch, widen_row
 from schemas.kernels.products import BLOCK, multiply, padded, run_layers
 from schemas.kernels.vector_blocks import address, aligned, apart
@@ -113,7 +113,7 @@ def _fill_sign_table(rows_KF: np.ndarray, table: np.ndarray) -> None:
                     table[chunk, nibble, value + 12, f] = low + a + b
 
 
-@part
+@subkernel
 def order_candidates(columns: Columns, weights: VersionWeights, row_C: np.ndarray, scratch: Scratch) -> int:
     """Puts the candidates of the user's own categories first. Returns how many these are.
 
@@ -137,7 +137,7 @@ def order_candidates(columns: Columns, weights: VersionWeights, row_C: np.ndarra
     return first
 
 
-@part
+@subkernel
 def _gather_words(columns: Columns, row_C: np.ndarray, words_CQ: np.ndarray) -> None:
     """Signatures of the candidates as words, in the order of `pack_words`."""
     signature, width = columns.signature, columns.signature.shape[1]
@@ -151,7 +151,7 @@ def _gather_words(columns: Columns, row_C: np.ndarray, words_CQ: np.ndarray) -> 
             words_CQ[i, q] = word
 
 
-@part
+@subkernel
 def count_tiers(columns: Columns, weights: VersionWeights, user: RequestUser, row_C: np.ndarray, scratch: Scratch) -> None:
     """scratch.near_CE = behaviours within each edge's limit, for each candidate of the share."""
     apart()  # and so is `take_beyond`: as parts of `score_part` the counts took half as long again
@@ -248,7 +248,7 @@ def join_realtime(columns: Columns, weights: VersionWeights, row: int, at: int, 
             at += 1
 
 
-@part
+@subkernel
 def _gather_block(
     columns: Columns, weights: VersionWeights, user: RequestUser, row_B: np.ndarray, entry_B: np.ndarray, scratch: Scratch
 ) -> None:
@@ -265,7 +265,7 @@ def _gather_block(
     multiply(rows, inputs, stride, bea, bridges, joined.shape[1], zeros, 0, out, 4 * joined.shape[1], linear)
 
 
-@part
+@subkernel
 def _join_block(
     columns: Columns,
     weights: VersionWeights,
@@ -297,7 +297,7 @@ def _join_block(
         join_realtime(columns, weights, row, weights.at_realtime, x)
 
 
-@part
+@subkernel
 def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, rows: int, has_sim: bool, scratch: Scratch) -> None:
     """The block's logits [BLOCK, padded tasks], in the array that the last of the layers wrote. Without `has_sim` the sub-sequences are left out."""
     layers, linear, relu = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)

@@ -48,7 +48,7 @@ from schemas.kernels.bit_planes import (
     set_distance,
     take_planes,
 )
-from schemas.kernels.compiled import kernel, part
+from schemas.kernels.compiled import kernel, subkernel
 from schemas.kernels.hash_table import group_rows, open_table
 from schemas.kernels.vector_blocks import address, apart
 
@@ -138,7 +138,7 @@ def write_planes(words_XQ: np.ndarray, planes_ZQBL: np.ndarray) -> None:
             _transpose(planes_ZQBL[z, q])
 
 
-@part
+@subkernel
 def _transpose(planes_BL: np.ndarray) -> None:
     """64 x 64 bits in each lane, all lanes side by side."""
     mask, step = U(0x00000000FFFFFFFF), 32
@@ -176,7 +176,7 @@ def build_word_table(planes_BL: np.ndarray, valid_L: np.ndarray, table_XL: np.nd
     build_planes(address(planes_BL), address(valid_L), address(table_XL))
 
 
-@part
+@subkernel
 def _list_digits(shift_L: np.ndarray, digits_X: np.ndarray) -> int:
     """The binary digits for which lanes count, as pairs of (mask: the bytes of their lanes, digit). Returns their number."""
     known = 0
@@ -191,7 +191,7 @@ def _list_digits(shift_L: np.ndarray, digits_X: np.ndarray) -> int:
     return known
 
 
-@part
+@subkernel
 def _place_limits(masks_EP: np.ndarray, places_X: np.ndarray) -> None:
     """The low and the high digit of each limit, the latter counted from where the high ones begin."""
     planes = masks_EP.shape[1]

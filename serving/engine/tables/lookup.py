@@ -10,7 +10,7 @@ Source: the idea of (key, row) pairs at low load, whose first entries are asked 
 
 import numpy as np
 
-from schemas.kernels.compiled import int64, kernel, part
+from schemas.kernels.compiled import int64, kernel, subkernel
 from schemas.kernels.compiled import uint64 as U
 from schemas.kernels.float32_code import prefetch
 from schemas.kernels.hash_table import hash_bytes, is_same, mix, probe, remove
@@ -38,7 +38,7 @@ def find_int64(ids_C: np.ndarray, table_T2: np.ndarray, row_C: np.ndarray) -> No
             row_C[i - _AHEAD] = int64(table_T2[place, 1]) - 1
 
 
-@part
+@subkernel
 def _take_row(stamps_R3: np.ndarray, dead_R: np.ndarray, header: np.ndarray) -> int:
     """A free row, or the next unused one; it counts as deleted until a change gives it values. -2 if no row is left."""
     row = header[HEADER_FREE] - 1
@@ -83,7 +83,7 @@ def place_int64(
         row_C[i] = row
 
 
-@part
+@subkernel
 def _forget(place: int, stamps_R3: np.ndarray, table_T2: np.ndarray, header: np.ndarray) -> None:
     """Removes an entry of the table and frees its row."""
     row = int64(table_T2[place, 1]) - 1
@@ -107,7 +107,7 @@ def forget_int64(
             _forget(place, stamps_R3, table_T2, header)
 
 
-@part
+@subkernel
 def _probe_text(text: int, size: int, key: int, spans_R2: np.ndarray, stored_M: np.ndarray, table_T2: np.ndarray) -> int:
     """Place in the table of the id of `size` bytes at address `text`, or of the empty entry where it belongs."""
     mask = U(table_T2.shape[0] - 1)
@@ -152,7 +152,7 @@ def find_text(
             row_C[i] = int64(table_T2[place, 1]) - 1
 
 
-@part
+@subkernel
 def _room_for_text(size: int, spans_R2: np.ndarray, stored_M: np.ndarray, header: np.ndarray) -> int:
     """Where an id of `size` bytes goes, -1 = no room. If it fits, to the bytes of the first free row's former id; else behind all others."""
     free, end = header[HEADER_FREE] - 1, header[HEADER_ID_BYTES]

@@ -22,8 +22,8 @@ print(array.sum(), sum(add_one.stats.cache_hits.values()))
 """
 
 PART = """
-from schemas.kernels.compiled import part
-@part
+from schemas.kernels.compiled import subkernel
+@subkernel
 def one():
     return {number}
 """
@@ -47,7 +47,7 @@ def test_a_type_that_was_renamed_since_is_compiled_again_and_no_error(tmp_path: 
     assert [start("Before"), start("Before"), start("After")] == ["3.0 0\n", "3.0 1\n", "3.0 0\n"]
 
 
-def test_a_part_in_another_file_that_changed_since_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subkernel_in_another_file_that_changed_since_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "kernels.py").write_text(KERNEL)
 

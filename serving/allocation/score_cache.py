@@ -18,9 +18,8 @@ import numpy as np
 from schemas.allocation import CachedAge
 from schemas.ids import Id
 from serving.allocation.settings import AllocationSection
+from serving.core.final_order import logits_of
 from serving.engine.work import RankResult, UserState
-
-_P_MIN = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +82,5 @@ def give_again(kept: Kept, ages: Sequence[CachedAge], top_k: int) -> RankResult:
     probability_AT = result.probabilities_AT[:top_k].copy()
     knots = [age.age_s for age in ages]
     slope, intercept = (float(np.interp(kept.age_s, knots, [getattr(age, name) for age in ages])) for name in ("slope", "intercept"))
-    probability_AT[:, 0] = 1 / (1 + np.exp(-(slope * logits_of(probability_AT) + intercept)))
+    probability_AT[:, 0] = 1 / (1 + np.exp(-(slope * logits_of(probability_AT[:, 0]) + intercept)))
     return replace(result, ids=result.ids[:top_k], scores_A=result.scores_A[:top_k], probabilities_AT=probability_AT)
-
-
-def logits_of(probability_AT: np.ndarray) -> np.ndarray:
-    """Logits of the first task's probabilities: [A]."""
-    p_A = np.clip(probability_AT[:, 0].astype(np.float64), _P_MIN, 1 - _P_MIN)
-    return np.asarray(np.log(p_A) - np.log1p(-p_A))

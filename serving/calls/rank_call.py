@@ -23,7 +23,7 @@ from serving.allocation.allocator import Allocator
 from serving.allocation.decisions import Choice
 from serving.allocation.outcomes import Given, Probe
 from serving.allocation.pick import DEFAULT_CLASS, Ask, Mode
-from serving.allocation.score_cache import Kept, give_again, logits_of
+from serving.allocation.score_cache import Kept, give_again
 from serving.calls.deadline import Deadline
 from serving.calls.final_call import FinalCall, cut
 from serving.calls.paced_engine import PacedEngine, Timed
@@ -32,6 +32,7 @@ from serving.calls.state_pool import prior_key
 from serving.calls.user_halves import Asked, Users
 from serving.calls.user_rungs import Half, UserRungs
 from serving.calls.version_choice import check_consistency, choose_version, is_reached, wait_for_watermark
+from serving.core.final_order import logits_of
 from serving.core.ladder import DEGRADED, Rung, take_first
 from serving.core.relay_rungs import DEGRADED_RUNGS, FinalRung
 from serving.core.row_ages import UNKNOWN, RowAges
@@ -182,7 +183,7 @@ class RankCall:
                 raise _worthless(choice.receipt())
             work = plan.work(half, choice.candidates)
             if choice.cached and kept is not None:
-                state, given = "cached", Given(kept.result.ids[:_GIVEN], logits_of(kept.result.probabilities_AT[:_GIVEN]).tolist())
+                state, given = "cached", Given(kept.result.ids[:_GIVEN], logits_of(kept.result.probabilities_AT[:_GIVEN, 0]).tolist())
                 return give_again(kept, self._allocator.ages(version), request.top_k), work, choice
             timed.expected_ms = choice.expected_ms
             probed = self._allocator.is_probe(choice) and len(work.item_ids) <= TOP_K_MAX

@@ -15,9 +15,9 @@ from schemas.model.score import BID, Terms, rank_scores
 LOGIT_MAX = 20.0  # beyond it fp32 has no probability other than 0 and 1
 
 
-def logits_of(probabilities_CT: np.ndarray) -> np.ndarray:
-    """float32 [C, T]: log-odds, clipped to +-LOGIT_MAX. What training and the audit read of AIF too."""
-    wide = probabilities_CT.astype(np.float64)
+def logits_of(probabilities: np.ndarray) -> np.ndarray:
+    """float32 of the same shape: log-odds, clipped to +-LOGIT_MAX. What training and the audit read of AIF too."""
+    wide = probabilities.astype(np.float64)
     with np.errstate(divide="ignore"):
         return np.clip(np.log(wide) - np.log1p(-wide), -LOGIT_MAX, LOGIT_MAX).astype(np.float32)
 

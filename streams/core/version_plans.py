@@ -9,7 +9,7 @@ Invariants:
   of v, except for the served version: the shards wait for its checkpoint, until another version is wanted.
 - Nothing is planned from a log that has an entry this code does not know (B2).
 - A frozen version that is revived goes the way of a new one: start, build, seal. Its build takes over every row that still holds from the last
-  sealed parts (streams/builders/base_rows.py), so only what changed since is computed (B11).
+  sealed parts (streams/builders/full_part.py), so only what changed since is computed (B11).
 - Before a revision is sealed, the full part is written again if the last sealed incremental part had grown past a share of it.
 
 A version that is behind in a shard starts again there if it is built or revived, and not sealed there (streams/versions/shard_versions.py looks). One that

@@ -1,7 +1,7 @@
 """A replay that a version adopts: what streams/replay/replayed_rows.py leaves in the index store before the checkpoint record is published (protocol B3, B11).
 
 Here: the replay, a fresh shard fed from the start of its topics to offsets of its own, and its parts. Not here: the version's build, which takes the
-rows that still hold from there (streams/builders/base_rows.py).
+rows that still hold from there (streams/builders/full_part.py).
 """
 
 from pathlib import Path

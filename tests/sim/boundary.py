@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import streams.builders.base_rows
 import streams.builders.full_part
 import streams.builders.running_jobs
 import streams.builders.sealer
@@ -132,9 +131,9 @@ def _replacements(boundary: Boundary) -> list[tuple[Any, str, object]]:
     unique: Callable[[], str] = boundary.world.unique
     removal = SimpleNamespace(rmtree=boundary.remove)
     return [
-        (streams.builders.base_rows, "read_full_part", boundary.read_full_part),
-        (streams.builders.base_rows, "read_incremental_part", boundary.read_incremental_part),
-        (streams.builders.base_rows, "verify_part", boundary.verify_part),
+        (streams.builders.full_part, "read_full_part", boundary.read_full_part),
+        (streams.builders.full_part, "read_incremental_part", boundary.read_incremental_part),
+        (streams.builders.full_part, "verify_part", boundary.verify_part),
         (streams.builders.full_part, "open_shard_reader", boundary.open_shard_reader),
         (streams.builders.full_part, "write_full_part", boundary.write_full_part),
         (streams.builders.sealer, "open_shard_reader", boundary.open_shard_reader),

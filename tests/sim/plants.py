@@ -23,7 +23,7 @@ from schemas.errors import Unavailable
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.lifecycle import State
 from serving.audit.version_rows import stamp_advances
-from streams.builders import base_rows
+from streams.builders import full_part
 from streams.builders.jobs import BuildJob, SealJob
 from streams.builders.running_jobs import on_shard
 from streams.builders.sealer import SealPoint
@@ -315,7 +315,7 @@ def _accept_unchecked(shard: Shard, job: BuildJob, result: Any) -> bool:
 
 @plant("a replay is adopted without recomputing newer rows", "served rows", "rows of a version", "manifest", "watermark")
 def _adopted_without_recompute(_: World, __: Boundary) -> Sequence[Replacement]:
-    return [(base_rows, "has_inputs", lambda *_: True)]
+    return [(full_part, "has_inputs", lambda *_: True)]
 
 
 @plant("after a lost answer a writer takes the file for its own without asking whose it is", "no step fails", "the control log reads")

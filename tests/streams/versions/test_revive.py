@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from infra.cli import build_app
 from schemas.index.control import Entry
 from schemas.index.lifecycle import Cause, EntryKind, State
-from streams.builders import base_rows
+from streams.builders import full_part
 from streams.builders.full_part import build_full_part
 from streams.builders.jobs import BuildJob
 from streams.encoder import RowEncoder
@@ -111,7 +111,7 @@ def test_without_the_old_parts_everything_is_computed_and_the_rows_are_the_same(
 
 def test_a_base_taken_without_looking_at_inputs_is_seen(world: World, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: rows of the frozen version are adopted without computing newer ones."""
-    monkeypatch.setattr(base_rows, "has_inputs", lambda *_: True)
+    monkeypatch.setattr(full_part, "has_inputs", lambda *_: True)
     freeze_1(world, worker)
     revive(world, worker)
     assert world.reader(1) != world.oracle(1, 1)

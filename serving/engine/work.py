@@ -9,7 +9,8 @@ Every result names the token of the one version it was computed from (I2). A fut
 Arrays: C candidates, T tasks, A answers (min(top_k, known candidates)).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -154,3 +155,17 @@ class EngineStatus:
     faults: int = 0
     last_fault: str = ""
     turn_age_s: float = 0.0
+
+
+def answer(future: "Future[Any]", call: Callable[[], Any]) -> bool:
+    """Runs `call` and puts its result or error into the future. True for a result. A cancelled future (deadline passed) is not computed."""
+    if not future.set_running_or_notify_cancel():
+        return False
+    try:
+        future.set_result(call())
+        return True
+    except BaseException as error:  # it belongs to this request
+        future.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+        return False

@@ -18,6 +18,8 @@ Invariants:
 
 import contextlib
 import itertools
+import logging
+import math
 import threading
 import time
 from collections import deque
@@ -34,8 +36,7 @@ from serving.engine.call_one.call_one import find_base
 from serving.engine.devices.scorer import compile_kernels
 from serving.engine.devices.workers import WORKERS, Beside
 from serving.engine.loop.resident import ChangeBatch, Resident, apply_changes, rank, report_of
-from serving.engine.loop.turns import Turns, answer
-from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserState, UserWork
+from serving.engine.work import EngineStatus, RankResult, RankWork, UserResult, UserState, UserWork, answer
 
 BATCH_MAX = 8  # pieces of work between two looks at messages and changes
 CHANGES_QUEUED_MAX = 1_000  # a follower that is faster than the engine has to wait
@@ -43,6 +44,8 @@ LONG_HISTORY = 4_096  # behaviours: one or two ms; handing a half over costs 0.4
 IDLE_WAIT_S = 0.5
 CLOSE_S_MAX = 10.0
 RETRY_AFTER_S = 0.1
+
+_log = logging.getLogger("aif.engine")
 
 T = TypeVar("T")
 Piece = tuple[Future[Any], UserWork | RankWork]
@@ -62,7 +65,7 @@ class Engine:
         self._current: Resident | None = None
         self._flips, self._answered, self._failed = 0, 0, 0
         self._batch: list[Piece] = []  # what this turn has taken
-        self._turns = Turns()
+        self._faults, self._last_fault, self._turned_s = 0, "", time.monotonic()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -92,9 +95,7 @@ class Engine:
 
     def is_long(self, work: UserWork | RankWork) -> bool:
         """Whether a helper will make this user half while rankings go on, from any thread."""
-        if not self._goes_beside(work) or len(work.behaviours) <= LONG_HISTORY:
-            return False
-        return self.find_resident(work.version) is not None and self.count_unread(work) > LONG_HISTORY
+        return self._goes_beside(work) and len(work.behaviours) > LONG_HISTORY and self.count_unread(work) > LONG_HISTORY
 
     def count_unread(self, work: UserWork) -> int:
         """How many behaviours a user half has to read: those that its earlier state lacks, or all if that state cannot be extended; from any thread."""
@@ -140,10 +141,16 @@ class Engine:
             answered=self._answered,
             failed=self._failed,
             flips=self._flips,
-            faults=self._turns.faults,
-            last_fault=self._turns.last_fault,
-            turn_age_s=self._turns.age_s(self._thread, self._closed),
+            faults=self._faults,
+            last_fault=self._last_fault,
+            turn_age_s=self._turn_age_s(),
         )
+
+    def _turn_age_s(self) -> float:
+        """0 before the thread's start and after `close`, infinite if the thread has ended by itself."""
+        if self._thread.ident is None or self._closed:
+            return 0.0
+        return time.monotonic() - self._turned_s if self._thread.is_alive() else math.inf
 
     def _submit(self, work: UserWork | RankWork) -> "Future[Any]":
         future: Future[Any] = Future()
@@ -251,7 +258,8 @@ class Engine:
                 if self._wait():
                     self._turn()
             except BaseException as error:
-                self._turns.note_fault(error)
+                self._faults, self._last_fault = self._faults + 1, repr(error)
+                _log.error("engine_fault: %r; the requests of this turn failed, the engine continues", error, exc_info=error)
                 for future, _ in self._batch:
                     with contextlib.suppress(InvalidStateError):  # it has its answer
                         future.set_exception(error)
@@ -268,9 +276,9 @@ class Engine:
         with self._wake:
             self._wake.notify_all()  # a follower may be waiting for room
             while not (self._closed or self._messages or self._changes or self._work):
-                self._turns.note()
+                self._turned_s = time.monotonic()
                 self._wake.wait(IDLE_WAIT_S)
-            self._turns.note()
+            self._turned_s = time.monotonic()
             return not self._closed
 
     def _serve_batch(self, batch: list[Piece]) -> None:

@@ -59,8 +59,8 @@ from serving.protocols.listener import Listener, Tls, read_tls
 from serving.relay.relay import Relay
 from serving.reports import Reporter
 from serving.settings import ServerSettings
-from serving.short_turns import share_the_interpreter
 from serving.status_view import STALE, EngineMetrics, find_stale, readiness, server_status
+from serving.time_slices import share_the_interpreter
 from serving.topic_watch import TopicWatch
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import StoreBounds, ViewIdentity, open_user_store

@@ -23,7 +23,7 @@ from lab.figures.declared import read_bench
 from lab.load import FAILED, OK, Latencies, Target, encode_inferences, run_to_the_microsecond, send_at, send_in_turns
 from lab.serving.overload import OverloadPlan, merge_turns, open_server, ratio_of_turns
 from schemas.errors import Unavailable
-from serving.short_turns import take_short_turns
+from serving.time_slices import take_short_slices
 
 ALLOCATION_BENCH = read_bench("bench allocation")
 
@@ -73,7 +73,7 @@ def measure_allocation(plan: AllocationPlan) -> Figures:
     figures = Figures(ALLOCATION_BENCH, asdict(plan))
     world = OverloadPlan(plan.items, plan.users, plan.behaviours, plan.candidates)
     with open_server(world) as server, httpx.Client(base_url=server.url, timeout=60.0) as http:
-        take_short_turns(
+        take_short_slices(
             {threading.get_native_id()}
         )  # the sender shares a core with the ports, and its time slice would be in every latency
         say("each candidate's value by full work ...")

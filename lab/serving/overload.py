@@ -5,7 +5,7 @@
     overload    open loop at 10 times the capacity: latencies of admitted and of refused requests, memory before and after
 
 The engine has all cores but one; the last one is shared by the load generator and the server's ports. With engine threads on all cores the bench would
-measure a delayed generator, and ports on all cores would delay the engine. The generator asks the kernel for short turns, as the ports do, because its own
+measure a delayed generator, and ports on all cores would delay the engine. The generator asks the kernel for short slices, as the ports do, because its own
 time slice would be in every latency otherwise. Its own lag is a figure, and a warning is printed where it is not small. Requests are inferences with binary
 tensors, so that the engine is the bottleneck and not the decoding of JSON. Every user's half is in the pool; long histories make SimTier the larger part of
 the work. Steady and overload alternate, because other processes may use the machine. The ratio of their p99 has an interval: with two turns of each, nine
@@ -33,7 +33,7 @@ from lab.figures.declared import read_bench
 from lab.load import FAILED, OK, REFUSED, Latencies, encode_inferences, run_to_the_microsecond, send_at_rate, send_in_turns
 from lab.serving.child import LineChild
 from schemas.errors import Unavailable
-from serving.short_turns import take_short_turns
+from serving.time_slices import take_short_slices
 
 OVERLOAD_BENCH = read_bench("bench overload")
 
@@ -81,7 +81,7 @@ def measure_overload(plan: OverloadPlan) -> Figures:
     """All figures of the command."""
     figures = Figures(OVERLOAD_BENCH, asdict(plan))
     with open_server(plan) as server:
-        take_short_turns({threading.get_native_id()})
+        take_short_slices({threading.get_native_id()})
         requests = [{"user_id": np.array([number % plan.users]), "item_ids": ids} for number, ids in enumerate(server.requests)]
         target, bodies = encode_inferences(server.url, {"parameters": {"binary_data_output": True}}, requests)
         say("each user's half ...")

@@ -47,7 +47,7 @@ from serving.protocols.listener import Listener
 from serving.relay.relay import Relay
 from serving.relay.settings import RelaySection
 from serving.settings import ServeSection
-from serving.short_turns import share_the_interpreter
+from serving.time_slices import share_the_interpreter
 from serving.users.user_store import StoreBounds, UserStore, ViewIdentity, open_user_store
 
 REQUESTS = 32  # how many lists of candidates

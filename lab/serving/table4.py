@@ -30,7 +30,7 @@ from lab.serving.world import CONTEXT, PROFILE, VERSION, RankWorld, open_rank_wo
 from schemas.errors import Unavailable
 from serving.engine.loop.engine import Engine
 from serving.engine.work import RankWork, UserResult, UserState, UserWork
-from serving.short_turns import share_the_interpreter
+from serving.time_slices import share_the_interpreter
 
 TABLE_4 = read_bench("bench table4")
 

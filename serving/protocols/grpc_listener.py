@@ -34,7 +34,7 @@ from serving.protocols.inference_messages import POOL
 from serving.protocols.listener import Tls
 from serving.protocols.open_inference import NOT_HERE
 from serving.protocols.ports import bind_port, bracketed, connections_max
-from serving.short_turns import new_threads_take_short_turns
+from serving.time_slices import new_threads_take_short_slices
 
 _LOOK_S = 1.0  # between two looks at whether the port is still there
 _KEEPALIVE_MS = 30_000  # between two looks at whether a connection still reads
@@ -118,7 +118,7 @@ class GrpcListener:
         """From now on calls are answered."""
         logging.getLogger(_LIBRARY_LOGGER).addFilter(is_worth_a_line)
         await self.show_ready(False)
-        with new_threads_take_short_turns():
+        with new_threads_take_short_slices():
             await self._server.start()
         self._watch = asyncio.create_task(self._watch_port())
 

@@ -39,7 +39,7 @@ from infra.processes import wait_until
 from schemas.errors import Misconfigured, Unavailable
 from schemas.limits import CONNECTIONS_MAX, HTTP_HEAD_BUFFER_BYTES
 from serving.protocols.ports import bind_port, bracketed, connections_max, listen
-from serving.short_turns import new_threads_take_short_turns
+from serving.time_slices import new_threads_take_short_slices
 
 _OPEN_S_MAX = 60.0  # of a machine that is busy with other starts
 _LOOK_S = 0.25  # between two looks at whether clients wait
@@ -185,7 +185,7 @@ class Listener:
 
     async def open(self) -> None:
         """Returns once requests are answered. Raises Misconfigured (`port_taken`), Unavailable (`port_not_open`) if there is no answer after a minute."""
-        with new_threads_take_short_turns():
+        with new_threads_take_short_slices():
             self._task = asyncio.create_task(self._server.serve())
             await asyncio.to_thread(self._wait_open, self._task)
         self._room = asyncio.create_task(self._make_room())

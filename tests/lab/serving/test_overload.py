@@ -37,7 +37,7 @@ def test_a_server_that_answers_nothing_or_ended_ends_the_bench_with_a_message(mo
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     server = BenchServer(f"http://127.0.0.1:{port}", ended.pid, np.arange(6).reshape(2, 3))
     monkeypatch.setattr(overload, "open_server", lambda _: contextlib.nullcontext(server))
-    monkeypatch.setattr(overload, "take_short_turns", lambda _: None)
+    monkeypatch.setattr(overload, "take_short_slices", lambda _: None)
     with pytest.raises(Unavailable, match="answered none of"):
         measure_overload(OverloadPlan(seconds=0.1))
     with pytest.raises(Unavailable, match="has ended"):

@@ -1,12 +1,12 @@
-"""Only the threads of the ports ask for short turns; whether the system grants them is not tested."""
+"""Only the threads of the ports ask for short time slices; whether the system grants them is not tested."""
 
 import os
 import threading
 
 import pytest
 
-from serving import short_turns
-from serving.short_turns import list_threads, new_threads_take_short_turns, share_the_interpreter, take_short_turns
+from serving import time_slices
+from serving.time_slices import list_threads, new_threads_take_short_slices, share_the_interpreter, take_short_slices
 
 _NO_THREAD = (1 << 22) + 1  # more than the system counts to
 
@@ -28,9 +28,9 @@ class Thread:
 
 def test_exactly_the_threads_that_were_started_inside_and_the_own_one_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[set[int]] = []
-    monkeypatch.setattr(short_turns, "take_short_turns", lambda threads: asked.append(set(threads)))
+    monkeypatch.setattr(time_slices, "take_short_slices", lambda threads: asked.append(set(threads)))
     before = Thread()
-    with new_threads_take_short_turns():
+    with new_threads_take_short_slices():
         inside = Thread()
     after = Thread()
     assert {inside.number, threading.get_native_id()} <= asked[0]
@@ -40,11 +40,11 @@ def test_exactly_the_threads_that_were_started_inside_and_the_own_one_are_asked_
 
 
 def test_a_thread_that_is_not_there_or_follows_other_rules_is_left_alone() -> None:
-    assert take_short_turns([_NO_THREAD]) == 0
+    assert take_short_slices([_NO_THREAD]) == 0
     other = Thread()
     assert other.number is not None
     os.sched_setscheduler(other.number, os.SCHED_BATCH, os.sched_param(0))
-    assert take_short_turns([other.number]) == 0
+    assert take_short_slices([other.number]) == 0
     other.end()
 
 
@@ -54,7 +54,7 @@ def test_what_a_thread_is_otherwise_stays_as_it_is_and_what_it_starts_later_has_
     def ask() -> None:
         own = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, own, 3)
-        take_short_turns([own])
+        take_short_slices([own])
         seen.append((os.getpriority(os.PRIO_PROCESS, own), os.sched_getscheduler(own) & ~os.SCHED_RESET_ON_FORK))
 
     asking = threading.Thread(target=ask)
@@ -68,4 +68,4 @@ def test_nobody_keeps_the_interpreter_for_as_long_as_a_request_takes(monkeypatch
     asked: list[float] = []
     monkeypatch.setattr("sys.setswitchinterval", asked.append)
     share_the_interpreter()
-    assert asked == [short_turns.INTERPRETER_S] and asked[0] < 0.001
+    assert asked == [time_slices.INTERPRETER_S] and asked[0] < 0.001

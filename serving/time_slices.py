@@ -22,7 +22,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 
-TURN_NS = 100_000  # the shortest slice that the kernel grants
+SLICE_NS = 100_000  # the shortest slice that the kernel grants
 INTERPRETER_S = 0.0005  # a switch between threads costs about 10 us
 _SYSCALLS = {"x86_64": 314, "aarch64": 274}  # sched_setattr
 _ATTRIBUTES = struct.Struct("IIQiIQQQII")  # size, policy, flags, nice, priority, slice in ns; deadline, period and utilisation are unused
@@ -40,14 +40,14 @@ def list_threads() -> frozenset[int]:
 
 
 @contextlib.contextmanager
-def new_threads_take_short_turns() -> Iterator[None]:
+def new_threads_take_short_slices() -> Iterator[None]:
     """Gives short slices to the threads that are started inside, and to the calling thread (the event loop's)."""
     before = list_threads()
     yield
-    take_short_turns({threading.get_native_id(), *(list_threads() - before)})
+    take_short_slices({threading.get_native_id(), *(list_threads() - before)})
 
 
-def take_short_turns(threads: Iterable[int]) -> int:
+def take_short_slices(threads: Iterable[int]) -> int:
     """Asks the kernel for short slices for these threads. Returns how many were granted. Raises nothing."""
     number = _SYSCALLS.get(platform.machine())
     return 0 if number is None else sum(_ask(number, thread) for thread in threads)
@@ -60,5 +60,5 @@ def _ask(number: int, thread: int) -> bool:
         nice = os.getpriority(os.PRIO_PROCESS, thread)
     except OSError:  # the thread has ended
         return False
-    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, TURN_NS, 0, 0, 0, 0)
+    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, SLICE_NS, 0, 0, 0, 0)
     return ctypes.CDLL(None).syscall(number, thread, attributes, 0) == 0

@@ -11,18 +11,16 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 
 from infra.clock import Clock
 from infra.index.store import IndexStore
-from infra.kafka.reader import SourceRecord
 from infra.kafka.security import Bootstrap
 from schemas.errors import Incompatible
 from schemas.index.control import ControlState
 from schemas.topics import MODEL_CHECKPOINTS, SHARD_TOPICS
-from streams.core.batching import Partition, plan_runs
-from streams.missing_records import MissingRecords
+from streams.core.batching import Partition
+from streams.record_feed import RecordFeed
 from streams.shard.log_ends import LogRange, fetch_log_ranges
 from streams.shard.start import start_shard
 from streams.shard.task import ShardTask
@@ -50,7 +48,7 @@ class OwnedShards:
         self._index, self._clock, self._store = index, clock, store
         self._make_task, self._next_checkpoint_offset, self._on_opened = make_task, next_checkpoint_offset, on_opened
         self._tasks: dict[int, ShardTask] = {}
-        self.missing = MissingRecords(bootstrap, prefix)
+        self.feed = RecordFeed(bootstrap, prefix, lambda partition: self._tasks.get(partition[1]))
         self._generation: int | None = None  # of the group, at the last assignment
         self.closing = threading.Event()  # set from `suspend` until partitions are open again: nothing waits meanwhile
         self.assigned = False  # whether an assignment, maybe an empty one, has been handled
@@ -118,32 +116,6 @@ class OwnedShards:
         """Closes every shard."""
         tasks, self._tasks = self.tasks, {}
         await asyncio.gather(*(asyncio.to_thread(task.close) for task in tasks))
-
-    async def apply(self, records: Sequence[SourceRecord]) -> None:
-        """Applies a batch of one topic: each partition's records by its shard, all at the same time."""
-        by_partition = sorted(records, key=lambda r: r.partition)  # stable: offsets keep their order
-        await asyncio.gather(*(self._apply_partition(list(some)) for _, some in groupby(by_partition, lambda r: r.partition)))
-
-    async def _apply_partition(self, records: Sequence[SourceRecord]) -> None:
-        """Where offsets go back, the consumer has sought: the records after that are a batch of their own."""
-        for run in plan_runs([r.offset for r in records]):
-            await self._apply_run(records[run])
-
-    async def _apply_run(self, records: Sequence[SourceRecord]) -> None:
-        partition = (records[0].topic, records[0].partition)
-        task = self._tasks.get(partition[1])
-        if task is None:
-            return  # given away meanwhile; the next owner starts at the shard's offset
-        try:
-            await task.apply(records)
-            self.missing.passed(partition)
-        except Incompatible as error:
-
-            async def read_next() -> int:
-                held = await asyncio.wrap_future(task.submit(lambda shard: shard.next_offsets))
-                return held[partition[0]]
-
-            await self.missing.read_again(error, records, read_next)
 
 
 def _shard_numbers(partitions: frozenset[Partition]) -> set[int]:

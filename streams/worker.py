@@ -165,7 +165,7 @@ class Worker:
             self.store,
         )
         app = self._make_app()
-        self.owned.missing.seek = app.seek
+        self.owned.feed.seek = app.seek
         works = {"reconcile": self._reconcile, "lag": self._show_lag, "topics": self._watch_topics}
         threads = [GuardedThread(work, name, self._stopping) for name, work in works.items()]
         stop = asyncio.Event()
@@ -201,8 +201,8 @@ class Worker:
             template=self._template,
         )
         add = functools.partial(add_agent, app, records_max=worker.batch_records_max, within_s=worker.within_ms / 1000)
-        add(ITEM_FEATURES, self.owned.apply)
-        add(NEW_ITEMS, self.owned.apply)
+        add(ITEM_FEATURES, self.owned.feed.apply)
+        add(NEW_ITEMS, self.owned.feed.apply)
         add_agent(app, MODEL_CHECKPOINTS, self.versions.handle_checkpoints, records_max=1, within_s=worker.within_ms / 1000)
         return app
 

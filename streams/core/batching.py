@@ -3,7 +3,7 @@
 Bounds: a micro-batch is one RocksDB WriteBatch of at most WRITE_BATCH_UPDATES_MAX updates, because a larger one would hold the interpreter too long.
 A record is never cut, because its updates share one offset and the next offset is written with them.
 A hole in a partition: its records are fetched again once; if the hole is still there, the process ends. Offsets that a transaction skips are no holes.
-streams/missing_records.py has the reasons.
+streams/record_feed.py has the reasons.
 """
 
 import enum

@@ -95,6 +95,10 @@ class ShardDirectory:
         """Next offset of each source topic: everything before it is in the shard."""
         return dict(self.state.next_offsets)
 
+    def next_offset(self, topic: str, _: int) -> int:
+        """The same of one topic; a shard has one partition of each."""
+        return self.state.next_offsets[topic]
+
     @property
     def versions(self) -> Mapping[int, ShardVersion]:
         """The versions of this shard, by number, ascending."""

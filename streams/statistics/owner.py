@@ -1,6 +1,6 @@
 """Which process counts: the one that the group gave all partitions, because the rate of an item has the share of all items in it.
 
-Here: opening and closing the tally for Faust's shell, and the way of a batch to its task. Not here: assignment (faust_shell.py), counting (tally.py).
+Here: opening and closing the tally for Faust's shell. Not here: assignment (faust_shell.py), counting (tally.py).
 A directory that does not read, or that needs records that the log no longer has, is removed, and the log is counted again from its beginning.
 """
 
@@ -8,18 +8,16 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
-from itertools import groupby
 from pathlib import Path
 
 from infra.kafka.admin import end_offsets, start_offsets
-from infra.kafka.reader import SourceRecord
 from infra.kafka.security import Bootstrap
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.topics import IMPRESSIONS, ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
-from streams.core.batching import Partition, plan_runs
-from streams.missing_records import MissingRecords
+from streams.core.batching import Partition
+from streams.record_feed import RecordFeed
 from streams.shard.task import SerialTask
 from streams.statistics.tally import Tally
 
@@ -44,7 +42,7 @@ class TallyOwner:
         self._open_tally, self._take_older_items, self._make_task = open_tally, take_older_items, make_task
         self.task: SerialTask[Tally] | None = None
         self.assigned = False
-        self.missing = MissingRecords(bootstrap, prefix)
+        self.feed = RecordFeed(bootstrap, prefix, lambda _: self.task)
 
     async def open_partitions(self, partitions: frozenset[Partition], generation: int) -> Mapping[Partition, int]:
         """Opens the tally where all partitions were given to this process, and returns the offsets from which it reads."""
@@ -114,28 +112,6 @@ class TallyOwner:
         task, self.task = self.task, None
         if task is not None:
             await asyncio.to_thread(task.close)
-
-    async def apply(self, records: Sequence[SourceRecord]) -> None:
-        """Counts a batch of one topic, partition by partition."""
-        for _, some in groupby(sorted(records, key=lambda r: r.partition), lambda r: r.partition):
-            of_partition = list(some)
-            for run in plan_runs([r.offset for r in of_partition]):
-                await self._apply_run(of_partition[run])
-
-    async def _apply_run(self, records: Sequence[SourceRecord]) -> None:
-        partition, task = (records[0].topic, records[0].partition), self.task
-        if task is None:
-            return  # given away meanwhile
-        try:
-            await task.apply(records)
-            self.missing.passed(partition)
-        except Incompatible as error:
-
-            async def read_next() -> int:
-                held = await asyncio.wrap_future(task.submit(lambda tally: tally.next_offsets))
-                return held[f"{partition[0]}/{partition[1]}"]
-
-            await self.missing.read_again(error, records, read_next)
 
     def note_ends(self) -> None:
         """Tells the tally where the log ends now, so that it can say whether it has everything."""

@@ -124,9 +124,9 @@ class StatisticsProgram:
             self._check_topics,
             SoleAssignor,
         )
-        owner.missing.seek = app.seek
+        owner.feed.seek = app.seek
         for topic in TOPICS:
-            add_agent(app, topic, owner.apply, records_max=section.batch_records_max, within_s=section.within_ms / 1000)
+            add_agent(app, topic, owner.feed.apply, records_max=section.batch_records_max, within_s=section.within_ms / 1000)
         changed, loop = threading.Event(), asyncio.get_running_loop()
 
         def watch() -> None:

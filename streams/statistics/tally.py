@@ -141,6 +141,10 @@ class Tally:
         """The next offset of every partition that was read, by "topic/partition"."""
         return dict(self._state.offsets)
 
+    def next_offset(self, topic: str, partition: int) -> int:
+        """The same of one partition."""
+        return self._state.offsets[f"{topic}/{partition}"]
+
     @property
     def clock_ms(self) -> int:
         """As of when the last numbers were made."""

@@ -2,39 +2,47 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
-import streams.missing_records
+import streams.record_feed
 from infra.kafka.reader import SourceRecord
 from schemas.errors import AifError, Incompatible, Unavailable
 from streams.core.batching import plan_fresh
-from streams.missing_records import MissingRecords
+from streams.record_feed import RecordFeed
 
 TOPIC, NEXT = "item-features", 5
 
 
 class Reader:
-    """A partition whose next offset is `NEXT`. `seeks`: where it was asked to read again."""
+    """A partition, and the task of its owner, whose next offset is `NEXT`. `seeks`: where it was asked to read again."""
 
-    def __init__(self) -> None:
-        self.missing, self.seeks = MissingRecords("b", "p."), list[tuple[str, int, int]]()
-        self.missing.seek = self._seek
+    def __init__(self, error: AifError | None = None) -> None:
+        self.seeks, self._error = list[tuple[str, int, int]](), error
+        self._feed = RecordFeed("b", "p.", lambda _: self)  # type: ignore[arg-type,return-value] # a stand-in
+        self._feed.seek = self._seek
 
     async def _seek(self, topic: str, partition: int, offset: int) -> None:
         self.seeks.append((topic, partition, offset))
 
-    async def _read_next(self) -> int:
+    async def apply(self, records: Sequence[SourceRecord]) -> None:
+        if self._error is not None:
+            raise self._error
+        plan_fresh(0, {TOPIC: NEXT}, [(TOPIC, record.offset) for record in records])
+
+    def submit(self, step: Callable[[Any], int]) -> "Future[int]":
+        done: Future[int] = Future()
+        done.set_result(step(self))
+        return done
+
+    def next_offset(self, _: str, __: int) -> int:
         return NEXT
 
     def get(self, offsets: Sequence[int]) -> None:
-        try:
-            plan_fresh(0, {TOPIC: NEXT}, [(TOPIC, offset) for offset in offsets])
-            self.missing.passed((TOPIC, 0))
-        except Incompatible as error:
-            records = [SourceRecord(TOPIC, 0, offset, None, b"{}") for offset in offsets]
-            asyncio.run(self.missing.read_again(error, records, self._read_next))
+        asyncio.run(self._feed.apply([SourceRecord(TOPIC, 0, offset, None, b"{}") for offset in offsets]))
 
 
 def test_records_that_come_when_read_again_are_no_loss_and_no_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -59,7 +67,7 @@ def test_records_that_come_when_read_again_are_no_loss_and_no_warning(caplog: py
 def test_records_that_the_log_lacks_end_the_process_with_the_reason(
     log_start: int, kind: type[AifError], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams.missing_records, "start_offsets", lambda *_: {0: log_start})
+    monkeypatch.setattr(streams.record_feed, "start_offsets", lambda *_: {0: log_start})
     reader = Reader()
     reader.get([8, 9])
     with pytest.raises(kind, match=told):
@@ -67,6 +75,5 @@ def test_records_that_the_log_lacks_end_the_process_with_the_reason(
 
 
 def test_another_error_is_passed_on() -> None:
-    error = Incompatible("other_topic", "x")
     with pytest.raises(Incompatible, match="other_topic"):
-        asyncio.run(Reader().missing.read_again(error, [SourceRecord(TOPIC, 0, 8, None, b"")], Reader()._read_next))
+        Reader(Incompatible("other_topic", "x")).get([8])

@@ -29,7 +29,7 @@ from streams.core.shard_state import (
     encode_shard_version,
 )
 from streams.encoder_protocol import Encoder
-from streams.shard.outbox import OUTBOX, OutboxEntry, encode_outbox_key, read_outbox
+from streams.shard.outbox import OUTBOX, OutboxOwner
 
 ITEMS, EMBEDDINGS, INCREMENTS, META = "items", "embeddings", "increments", "meta"
 COLUMN_FAMILIES = (ITEMS, EMBEDDINGS, INCREMENTS, OUTBOX, META)
@@ -46,14 +46,14 @@ def embedding_missing(key: bytes) -> Corrupted:
     return Corrupted("embedding_missing", f"the shard stores item {key.hex()} with an embedding, and not the embedding; {SHARD_REPAIR}")
 
 
-class ShardDirectory:
+class ShardDirectory(OutboxOwner):
     """See the module. `versions` are those that this shard keeps rows for. After the shard is opened, their encoders have to be attached."""
 
     def __init__(self, database: Database, number: int, init: Init, clock: Clock) -> None:
+        super().__init__(database)
         self.number, self.init = number, init
-        self.database, self._clock = database, clock
+        self._clock = clock
         self._encoders: dict[int, Encoder] = {}
-        self._outbox_from: int | None = None  # the first entry that may be left; None after opening
         self._check_identity()
         self._read_state()
 
@@ -178,22 +178,7 @@ class ShardDirectory:
         self.database.write(batch, sync=True)
         self._versions = dict(sorted({**self._versions, version.version: version}.items()))
 
-    # --- outbox, checkpoint, end -------------------------------------------------------------------------------------
-
-    def pending_outbox(self, entries_max: int, after: int = -1) -> list[OutboxEntry]:
-        """The oldest entries with a sequence above `after` that are not confirmed, at most `entries_max` and about OUTBOX_PAGE_BYTES."""
-        return read_outbox(self.database, entries_max, after)
-
-    def confirm_outbox(self, up_to_sequence: int) -> None:
-        """Removes entries up to and with `up_to_sequence`: the broker has them."""
-        batch = self.database.new_batch()
-        if self._outbox_from is None:
-            batch.delete_range(OUTBOX, encode_outbox_key(0), encode_outbox_key(up_to_sequence + 1))
-        else:  # one by one: every new iterator would look at each range that was ever deleted in the memtable (2,000 of them: 25 ms)
-            for sequence in range(self._outbox_from, up_to_sequence + 1):
-                batch.delete(OUTBOX, encode_outbox_key(sequence))
-        self.database.write(batch)
-        self._outbox_from = up_to_sequence + 1
+    # --- checkpoint, end ---------------------------------------------------------------------------------------------
 
     def create_checkpoint(self, directory: Path) -> None:
         """Makes a consistent copy of everything at this moment, for builders and seals: it writes the memtables, and makes hard links. It takes
@@ -210,10 +195,6 @@ class ShardDirectory:
         self._read_state()
         self._encoders = {version: encoder for version, encoder in self._encoders.items() if version in self._versions}
         self._outbox_from = None
-
-    def close(self) -> None:
-        """Frees the directory."""
-        self.database.close()
 
 
 def _version_key(version: int) -> bytes:

@@ -108,6 +108,33 @@ class Outgoing:
         self.next_sequence += 1
 
 
+class OutboxOwner:
+    """A database with an outbox, as a serial task sends it: a shard, or the counters of streams/statistics."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._outbox_from: int | None = None  # the first entry that may be left; None after opening
+
+    def pending_outbox(self, entries_max: int, after: int = -1) -> list[OutboxEntry]:
+        """The oldest entries with a sequence above `after` that are not confirmed, at most `entries_max` and about OUTBOX_PAGE_BYTES."""
+        return read_outbox(self.database, entries_max, after)
+
+    def confirm_outbox(self, up_to_sequence: int) -> None:
+        """Removes entries up to and with `up_to_sequence`: the broker has them."""
+        batch = self.database.new_batch()
+        if self._outbox_from is None:
+            batch.delete_range(OUTBOX, encode_outbox_key(0), encode_outbox_key(up_to_sequence + 1))
+        else:  # one by one: every new iterator would look at each range that was ever deleted in the memtable (2,000 of them: 25 ms)
+            for sequence in range(self._outbox_from, up_to_sequence + 1):
+                batch.delete(OUTBOX, encode_outbox_key(sequence))
+        self.database.write(batch)
+        self._outbox_from = up_to_sequence + 1
+
+    def close(self) -> None:
+        """Frees the directory."""
+        self.database.close()
+
+
 def put_outbox(batch: Batch, entries: Sequence[OutboxEntry]) -> None:
     """Puts the entries into their WriteBatch. A value that several of them share is stored once."""
     for entry, value_at in zip(entries, plan_shared_values(entries), strict=True):

@@ -27,7 +27,7 @@ import numpy as np
 from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
-from infra.rocks import Database, open_database
+from infra.rocks import open_database
 from infra.rocks_scan import Scan
 from schemas.decoding import STATISTICS_OP, user_features_key
 from schemas.events import StatisticsReport, encode_record
@@ -49,7 +49,7 @@ from streams.core.item import (
 )
 from streams.shard.batch_result import BatchResult
 from streams.shard.decode import decode_source_record
-from streams.shard.outbox import OUTBOX, OutboxEntry, Outgoing, encode_outbox_key, put_outbox, read_outbox
+from streams.shard.outbox import OUTBOX, OutboxEntry, OutboxOwner, Outgoing, put_outbox
 from streams.statistics.counts import Change
 from streams.statistics.events import choose_edge, decode_events
 from streams.statistics.side import ITEMS_SIDE, USERS_SIDE, Side
@@ -74,7 +74,7 @@ class _State(msgspec.Struct):
     next_outbox: int = 0
 
 
-class Tally:
+class Tally(OutboxOwner):
     """The open directory. One thread uses it. `statistics`: those of users have `OF_USER` before their names. `next_offsets`: the next offset by
     "topic/partition"."""
 
@@ -95,7 +95,7 @@ class Tally:
         self.ends: Mapping[str, int] = {}  # of the log, as last seen; the process keeps them current
         self._target: Mapping[str, int] = {}  # everything before it is counted before anything is sent
         self._starts: Mapping[str, int] = {}  # of partitions of which the directory may know nothing yet
-        self.database: Database = open_database(directory, (COUNTS, ITEMS, USERS, META, OUTBOX))
+        super().__init__(open_database(directory, (COUNTS, ITEMS, USERS, META, OUTBOX)))
         try:
             self._read()
         except BaseException:
@@ -113,7 +113,7 @@ class Tally:
         of_items = {name: statistic for name, statistic in self._statistics.items() if not name.startswith(OF_USER)}
         self.items, self.users = self.sides = Side(ITEMS_SIDE, of_items), Side(USERS_SIDE, of_users)
         self._newest_at_s, self._sent_at_s, self._made_at_s, self._changed = self._clock.monotonic(), float("-inf"), float("-inf"), True
-        self._outbox_from = next(iter(entry.sequence for entry in self.pending_outbox(1)), self._state.next_outbox)
+        self._outbox_from = None
         for key, value in self.database.scan(ITEMS):
             self._place_item(key, _features_of(value))
         for key, value in self.database.scan(USERS):
@@ -335,26 +335,10 @@ class Tally:
 
     # --- what a task does with a shard ---
 
-    def pending_outbox(self, entries_max: int, after: int = -1) -> list[OutboxEntry]:
-        """The oldest entries with a sequence above `after` that are not confirmed."""
-        return read_outbox(self.database, entries_max, after)
-
-    def confirm_outbox(self, up_to_sequence: int) -> None:
-        """Removes entries up to and with `up_to_sequence`: the broker has them."""
-        batch = self.database.new_batch()
-        for sequence in range(self._outbox_from, up_to_sequence + 1):
-            batch.delete(OUTBOX, encode_outbox_key(sequence))
-        self.database.write(batch)
-        self._outbox_from = up_to_sequence + 1
-
     def recover(self) -> None:
         """Reopens the database, and reads it again. Raises Unavailable while the disk is full."""
         self.database.reopen()
         self._read()
-
-    def close(self) -> None:
-        """Frees the directory."""
-        self.database.close()
 
 
 def _features_of(value: bytes) -> StoredFeatures:

@@ -1,4 +1,4 @@
-"""A thread that follows one topic of reports for as long as its process lives.
+"""A thread that follows one topic, until it is closed or an error ends it.
 
 Invariants: nothing waits for this thread. A topic that is missing or does not answer is tried again after a pause, and logged when the reason changes. Any
 other fault is logged and counted, and the thread begins again (infra/guarded_thread.py): it never ends in silence.
@@ -13,17 +13,21 @@ from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.kafka.security import KafkaTopics
 from schemas.errors import AifError
 
-_POLL_S = 0.5
+_POLL_S = 0.1
+_RECORDS_MAX = 64  # of one poll: records of index-deltas are large
 _log = logging.getLogger("aif.kafka.follower")
 
 
 class FollowerThread:
-    """Any thread may start and close it.
+    """Any thread may start and close it. `stopping` is set once it is to end; `take` may set it.
 
     begin      gives the first offset of each partition for the topic's whole name, at each attempt
     take       gets each record, in this thread
     retry_s    pause after an attempt that failed
     effect     the consequence of a failure, for the log
+    name       of the thread; "" = the topic's
+    topic_id   of the topic in which the offsets mean something; "" if any topic of that name will do
+    ends_at    whether an error ends the thread; it then keeps the reason itself
     """
 
     def __init__(
@@ -34,11 +38,14 @@ class FollowerThread:
         take: Callable[[SourceRecord], None],
         retry_s: float,
         effect: str,
+        name: str = "",
+        topic_id: str = "",
+        ends_at: Callable[[Exception], bool] = lambda _: False,
     ) -> None:
         self._kafka, self._topic, self._begin, self._take, self._retry_s = kafka, topic, begin, take, retry_s
-        self._effect = effect
-        self._stopping = threading.Event()
-        self._thread = GuardedThread(self._run, topic, self._stopping)
+        self._effect, self._topic_id, self._ends_at = effect, topic_id, ends_at
+        self.stopping = threading.Event()
+        self._thread = GuardedThread(self._run, name or topic, self.stopping)
 
     def start(self) -> None:
         """Begins to follow."""
@@ -50,20 +57,24 @@ class FollowerThread:
 
     def _run(self) -> None:
         said = ""
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             try:
                 self._follow()
-            except AifError as error:
+            except Exception as error:
+                if self._ends_at(error):
+                    return
+                if not isinstance(error, AifError):
+                    raise
                 if str(error) != said:
                     _log.warning(
                         "topic_not_followed topic=%s retry_in_s=%g, until then %s: %s", self._topic, self._retry_s, self._effect, error
                     )
                 said = str(error)
-                self._stopping.wait(self._retry_s)
+                self.stopping.wait(self._retry_s)
 
     def _follow(self) -> None:
-        bootstrap, prefix = self._kafka.bootstrap, self._kafka.topic_prefix
-        with TopicFollower(bootstrap, self._topic, self._begin(prefix + self._topic), prefix=prefix) as follower:
-            while not self._stopping.is_set():
-                for record in follower.poll(timeout_s=_POLL_S):
+        bootstrap, prefix, first = self._kafka.bootstrap, self._kafka.topic_prefix, self._begin(self._kafka.topic_prefix + self._topic)
+        with TopicFollower(bootstrap, self._topic, first, prefix=prefix, topic_id=self._topic_id) as follower:
+            while not self.stopping.is_set():
+                for record in follower.poll(_RECORDS_MAX, _POLL_S):
                     self._take(record)

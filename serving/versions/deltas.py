@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import check_topic_id, end_offsets, start_offsets
-from infra.kafka.reader import SourceRecord, TopicFollower
+from infra.kafka.follower_thread import FollowerThread
+from infra.kafka.reader import SourceRecord
 from infra.kafka.security import KafkaTopics
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.layout import DeltaRecord, RowLayout, find_delta
@@ -32,14 +32,12 @@ from serving.engine.loop.engine import Engine
 from serving.engine.loop.resident import ChangeBatch, Resident
 from serving.engine.tables.changes import changes_of
 
-POLL_S = 0.1
 CATCH_UP_S_MAX = 120.0
 ALONE_S_MAX = 3.0  # for the broker's answer, and between two deltas, while the server serves nothing
 _BROKER_S_MAX = 30.0
 _CATCH_UP_POLL_S = 0.005
 _LOOK_EVERY_S, _LOOK_S_MAX = 2.0, 1.0
 RETRY_S = 0.5
-RECORDS_MAX = 64
 
 logger = structlog.get_logger("versions")
 
@@ -74,7 +72,7 @@ def decode_changes(record: SourceRecord, delta: DeltaRecord | None, version: int
     return ChangeBatch(version, record.partition, changes, position, offsets, header.source_ms)
 
 
-class DeltaFollower:
+class DeltaFollower(FollowerThread):
     """The thread of one version in memory, from its own positions on. `error`: why it stopped by itself; None while it runs or after `close`. `on_stranger`
     gets each record that no shard wrote."""
 
@@ -86,43 +84,24 @@ class DeltaFollower:
         topic_id: str,
         on_stranger: Callable[[SourceRecord], None],
     ) -> None:
-        self.version, self.layout, self._topic_id = resident.version, resident.tables.layout, topic_id
-        self._resident = resident
+        effect, name = f"version {resident.version} answers without newer changes", f"deltas-{resident.version}"
+        super().__init__(kafka, INDEX_DELTAS, lambda _: self._positions, self._hand_over, RETRY_S, effect, name, topic_id, self._stops_at)
+        self.version, self.layout, self._resident = resident.version, resident.tables.layout, resident
         self._on_stranger = on_stranger
         self.error: AifError | None = None
-        self._engine, self._kafka, self._positions = engine, kafka, dict(resident.positions)
+        self._engine, self._positions = engine, dict(resident.positions)
         self._sequences: dict[int, int] = {}  # by partition, of its last record that a shard wrote
         self._passed_over: dict[int, int] = {}  # by partition, the offset of one that does not read, since that record
-        self._stopped = threading.Event()
-        self._thread = GuardedThread(self._run, f"deltas-{resident.version}", self._stopped)
 
-    def start(self) -> None:
-        """Begins to follow."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stops and joins."""
-        self._thread.stop()
-
-    def _run(self) -> None:
-        try:
-            while not self._stopped.is_set():
-                try:
-                    self._follow()
-                except Unavailable:  # the broker is away: try again from the last position that was handed over
-                    self._stopped.wait(RETRY_S)
-        except AifError as error:
-            self.error = error
-        except Exception as error:  # a thread must not end without a visible reason
-            self.error = Incompatible("deltas_failed", f"following index-deltas for version {self.version} failed: {error!r}")
-
-    def _follow(self) -> None:
-        """Until stopped, or the engine no longer has the version."""
-        bootstrap, prefix = self._kafka.bootstrap, self._kafka.topic_prefix
-        with TopicFollower(bootstrap, INDEX_DELTAS, self._positions, prefix=prefix, topic_id=self._topic_id) as follower:
-            while not self._stopped.is_set():
-                for record in follower.poll(RECORDS_MAX, POLL_S):
-                    self._hand_over(record)
+    def _stops_at(self, error: Exception) -> bool:
+        """Where the broker is away, it continues from the last position that was handed over. Any other error needs a new load of the version."""
+        if isinstance(error, Unavailable):
+            return False
+        known = isinstance(error, AifError)
+        self.error = (
+            error if known else Incompatible("deltas_failed", f"following index-deltas for version {self.version} failed: {error!r}")
+        )
+        return True
 
     def _hand_over(self, record: SourceRecord) -> None:
         delta = find_delta({self.version: self.layout}, record.partition, record.value or b"")
@@ -132,8 +111,8 @@ class DeltaFollower:
         else:
             self._check_sequence(record.partition, delta.header.sequence)
         changes = decode_changes(record, delta, self.version, self.layout)
-        if self._stopped.is_set() or not self._engine.offer_changes(changes, self._resident):
-            self._stopped.set()
+        if self.stopping.is_set() or not self._engine.offer_changes(changes, self._resident):
+            self.stopping.set()
             return
         self._positions[record.partition] = record.offset + 1
 

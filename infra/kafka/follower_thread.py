@@ -42,7 +42,7 @@ class FollowerThread:
         topic_id: str = "",
         ends_at: Callable[[Exception], bool] = lambda _: False,
     ) -> None:
-        self._kafka, self._topic, self._begin, self._take, self._retry_s = kafka, topic, begin, take, retry_s
+        self._kafka, self._topic, self._first_offsets, self._handle, self._retry_s = kafka, topic, begin, take, retry_s
         self._effect, self._topic_id, self._ends_at = effect, topic_id, ends_at
         self.stopping = threading.Event()
         self._thread = GuardedThread(self._run, name or topic, self.stopping)
@@ -73,8 +73,9 @@ class FollowerThread:
                 self.stopping.wait(self._retry_s)
 
     def _follow(self) -> None:
-        bootstrap, prefix, first = self._kafka.bootstrap, self._kafka.topic_prefix, self._begin(self._kafka.topic_prefix + self._topic)
+        bootstrap, prefix = self._kafka.bootstrap, self._kafka.topic_prefix
+        first = self._first_offsets(prefix + self._topic)
         with TopicFollower(bootstrap, self._topic, first, prefix=prefix, topic_id=self._topic_id) as follower:
             while not self.stopping.is_set():
                 for record in follower.poll(_RECORDS_MAX, _POLL_S):
-                    self._take(record)
+                    self._handle(record)

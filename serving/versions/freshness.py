@@ -16,7 +16,6 @@ from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import end_offsets
 from infra.kafka.admin_client import EndReader
 from infra.kafka.follower_thread import FollowerThread
-from infra.kafka.reader import SourceRecord
 from infra.kafka.security import KafkaTopics
 from schemas.decoding import decode_record
 from schemas.errors import RejectedInput, Unavailable
@@ -68,22 +67,14 @@ class EndWatch:
             self._stopped.wait(LOOK_S)
 
 
-class StatisticsWatch:
-    """The thread. The other methods may be called from any thread, before `start` too."""
+class StatisticsWatch(FollowerThread):
+    """The thread. Its methods may be called from any thread, before `start` too."""
 
     def __init__(self, kafka: KafkaTopics) -> None:
         self._began_s = time.monotonic()
         self._named_at_s: dict[str, float] = {}
         begin = partial(end_offsets, kafka.bootstrap)
-        self._thread = FollowerThread(kafka, STATISTICS_REPORTS, begin, self._take_record, _RETRY_S, "the ages of statistics grow")
-
-    def start(self) -> None:
-        """Begins to follow the reports."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stops and joins."""
-        self._thread.close()
+        super().__init__(kafka, STATISTICS_REPORTS, begin, lambda record: self.take(record.value), _RETRY_S, "the ages of statistics grow")
 
     def ages_s(self, names: Iterable[str]) -> dict[str, float | None]:
         """Seconds since each statistic was last reported current; None: not since this server began."""
@@ -110,6 +101,3 @@ class StatisticsWatch:
         names = [*report.names, *(OF_USER + name for name in report.user_names)]
         held = self._named_at_s if len(self._named_at_s) < _NAMES_MAX else {}  # names of no statistic must not fill the memory
         self._named_at_s = {**held, **dict.fromkeys(names, time.monotonic())}
-
-    def _take_record(self, record: SourceRecord) -> None:
-        self.take(record.value)

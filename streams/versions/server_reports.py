@@ -35,8 +35,8 @@ def decode_report(record: SourceRecord) -> Report:
     return Report(told.server_id, told.version, at_ms, *counts, told.latency_p99_ms)
 
 
-class ServerReports:
-    """One per worker. `start` starts the thread and `close` ends it; any thread may ask for `history` at any time."""
+class ServerReports(FollowerThread):
+    """One per worker. From one hour before the newest report. Any thread may ask for `history` at any time."""
 
     def __init__(self, bootstrap: Bootstrap, prefix: str, clock: Clock) -> None:
         self._bootstrap, self._clock = bootstrap, clock
@@ -44,12 +44,8 @@ class ServerReports:
         self._live_from: dict[int, int] = {}  # by partition: records from this offset on were written while this process listened
         self._heard: tuple[int, float] | None = None  # the broker's time of the newest of those, and the monotonic time when it came
         self.passed_over = 0
-        kafka = KafkaTopics(bootstrap, prefix)
-        self._thread = FollowerThread(kafka, SERVER_REPORTS, self._begin, self.take, _RETRY_S, "no version is rolled back automatically")
-
-    def start(self) -> None:
-        """Starts to follow the topic, from one hour before its newest report."""
-        self._thread.start()
+        kafka, effect = KafkaTopics(bootstrap, prefix), "no version is rolled back automatically"
+        super().__init__(kafka, SERVER_REPORTS, self._begin, self.take, _RETRY_S, effect)
 
     def history(self) -> ReportHistory:
         """Every server's reports of the last hour."""
@@ -62,10 +58,6 @@ class ServerReports:
             return None
         at_ms, heard_at = self._heard
         return at_ms + int((self._clock.monotonic() - heard_at) * 1000)
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._thread.close()
 
     def take(self, record: SourceRecord) -> None:
         """Adds one record to the history."""

@@ -53,22 +53,10 @@ _ID_KINDS = (IdKind.INT64, IdKind.TEXT)
 OFFSET_END = 1 << 47  # of Kafka offsets: with an index of 16 bits they are packed into one int64 (serving/engine/tables/changes.py)
 
 WATERMARK_VERSION = -1
-HASH_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no embedding is lost in the product
 
 
 def _checksum(raw: bytes) -> bytes:
     return hashlib.blake2b(raw, digest_size=_CHECKSUM_BYTES).digest()
-
-
-def component_hash(component: bytes) -> int:
-    """uint64: BLAKE2b-64 of the bytes of one component of an item, its features as msgpack, or the float32 numbers of its embedding."""
-    return int.from_bytes(hashlib.blake2b(component, digest_size=8).digest(), "little")
-
-
-def combine_hashes(features: int, embedding: int) -> int:
-    """The `input_hash` of a stamp (uint64) from the hashes of both components; `embedding` is 0 if absent. As the factor is odd, a change of one
-    component's hash alone always changes it."""
-    return (features + HASH_FACTOR * embedding) & 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,10 +97,9 @@ class DeltaFollower(FollowerThread):
         """Where the broker is away, it continues from the last position that was handed over. Any other error needs a new load of the version."""
         if isinstance(error, Unavailable):
             return False
-        known = isinstance(error, AifError)
-        self.error = (
-            error if known else Incompatible("deltas_failed", f"following index-deltas for version {self.version} failed: {error!r}")
-        )
+        if not isinstance(error, AifError):
+            error = Incompatible("deltas_failed", f"following index-deltas for version {self.version} failed: {error!r}")
+        self.error = error
         return True
 
     def _hand_over(self, record: SourceRecord) -> None:

@@ -25,6 +25,7 @@ times as long, and every update makes several.
 Source: LWW register (Shapiro et al. 2011) per component.
 """
 
+import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ import numpy as np
 
 from schemas.errors import Corrupted
 from schemas.features import FeatureSchema
-from schemas.index.layout import STAMP, combine_hashes, component_hash
+from schemas.index.layout import STAMP
 from schemas.topics import SHARD_TOPICS
 from streams.core.shard_state import SHARD_REPAIR
 
@@ -50,11 +51,17 @@ _DEAD, _ABSENT, _COUNTED = 1, 2, 4  # states of features; live is 0, and 4 with 
 _LENGTH = struct.Struct("<I")  # of the statistics, at the end
 _NO_EMBEDDING = (*NO_EMBEDDING_STAMP, *NO_EMBEDDING_STAMP, 0)
 _TIME = ""
+_HASH_FACTOR = 0x9E3779B97F4A7C15  # odd: no embedding is lost in the product, and a change of one component's hash alone changes the sum
 _STAMP = struct.Struct("<qqHqHQB")
 assert _STAMP.size == STAMP.itemsize
 
 pack_features = msgspec.msgpack.Encoder(order="deterministic").encode
 _unpack_features = msgspec.msgpack.Decoder(dict[str, Any]).decode
+
+
+def component_hash(component: bytes) -> int:
+    """uint64: BLAKE2b-64 of the bytes of one component of an item, its features as msgpack, or the float32 numbers of its embedding."""
+    return int.from_bytes(hashlib.blake2b(component, digest_size=8).digest(), "little")
 
 
 class StoredFeatures(msgspec.Struct, frozen=True, gc=False):
@@ -327,8 +334,8 @@ def decode_item(value: bytes) -> StoredItem:
 
 
 def input_hash_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> int:
-    """The `input_hash` of a live item's row."""
-    return combine_hashes(features.hash, 0 if embedding is None else embedding.hash)
+    """The `input_hash` of a live item's row (FORMAT.md section 3): uint64 of the hashes of both components."""
+    return (features.hash + _HASH_FACTOR * (0 if embedding is None else embedding.hash)) & 0xFFFFFFFFFFFFFFFF
 
 
 def stamp_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tuple[int, int, int, int, int, int, int]:

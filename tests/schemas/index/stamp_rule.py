@@ -1,8 +1,8 @@
 """The row-stamp rule and the input hash (FORMAT.md section 3) in plain form, to compare other forms with."""
 
-import numpy as np
+import hashlib
 
-from schemas.index.layout import combine_hashes, component_hash
+import numpy as np
 
 
 def is_newer(incoming: np.ndarray, current: np.ndarray) -> np.ndarray:
@@ -22,4 +22,8 @@ def is_newer(incoming: np.ndarray, current: np.ndarray) -> np.ndarray:
 
 def input_hash(features: bytes, embedding: bytes) -> int:
     """The `input_hash` of a stamp from the stored bytes of both components; `embedding` is empty if absent."""
-    return combine_hashes(component_hash(features), component_hash(embedding) if embedding else 0)
+    f, e = (
+        int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little") if raw is not None else 0
+        for raw in (features, embedding or None)
+    )
+    return (f + 0x9E3779B97F4A7C15 * e) % (1 << 64)

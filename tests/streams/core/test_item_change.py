@@ -1,7 +1,6 @@
 """One item in one micro-batch: what each step makes of it, and the stale parts of its row."""
 
 from schemas.features import Feature, FeatureSchema, Scope
-from schemas.index.layout import component_hash
 from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC
 from streams.core.item import (
     EVERYTHING,
@@ -14,6 +13,7 @@ from streams.core.item import (
     ItemChange,
     StoredFeatures,
     StoredItem,
+    component_hash,
     dependencies_of,
     pack_features,
 )

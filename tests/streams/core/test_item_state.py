@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import Corrupted
-from schemas.index.layout import STAMP, component_hash
+from schemas.index.layout import STAMP
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.core.item import (
     EmbeddingUpdate,
@@ -16,6 +16,7 @@ from streams.core.item import (
     StoredEmbedding,
     StoredFeatures,
     StoredItem,
+    component_hash,
     decode_item,
     encode_item,
     encode_stamp,

@@ -41,7 +41,7 @@ from infra.closeable import Closeable
 from infra.failpoints import failing_disk
 from infra.rocks_checks import END_KEY, MARK_KEYS, check_current, check_logs, check_marks, decode_marks, encode_mark, read_note, write_note
 from infra.rocks_errors import REBUILD, MappedErrors
-from infra.rocks_scan import FrozenScan, Scan
+from infra.rocks_scan import Scan
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 
 DEFAULT_FAMILY = "default"
@@ -179,12 +179,9 @@ class Database(Closeable):
         """Rows from `start` to before `end` (None = to the last), in key order, as of now."""
         end = END_KEY if end is None else end
         with MappedErrors(self.path, f"scan of {family}"):
-            if self.read_only:
-                scan: Scan = FrozenScan(self.path, family, self._families[family], start, end)
-            else:
-                iterator = self._families[family].iter()
-                iterator.seek(start)
-                scan = Scan(self.path, family, iterator, end)
+            iterator = self._families[family].iter()
+            iterator.seek(start)
+            scan = Scan(self.path, family, iterator, end)
         self._scans.add(scan)
         return scan
 

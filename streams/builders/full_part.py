@@ -6,9 +6,10 @@ increments have the rows that it lacks (B6). With `source_offsets` of the result
 
 Processes work on different shards at the same time; one shard is one job. A build that was killed continues after its last finished slice (slices.py).
 
-A build may have a base: rows that earlier parts of the same version (checkpoint, LSH, encoder fingerprint) have with the same input hash are taken over, and
-only the others are computed (B11). So a row has the bits that encoding would give, whatever happened to the shard in between. Its stamp is the item's own, not
-the base's. A revive, the first full part of a new owner, a full part written again and the adoption of a replay all have a base, which may be of any age.
+A build may have a base: earlier parts of the same version, that is, of its checkpoint, LSH and encoder fingerprint. Their rows with the same input hash are
+taken over, and only the others are computed (B11). So a row has the bits that encoding would give, whatever happened to the shard in between. Its stamp is the
+item's own, not the base's. The base may be of any age. A revive has one, and so have the first full part of a new owner, a full part written again, and the
+adoption of a replay.
 """
 
 import itertools

@@ -1,5 +1,4 @@
-"""One item of a shard: its two components, the fold of updates into them, the parts of its row that a micro-batch makes stale, and its stored bytes (protocol
-A3, A4, A9).
+"""One item of a shard: its two components and their stored bytes, the fold of updates, and the stale parts of its row (protocol A3, A4, A9).
 
 Invariants of the fold: features stamp = (event version, offset, index), embedding stamp = (offset, index). The higher wins, so a duplicate changes nothing.
 Each component has one source topic, so the interleaving of topics cannot matter. A delete is a marker that keeps its stamp; it never touches the embedding.

@@ -120,7 +120,7 @@ class Shard(ShardDirectory):
         return result
 
     def _write_micro_batch(self, decoded: Sequence[DecodedRecord], result: BatchResult) -> list[OutboxEntry]:
-        """Writes records in one WriteBatch: items, rows of every version that receives increments, outbox and state. Returns what is to be sent."""
+        """Writes records in one WriteBatch: items, rows of every version that receives increments, outbox and state. Returns the new entries of the outbox."""
         items, counts = self._fold(decoded)
         for one in decoded:
             if not one.record.skipped:

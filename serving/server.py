@@ -23,6 +23,7 @@ from typing import Any
 import structlog
 
 from infra.files import write_file_durably
+from infra.garbage import calm_collector
 from infra.guarded_thread import count_faults, watch_threads
 from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
@@ -49,7 +50,6 @@ from serving.calls.version_choice import choose_version
 from serving.engine.loop.engine import Engine
 from serving.engine.work import RankResult, RankWork
 from serving.engine_kernels import load_engine_kernels
-from serving.garbage import calm_collector
 from serving.health import Health
 from serving.protocols.front import Front, check_exposure
 from serving.protocols.grpc_api import GrpcApi

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from infra.clock import SystemClock
 from infra.fork_server import Template
+from infra.garbage import settle_garbage_collection, share_heaps
 from infra.guarded_thread import GuardedThread, count_faults, watch_threads
 from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index.control_log import ControlLog, check_identity, check_index_settings, ensure_init
@@ -52,7 +53,6 @@ from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHEC
 from streams.builders.template import open_builder_template
 from streams.data_directory import check_holds_no_shard, hold_directory
 from streams.faust_shell import ShellApp, add_agent, consume, leave_process, make_app, operator_exit, stop_process
-from streams.garbage import settle_garbage_collection, share_heaps
 from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
 from streams.shard.log_ends import LogRange, fetch_log_ranges

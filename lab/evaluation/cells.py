@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from infra.files import write_file_durably
+from infra.garbage import collector_paused
 from infra.processes import die_with_parent
 from infra.progress import open_progress
 from lab.catalogues.world import WorldSize
@@ -39,7 +40,6 @@ from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
-from streams.garbage import collector_paused
 from streams.training.impressions import TrainingSet
 from streams.training.measures import UserValues, calibration
 from streams.training.questions import score_tasks, teacher_ecpm

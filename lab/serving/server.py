@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from infra.garbage import calm_collector
 from infra.kafka.reader import SourceRecord
 from infra.logs import open_logs
 from infra.metrics import Metrics
@@ -40,7 +41,6 @@ from serving.calls.user_call import UserCall
 from serving.calls.user_halves import Users
 from serving.calls.version_choice import choose_version
 from serving.engine.loop.engine import Engine
-from serving.garbage import calm_collector
 from serving.protocols.front import Front
 from serving.protocols.http_api import HttpApi, Views
 from serving.protocols.listener import Listener

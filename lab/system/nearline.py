@@ -23,6 +23,7 @@ import torch
 
 from infra.clock import SystemClock
 from infra.figures import Figures
+from infra.garbage import settle_garbage_collection
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Database, open_database
 from lab.catalogues.catalogue import Catalogue
@@ -53,7 +54,6 @@ from schemas.topics import ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.builders.full_part import encode_blocks
 from streams.core.item import ITEM_HEADER, pack_features
 from streams.encoder import RowEncoder
-from streams.garbage import settle_garbage_collection
 from streams.kernels import load_kernels
 from streams.shard.shard import Shard, open_shard
 from streams.shard.shard_reader import ShardReader, open_shard_reader

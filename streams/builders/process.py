@@ -13,13 +13,13 @@ import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from infra.garbage import settle_garbage_collection
 from infra.index.store import IndexStore, open_index_store
 from schemas.errors import AifError, Unavailable
 from streams.builders.full_part import Progress, build_full_part
 from streams.builders.jobs import BuildJob, CanaryJob, DryRunJob, Job, Result, SnapshotJob, describe_job
 from streams.builders.sealer import write_seal
 from streams.encoder import EncoderCache
-from streams.garbage import settle_garbage_collection
 from streams.kernels import load_kernels
 from streams.shard.snapshot_files import write_snapshot
 

@@ -11,6 +11,7 @@ import torch
 from rich.progress import Progress
 
 from infra.figures import Figures, Measured
+from infra.garbage import collector_paused
 from infra.index.checkpoint_upload import check_id_kind
 from infra.index.store import open_index_store
 from infra.kafka.publisher import Publisher
@@ -20,7 +21,6 @@ from schemas.errors import Incompatible, Misconfigured
 from schemas.model.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
-from streams.garbage import collector_paused
 from streams.training.event_decoder import Offsets
 from streams.training.held_out import HeldOut, keep_out
 from streams.training.impressions import TrainingSet, join_events

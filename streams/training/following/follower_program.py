@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from infra.clock import Clock, SystemClock
+from infra.garbage import collector_paused, settle_garbage_collection
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore, open_index_store
@@ -34,7 +35,6 @@ from schemas.ids import IdKind
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.topics import IMPRESSIONS
 from schemas.train_choices import TrainChoices
-from streams.garbage import collector_paused, settle_garbage_collection
 from streams.training.event_decoder import CONTEXT_TOPICS, TRAINING_TOPICS, EventDecoder, Offsets
 from streams.training.following.followed_log import FollowedLog
 from streams.training.following.follower import Follower, Place, decode_place

@@ -3,8 +3,8 @@
 import gc
 import weakref
 
+from infra.garbage import collector_paused
 from infra.kafka.admin_client import KafkaAdmin
-from streams.garbage import collector_paused
 
 
 def test_a_client_ends_with_its_last_reference_and_needs_no_collector() -> None:

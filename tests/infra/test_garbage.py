@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.garbage import calm_collector
+from infra.garbage import calm_collector
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ A request goes protocols, calls, engine. Files:
     health.py            whether it can answer; topic_watch.py: whether its topics are still those of the index
     reports.py           reports to the workers; status_view.py: the page `/v1/status`
     engine_kernels.py    compiled code, made or loaded at the start
-    garbage.py           Python's collector without pauses; short_turns.py: short turns of threads
+    time_slices.py       short time slices for the threads that answer
     client.py            the caller's end, `aif.Client`; http_calls.py: its HTTP; query.py: `aif query`
     settings.py, cli.py
 """

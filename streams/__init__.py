@@ -14,8 +14,8 @@ Files of the worker:
     worker.py            wiring, with one Faust agent for each topic
     faust_shell.py       Faust and the agents; faust_consumer.py, fetched_records.py: its consumer, changed
     owned_shards.py      the shards that Kafka has assigned to this worker
-    missing_records.py   records that did not come: read again, or the end of the process
+    record_feed.py       a batch of an agent to the shards' tasks; records that did not come: read again, or the end of the process
     encoder.py           items to rows, signatures included; encoder_protocol.py: its interface, kernels.py: its compiled code, loaded early
     data_directory.py    the worker's directory, for one process at a time
-    settings.py, worker_metrics.py, garbage.py, cli.py
+    settings.py, worker_metrics.py, cli.py
 """

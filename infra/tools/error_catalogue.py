@@ -16,7 +16,7 @@ TEXTS = Path(__file__).with_name("errors.toml")
 # Who must act, and the remedy where neither the message nor errors.toml has one.
 CLASSES = {
     "RejectedInput": ("the sender", "Correct the record or the request, and send it again."),
-    "Unavailable": ("no person: wait", "Try again after `retry_after_s` seconds; if it stays, read the log of the process."),
+    "Unavailable": ("retry later", "Try again after `retry_after_s` seconds; if it stays, read the log of the process."),
     "Incompatible": ("the operator", ""),
     "Corrupted": ("the owner of the data", "Drop the damaged file or directory, and rebuild it from its source."),
     "Misconfigured": ("whoever started the process", ""),

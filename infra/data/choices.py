@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from infra.clock import DAY_MS
 from infra.data.mapped_catalogue import MappedCatalogue
-from infra.data.mapping import POPULARITY
 from infra.data.periods import cut_of, spell_time
 
 
@@ -38,8 +37,6 @@ def _of_items(catalogue: MappedCatalogue) -> Iterator[str]:
     made = [name for name in sources.item_features if name not in given]
     if made:
         yield f"statistics of items: {', '.join(made)}, because no feature is derived from behaviours; popularity = false leaves them out"
-    elif POPULARITY.name in given and given[POPULARITY.name] is POPULARITY:
-        yield f"statistics of items: {POPULARITY.name}, because no feature is derived from behaviours; popularity = false leaves it out"
     category = sources.roles["sim_category"]
     yield f"category of items: {category or 'none; a feature named category, or [schema] sim_category, is one'}"
     for feature in sources.features:

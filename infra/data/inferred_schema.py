@@ -23,6 +23,8 @@ from schemas.statistics import CLICK, SHOWN, TAKEN, Log, Measure, Statistic, fit
 _GROUPS_MIN = 16  # values of a column whose rates are derived; an embedding learns those of fewer
 _ITEMS_OF_VALUE_MIN = 4
 _GROUPS_MAX, _KINDS_MAX, _OUTCOMES_MAX = 3, 3, 3
+_NAME_MAX = 60
+_TOGETHER = FeatureSource(name="taken_together", taken_together=32)
 
 
 def infer_feature(source: FeatureSource, scope: Scope, rows: LoadedRows, role: Kind | None = None) -> Feature:
@@ -100,7 +102,25 @@ def default_statistics(
     and for its groups, and counts of impressions in windows that fit the log. With behaviours in a file of their own (`kinds`) there are also the count of
     behaviours and the share of each kind."""
     groups = [name for name, count in values.items() if count >= _GROUPS_MIN]
-    return {source.name: source for source in _defaults(outcomes, kinds, groups, span_ms)}
+    return _by_name([*_defaults(outcomes, kinds, groups, span_ms)])
+
+
+def default_counts(positive_kinds: Sequence[str], span_ms: int) -> Mapping[str, FeatureSource]:
+    """The same without impressions: how often an item was taken, in all and in windows that fit the log, and the items that the same users took."""
+    found = list[FeatureSource]()
+    for kind in positive_kinds[:_KINDS_MAX] or (TAKEN,):
+        found += _counts(kind, span_ms)
+    return _by_name([*found, _TOGETHER])
+
+
+def _by_name(sources: Sequence[FeatureSource]) -> Mapping[str, FeatureSource]:
+    return {source.name: source for source in sources}
+
+
+def _counts(of: str, span_ms: int) -> Iterator[FeatureSource]:
+    yield FeatureSource(name=of, count=of, realtime=True)
+    for window in fit_windows(span_ms):
+        yield FeatureSource(name=f"{of}_{window}"[:_NAME_MAX], count=of, window=window, realtime=True)
 
 
 def _defaults(outcomes: Sequence[str], kinds: Sequence[str], groups: Sequence[str], span_ms: int) -> Iterator[FeatureSource]:
@@ -108,14 +128,12 @@ def _defaults(outcomes: Sequence[str], kinds: Sequence[str], groups: Sequence[st
     for by in (None, *groups[:_GROUPS_MAX]):
         of_group = "" if by is None else f"_of_{by}"
         yield from (FeatureSource(name=f"rate_{name}{of_group}", rate=name, by=by, realtime=True) for name in rates)
-    yield FeatureSource(name="shown", count=SHOWN, realtime=True)
-    for name in fit_windows(span_ms):
-        yield FeatureSource(name=f"shown_{name}", count=SHOWN, window=name, realtime=True)
+    yield from _counts(SHOWN, span_ms)
     if kinds:
-        yield FeatureSource(name="taken", count=TAKEN, realtime=True)
-        yield FeatureSource(name="taken_together", taken_together=32)
+        yield FeatureSource(name=TAKEN, count=TAKEN, realtime=True)
+        yield _TOGETHER
     if len(kinds) > 1:
-        yield from (FeatureSource(name=f"rate_{kind}"[:60], rate=kind, realtime=True) for kind in kinds[1 : 1 + _KINDS_MAX])
+        yield from (FeatureSource(name=f"rate_{kind}"[:_NAME_MAX], rate=kind, realtime=True) for kind in kinds[1 : 1 + _KINDS_MAX])
 
 
 def statistic_of(

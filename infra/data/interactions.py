@@ -86,6 +86,27 @@ class Log:
     shown: Interactions | None
 
 
+def hold_out_latest(log: Interactions, share: float, bounds: SpoolBounds) -> Interactions:
+    """The log with that share of each user's rows, the latest ones, at one time after all others."""
+    by_user = np.argsort(log.user_X, kind="stable")
+    count_U = np.bincount(log.user_X)
+    place_X = np.empty(len(log), np.int64)
+    place_X[by_user] = np.arange(len(log)) - np.repeat(np.cumsum(count_U) - count_U, count_U)
+    held_X = place_X >= count_U[log.user_X] - np.floor(count_U * share).astype(np.int64)[log.user_X]
+    assert log.rows is not None
+    spool, later = Spool(log.rows.schema, bounds), pa.array([int(log.time_X[-1]) + 1], pa.int64())
+    for wanted in (False, True):
+        for first, table in log.rows.blocks():
+            kept = table.filter(pa.array(held_X[first : first + len(table)] == wanted))
+            if wanted:
+                kept = kept.set_column(kept.schema.get_field_index("#time"), "#time", later.take(pa.array(np.zeros(len(kept), np.int64))))
+            for batch in kept.combine_chunks().to_batches():
+                spool.append(batch)
+    spool.finish()
+    user_X, item_X, kind_X, time_X = (spool.column(name) for name in COLUMNS)
+    return Interactions(log.user_ids, log.item_ids, log.kinds, user_X, item_X, kind_X, time_X, rows=spool)
+
+
 def kind_name(text: str | None) -> str:
     """A kind of behaviour as events spell it: "add to cart" becomes add_to_cart."""
     name = re.sub(r"[^A-Za-z0-9_]+", "_", (text or "other").strip())[:NAME_CHARS_MAX]

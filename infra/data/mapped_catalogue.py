@@ -5,10 +5,12 @@ Here: events of schemas/events.py in publish order. Not here: reading the files 
 Invariants: nothing from the evaluation time on is in items, behaviours or impressions. The same files and mapping give the same events.
 """
 
+import copy
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import ValidationError
@@ -19,7 +21,7 @@ from infra.data.mapped_sources import MappedSources
 from infra.data.mapping import DataMapping
 from infra.data.periods import cut_of, spell_time
 from infra.data.rejections import Rejections
-from infra.data.sampled_impressions import SampledRequest, plan_cuts, sample_requests
+from infra.data.sampled_impressions import REQUESTS_LEAST, SampledRequest, plan_cuts, sample_moments, sample_requests
 from infra.data.spool import SpoolBounds
 from infra.data.tables import Tell
 from schemas.decoding import describe_errors
@@ -47,6 +49,18 @@ class MappedCatalogue:
     ) -> None:
         self.name, self.mapping = mapping.name, mapping
         self.sources = MappedSources(mapping, directory, limit, bounds or SpoolBounds(), tell)
+        self._later: tuple[int, ...] = ()
+
+    def until(self, later: Sequence[int]) -> Self:
+        """The same files with the items and behaviours of `later` times, after the evaluation time, too: for questions at these times, not for training."""
+        found = copy.copy(self)
+        found._later = tuple(later)
+        return found
+
+    @property
+    def told_until_ms(self) -> int:
+        """The time up to which items and behaviours become events."""
+        return max((self.sources.now_ms, *self._later))
 
     @property
     def rejections(self) -> Rejections:
@@ -95,10 +109,10 @@ class MappedCatalogue:
     def item_count(self) -> int:
         return len(self.alive)
 
-    @cached_property
+    @property
     def alive(self) -> np.ndarray:
-        """Places of the items that exist when the held-out users are measured, ascending."""
-        return np.flatnonzero(self.sources.item_rows.created_I <= self.sources.now_ms)
+        """Places of the items that exist when the events end, ascending."""
+        return np.flatnonzero(self.sources.item_rows.created_I <= self.told_until_ms)
 
     # --- items ---
 
@@ -129,7 +143,7 @@ class MappedCatalogue:
         states, created_I = self.sources.states, self.sources.item_rows.created_I
         before: dict[str, np.ndarray] | None = None
         told_I = np.zeros(len(created_I), bool)
-        for time_ms in self.sources.sample_times:
+        for time_ms in (*self.sources.sample_times, *self._later):
             state = states.state_at(time_ms)
             changed_I = ~told_I
             for name, state_I in state.items():
@@ -144,7 +158,7 @@ class MappedCatalogue:
         """A file with several versions of an item: each row up to the evaluation time is one."""
         items = self.sources.item_rows
         for first, item_R, time_R in items.blocks():
-            for part in _chunks(np.flatnonzero(time_R <= self.sources.now_ms)):
+            for part in _chunks(np.flatnonzero(time_R <= self.told_until_ms)):
                 features = self.sources.states.features_of_rows(items.rows_at(first + part), item_R[part])
                 yield from self._updates(item_R[part], time_R[part].tolist(), features, first + part)
 
@@ -195,9 +209,9 @@ class MappedCatalogue:
         yield from self.behaviours_where(None)
 
     def behaviours_where(self, wanted_U: np.ndarray | None) -> Iterator[Behaviour]:
-        """The history until the evaluation time as events, in order of time: of all users, or of some."""
+        """The history as events, in order of time: of all users, or of some."""
         history = self.sources.history
-        end, first = history.before(self.sources.now_ms), 0
+        end, first = history.before(self.told_until_ms), 0
         for block in history.blocks(0, end):
             places = np.arange(len(block)) if wanted_U is None else np.flatnonzero(wanted_U[block.user_X])
             for part in _chunks(places):
@@ -223,10 +237,12 @@ class MappedCatalogue:
             yield from self.shown_in(0, self.sources.now_ms)
             return
         bids_at: dict[int, list[float]] = {}
+        times = self.sources.sample_times  # features change at no other time
         for number, request in enumerate(self._sampled_requests()):
-            if request.time_ms not in bids_at:
-                bids_at = {request.time_ms: self._bids_at(request.time_ms)}
-            yield self._impression(number, request, bids_at[request.time_ms])
+            told_ms = times[max(0, bisect_right(times, request.time_ms) - 1)]
+            if told_ms not in bids_at:
+                bids_at = {told_ms: self._bids_at(told_ms)}
+            yield self._impression(number, request, bids_at[told_ms])
 
     def shown_in(self, first_ms: int, last_ms: int) -> Iterator[ImpressionRecord]:
         """The requests of a period with the bids of the evaluation time."""
@@ -245,7 +261,12 @@ class MappedCatalogue:
                 f"{spell_time(first)} to {spell_time(last)}; give a smaller one, or, if times are wrong, `where` in [behaviours] leaves rows out and "
                 '20240301 is a date by time_format = "%Y%m%d"',
             )
-        return sample_requests(sources.positives, sources.history, len(sources.item_rows.ids), cuts, window, sampling)
+        of_log, count = (sources.positives, sources.history, len(sources.item_rows.ids)), 0
+        for request in sample_requests(*of_log, cuts, window, sampling):
+            count += 1
+            yield request
+        more = max(0, REQUESTS_LEAST - count) if sampling.moments is None else sampling.moments
+        yield from sample_moments(*of_log, sources.now_ms, window, sampling, more)
 
     def _impression(self, number: int, request: SampledRequest, bids: Sequence[float]) -> ImpressionRecord:
         ids = self.sources.item_rows.ids

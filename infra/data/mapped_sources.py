@@ -15,15 +15,24 @@ from infra.clock import DAY_MS
 from infra.data.columns import decode_numbers
 from infra.data.expected_takers import ExpectedTakers
 from infra.data.files import load_table
-from infra.data.inferred_schema import count_values, default_statistics, infer_bid, infer_derived, infer_feature, names_alone, statistic_of
-from infra.data.interactions import DEFAULT_KIND, Interactions, kind_name
+from infra.data.inferred_schema import (
+    count_values,
+    default_counts,
+    default_statistics,
+    infer_bid,
+    infer_derived,
+    infer_feature,
+    names_alone,
+    statistic_of,
+)
+from infra.data.interactions import DEFAULT_KIND, Interactions, hold_out_latest, kind_name
 from infra.data.item_embeddings import ItemEmbeddings, ItemMarks, read_last_rows
 from infra.data.items import AsOf, ItemRows, ItemStates, read_item_history, read_item_rows
 from infra.data.log import read_interactions
 from infra.data.log_statistics import LogStatistic, MeanOfValue, TakersCount, count_users
 from infra.data.mapping import DataMapping, reject
 from infra.data.mapping_source import Column, FeatureSource, Source
-from infra.data.periods import HeldOutPeriod, find_period, plan_sample_times, usual_times, window_of
+from infra.data.periods import HELD_OUT_SHARE, HeldOutPeriod, find_period, plan_sample_times, usual_times, window_of
 from infra.data.rejections import Rejections
 from infra.data.shown_impressions import ShownRequests, ShownRows
 from infra.data.spool import SpoolBounds
@@ -37,7 +46,8 @@ from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC, Kind, buckets_for
 from schemas.statistics import Log, Statistic
 
 _KINDS_MAX = 64
-_TOGETHER_TIMES_MAX = 6  # each costs a decomposition
+_HELD_OUT_OF_USER = 0.2
+_TOGETHER_TIMES_MAX, _TOGETHER_TIMES_SHOWN_MAX = 16, 6  # each costs a decomposition
 
 
 class MappedSources:
@@ -98,7 +108,9 @@ class MappedSources:
         """The behaviours of users: [behaviours], or else the clicks of [impressions]."""
         if (behaviours := self.mapping.behaviours) is not None:
             columns = self.table(behaviours).spool.schema.names if behaviours.features else (ROW, FILE)
-            return read_interactions(self.table(behaviours), self.id_kind, self.item_rows.ids, self.bounds, columns)
+            found = read_interactions(self.table(behaviours), self.id_kind, self.item_rows.ids, self.bounds, columns)
+            per_user = self.mapping.holdout.hold_out and self.mapping.holdout.split == "user" and len(found)
+            return hold_out_latest(found, _HELD_OUT_OF_USER, self.bounds) if per_user else found
         if self.shown is not None:
             return self._clicks
         nothing = np.zeros(0, np.int64)
@@ -184,10 +196,14 @@ class MappedSources:
 
     @cached_property
     def item_features(self) -> Mapping[str, FeatureSource]:
-        """The features of [items], with statistics where a mapping with impressions names none from behaviours."""
+        """The features of [items], with statistics where the mapping derives none from behaviours. A file with versions of an item gets none, because each
+        version has a time of its own and no grid of times applies."""
         items, given = self.mapping.items, self.mapping.items.features
-        if self.shown is None or items.time is not None or not items.popularity or any(f.from_behaviours for f in given.values()):
+        if items.time is not None or not items.popularity or any(f.from_behaviours for f in given.values()):
             return given
+        if self.shown is None:
+            wanted = [kind_name(kind) for kind in self.mapping.sampling.positive_kinds]
+            return {**given, **default_counts(wanted, self.now_ms - self.usual_times[0]), **given} if len(self.positives) else given
         kinds = self.history.kinds if self.mapping.behaviours is not None else ()
         span = self.now_ms - usual_times(self.shown_log.time_X)[0] if len(self.shown_log) else 0
         return {**given, **default_statistics(self.shown.outcomes, kinds, self._values_of_categories, span), **given}
@@ -364,9 +380,8 @@ class MappedSources:
         if source.count_days is not None:
             return TakersCount(log, items, source.count_days)
         assert source.taken_together is not None
-        if self.shown is not None:
-            log, times = self.history, times[::-1][:: -(-len(times) // _TOGETHER_TIMES_MAX)][::-1]
-        return TogetherVectors(log, items, source.taken_together, times)
+        log, most = (log, _TOGETHER_TIMES_MAX) if self.shown is None else (self.history, _TOGETHER_TIMES_SHOWN_MAX)
+        return TogetherVectors(log, items, source.taken_together, times[::-1][:: -(-len(times) // most)][::-1])
 
     def _values(self, source: FeatureSource) -> Callable[[pa.Table], np.ndarray]:
         """The number of [behaviours.features] that `mean_of` names, in rows of the history."""
@@ -396,4 +411,7 @@ class MappedSources:
 
     def window_ms(self) -> int:
         """How long a sampled impression looks ahead."""
-        return window_of(self.mapping, self.end_ms - self.now_ms)
+        length = self.end_ms - self.now_ms
+        if self.mapping.holdout.split == "user":
+            length = round(HELD_OUT_SHARE * (self.usual_times[1] - self.usual_times[0]))
+        return window_of(self.mapping, length)

@@ -41,7 +41,6 @@ _OUTCOME_NAME = rf"[A-Za-z_][A-Za-z0-9_]{{0,{NAME_CHARS_MAX - 1}}}"
 _MARK_NAME = "item_mark"  # of the embedding where there is no [embeddings]
 _TEXT_WIDTH = 96  # of embeddings made from text, where the mapping does not say
 _ITEMS_OF_REQUEST_MAX = 1_000
-POPULARITY = FeatureSource(name="taken_28", count_days=28.0, realtime=True)
 _Time = Annotated[Any, BeforeValidator(lambda raw: raw.isoformat() if isinstance(raw, dt.date | dt.time) else raw)]  # a TOML date
 
 
@@ -57,7 +56,8 @@ class SchemaChoices(Part):
 
 
 class Items(Source):
-    """`every_days`: the distance between times of item features; None: chosen from the data. `popularity`: whether items have `POPULARITY`."""
+    """`every_days`: the distance between times of item features; None: chosen from the data. `popularity`: whether items get statistics
+    where none of their features is derived from behaviours."""
 
     section: ClassVar[str] = "items"
     id: Column
@@ -65,14 +65,6 @@ class Items(Source):
     created: Column | None = None
     every_days: Number | None = None
     popularity: bool = True
-
-    def with_popularity(self) -> "Items":
-        """Items with `POPULARITY`, where none of their features is derived from behaviours: no column counts how often an item is taken.
-        Not where a file has versions of an item, because each version has a time of its own and no grid of times applies."""
-        known = any(feature.from_behaviours or feature.name == POPULARITY.name for feature in self.features.values())
-        if known or self.time is not None or not self.popularity:
-            return self
-        return self.model_copy(update={"features": {**self.features, POPULARITY.name: POPULARITY}})
 
 
 class ItemHistory(Source):
@@ -200,8 +192,9 @@ class Sampling(Part):
 
     Cuts are `every_days` apart, the last one `window_days` before the evaluation. At each cut every user with a history gets one request. It shows up to
     `positives_max` items that the user takes in the next `window_days`. For each of them it shows `negatives` items, drawn uniformly from those taken in the
-    last `pool_days` before the cut.
+    last `pool_days` before the cut, or ever before.
 
+        moments          requests besides those of the cuts, each when its user took something; None: as many as make enough of both
         window_days      None: as long as the evaluation, four weeks at most
         every_days       None: window_days
         positive_kinds   kinds of behaviour that count as positives; none: every kind
@@ -210,7 +203,8 @@ class Sampling(Part):
     hint: ClassVar[str] = "; with a `file` it describes the shown items, without one how to sample them from [behaviours]"
     negatives: Count = 20
     positives_max: Count = 4
-    pool_days: Number = 28.0
+    pool_days: Number | None = None
+    moments: Annotated[int, Field(ge=0)] | None = None
     window_days: Number | None = None
     every_days: Number | None = None
     positive_kinds: Texts = ()
@@ -228,6 +222,7 @@ class Holdout(Part):
 
     start        None: the time of the last 15% of the positives
     end          items that are taken before it are right answers; later rows are neither published nor measured. None: the end of the data
+    split        "time", or "user": the latest fifth of the positives of each user is held out, and all else is known
     candidates   "all": the items of the catalogue; "recent": those with a positive in the last `pool_days` before the evaluation
     candidates_max, users_max   of more, a sample
     k            how many items of an answer count
@@ -236,6 +231,7 @@ class Holdout(Part):
     start: _Time = Field(None, alias="from")
     end: _Time = Field(None, alias="until")
     hold_out: bool = True
+    split: Literal["time", "user"] = "time"
     candidates: Literal["all", "recent"] = "all"
     candidates_max: Count = 10_000
     pool_days: Number = 28.0
@@ -313,9 +309,7 @@ def read_mapping(path: Path) -> DataMapping:
         raise rejected(path, error) from error
     except (OSError, ValueError) as error:
         raise reject(path, "", f"cannot be read as TOML: {error}") from error
-    told = mapping.behaviours is not None or mapping.impressions is not None
-    told = told and mapping.impressions is None  # whose statistics mapped_sources.py chooses
-    return mapping.model_copy(update={"path": path, "items": mapping.items.with_popularity() if told else mapping.items})
+    return mapping.model_copy(update={"path": path})
 
 
 def reject(path: Path, key: str, expectation: str) -> Misconfigured:

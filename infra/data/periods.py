@@ -4,6 +4,7 @@ Here: pure functions of a mapping and of the times in its log. Not here: the eve
 """
 
 import datetime as dt
+import itertools
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
@@ -16,8 +17,9 @@ from schemas.errors import Misconfigured
 from schemas.statistics import HOUR_MS
 
 _WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
-_HELD_OUT_SHARE = 0.15
+HELD_OUT_SHARE = 0.15
 _TIMES_LEAST = 50  # of fewer none is far from the others
+_QUESTIONS_MAX = 10  # cuts of a period that is measured
 _SHOWN_TIMES = 48  # of item features, in a log of shown items of a few days
 _YEAR_MS = 31_556_952_000
 _CALENDAR_ENDS_MS = 8_000 * _YEAR_MS
@@ -36,12 +38,14 @@ def find_period(mapping: DataMapping, times: np.ndarray, last_told: int) -> Held
     holdout, last = mapping.holdout, int(times[-1])
     if not holdout.hold_out:
         return HeldOutPeriod(max(last, last_told) + 1, last + 1)
+    if holdout.split == "user":
+        return HeldOutPeriod(last, last + 1)
     end = usual_times(times)[1] + 1 if holdout.end is None else _evaluation_time(mapping, times, holdout.end, "until")
     if holdout.start is not None:
         start = _evaluation_time(mapping, times, holdout.start, "from")
     else:
         count = bisect_left(times, end)
-        start = int(times[min(count - 1, int(count * (1 - _HELD_OUT_SHARE)))])
+        start = int(times[min(count - 1, int(count * (1 - HELD_OUT_SHARE)))])
     if start >= end:
         raise _refuse(mapping, "until", f"= {holdout.end} must come after the time from which is measured, {spell_time(start)}")
     return HeldOutPeriod(start, min(end, last + 1))
@@ -79,6 +83,14 @@ def window_of(mapping: DataMapping, evaluation_ms: int) -> int:
     if mapping.sampling.window_days is not None:
         return round(mapping.sampling.window_days * DAY_MS)
     return max(1, min(evaluation_ms, _WINDOW_DAYS_MAX * DAY_MS))
+
+
+def cut_period(period: HeldOutPeriod, window_ms: int) -> list[HeldOutPeriod]:
+    """The period in equal parts about as long as the window that a sampled impression looks ahead: each is measured from its own beginning on."""
+    length = period.end_ms - period.start_ms
+    parts = min(_QUESTIONS_MAX, max(1, round(length / window_ms)))
+    edges = [period.start_ms + length * part // parts for part in range(parts + 1)]
+    return [HeldOutPeriod(start, end) for start, end in itertools.pairwise(edges)]
 
 
 def cut_of(mapping: DataMapping, window_ms: int) -> int:

@@ -2,12 +2,15 @@
 
     cut t       every `every_days`, the last one `window_days` before the evaluation begins
     request     one per user with a history before t and a positive in [t, t + window), at time t
-    positives   up to `positives_max` of the user's items in the window, among the items sold in the last `pool_days` before t
+    positives   up to `positives_max` of the user's items in the window, among the items taken in the last `pool_days` before t, or ever
     negatives   `negatives` for each, uniform over those items without what the user took in the window
+    moment      where the cuts give few requests (users are active for a day only): one at a time at which its user took something, with the positives
+                from then on
     evaluation  the same at the time where the evaluation begins, with all candidates instead of a sample
 
 Here: which items, as places. Not here: events. Invariants: no window reaches into the evaluation; the order of a request's items carries no information;
 the same interactions and seed give the same samples.
+Memory: of moments, the order of the positives by user.
 
 Arrays: I items, P pool, X interactions.
 """
@@ -23,6 +26,8 @@ from infra.data.mapping import Sampling
 
 REQUESTS_MAX = 20_000
 CUTS_MAX = 400
+REQUESTS_LEAST = 4_000  # with moments, where the cuts have fewer
+_POOLS = 100  # of moments: each pool is as of the first of some
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,37 @@ def sample_requests(
                 yield request
 
 
-def recent_items(positives: Interactions, items: int, time_ms: int, days: float) -> np.ndarray:
-    """Places of the catalogue's items with a positive in the days before a time, ascending: [P]."""
+def sample_moments(
+    positives: Interactions, history: Interactions, items: int, until_ms: int, window_ms: int, sampling: Sampling, count: int
+) -> Iterator[SampledRequest]:
+    """Requests at times at which their users took something, in order of time; each asks for what the user takes from then on."""
+    if not count:
+        return
+    rng = np.random.default_rng([sampling.seed, REQUESTS_MAX])
+    user_X, item_X, time_X = (column[: positives.before(until_ms)] for column in (positives.user_X, positives.item_X, positives.time_X))
+    first_U = np.full(len(history.user_ids), np.iinfo(np.int64).max)
+    np.minimum.at(first_U, history.user_X, history.time_X)
+    known = np.flatnonzero((first_U[user_X] < time_X) & (time_X <= until_ms - window_ms))
+    chosen = np.sort(rng.choice(known, min(count, len(known)), replace=False))
+    by_user = np.argsort(user_X, kind="stable")
+    begin_U = np.searchsorted(user_X[by_user], np.arange(len(positives.user_ids) + 1))
+    for part in np.array_split(chosen, _POOLS):
+        if not len(part):
+            continue
+        pool = recent_items(positives, items, int(time_X[part[0]]), sampling.pool_days)
+        for user, time_ms in zip(user_X[part].tolist(), time_X[part].tolist(), strict=True):
+            own = by_user[begin_U[user] : begin_U[user + 1]]
+            first, last = np.searchsorted(time_X[own], [time_ms, time_ms + window_ms])
+            request = _sample(rng, user, time_ms, np.unique(item_X[own[first:last]]), pool, sampling)
+            if request is not None:
+                yield request
+
+
+def recent_items(positives: Interactions, items: int, time_ms: int, days: float | None) -> np.ndarray:
+    """Places of the catalogue's items with a positive in the days before a time, or ever before it, ascending: [P]."""
     found_I = np.zeros(items, bool)
-    for block in positives.blocks(positives.before(time_ms - round(days * DAY_MS)), positives.before(time_ms)):
+    first = 0 if days is None else positives.before(time_ms - round(days * DAY_MS))
+    for block in positives.blocks(first, positives.before(time_ms)):
         found_I[block.item_X[block.item_X < items]] = True
     return np.flatnonzero(found_I)
 

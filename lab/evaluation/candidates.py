@@ -4,6 +4,7 @@ Here: ids to places. Not here: the scores (streams/training/plain_scores.py), wh
 Arrays: U users, C candidates.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,4 +57,5 @@ def candidate_scores(log: Log, evaluation: Evaluation, candidates: Candidates) -
     place_UC = np.array([[place.get(item, len(place)) for item in row] for row in candidates.ids_UC.tolist()])
     rows = [[place[b.item_id] for b in user.behaviours if b.item_id in place] for user in evaluation.users]
     simple = simple_scores(candidates.popularity_UC, candidates.met_UC)
+    log = dataclasses.replace(log, now_ms=evaluation.now_ms)
     return simple | log_scores(log, rows, place_UC, share_of(candidates.popularity_UC))

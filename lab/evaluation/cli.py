@@ -68,6 +68,9 @@ def data(
         str | None, typer.Option("--from", help="Measure from this date or time on, like 2011-10-01; nothing later is learned from.")
     ] = None,
     end: Annotated[str | None, typer.Option("--until", help="Measure interactions before this date or time.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="time, or user: hold out the latest fifth of each user's behaviours (default: the mapping's).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the model here, its figures in the card.")] = None,
     rungs: Annotated[bool, typer.Option("--rungs", help="Measure the quality on each rung of the serving ladder, too.")] = False,
     live: Annotated[
@@ -87,7 +90,11 @@ def data(
 
     if loss is not None and loss not in LOSSES:
         raise typer.BadParameter(f"{loss!r}, expected one of {sorted(LOSSES)}", param_hint="--loss")
-    options = DataOptions(directory, mapping, steps, loss, learning_rate, batch_requests, hash_bits, seed, out, start, end, rungs, live)
+    if split not in (None, "time", "user"):
+        raise typer.BadParameter(f"{split!r}, expected time or user", param_hint="--split")
+    options = DataOptions(
+        directory, mapping, steps, loss, learning_rate, batch_requests, hash_bits, seed, out, start, end, split, rungs, live
+    )
     print_figures(run_data(options).as_dict(), as_json)
 
 

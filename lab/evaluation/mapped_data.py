@@ -36,6 +36,7 @@ from lab.evaluation.live_data import FRESH as FRESH_IMPORT
 from lab.evaluation.live_data import KEPT, Answers, Questions, serve_live
 from lab.evaluation.rungs import FRESH, RUNGS, add_rung_figures, on_rung
 from lab.figures.declared import read_bench
+from schemas.ids import Id
 from schemas.model.checkpoint import write_checkpoint
 from schemas.model.network import AifNetwork
 from schemas.model.score import rank_scores
@@ -84,6 +85,7 @@ class DataOptions:
     out: Path | None = None
     start: str | None = None
     end: str | None = None
+    split: str | None = None
     rungs: bool = False
     live_hours: float = 0.0
 
@@ -91,7 +93,7 @@ class DataOptions:
         """The mapping, with the period from the command line, and with as many users as `CANDIDATES_MAX` leaves room for."""
         mapping = read_mapping(self.mapping)
         users_max = max(1, CANDIDATES_MAX // mapping.holdout.candidates_max)
-        period = {"start": self.start, "end": self.end}
+        period = {"start": self.start, "end": self.end, "split": self.split}
         named: dict[str, Any] = {name: value for name, value in period.items() if value is not None}
         return mapping.model_copy(update={"holdout": mapping.holdout.model_copy(update={"users_max": users_max, **named})})
 
@@ -123,9 +125,8 @@ def run_data(options: DataOptions) -> Figures:
         task = progress.add_task("percent of the training", total=100)
         report = fit(network, data, chosen, lambda share: progress.update(task, completed=round(100 * share)))
         progress.update(task, completed=100)
-        evaluation = catalogue.evaluation()
-        measured = _measure_all(network, catalogue, data, evaluation, progress)
-        of_rungs = _measure_rungs(network, data, evaluation, progress) if options.rungs else {}
+        measured, users = _measure_all(network, catalogue, data, progress)
+        of_rungs = _measure_rungs(network, data, catalogue.evaluation(), progress) if options.rungs else {}
         shown = _measure_shown(network, data, later, progress) if len(later) else {}
     told = {"directory": options.directory.name, "mapping": options.mapping.name, "hash_bits": network.spec.hash_bits}
     figures = Figures(DATA, told | _period(catalogue) | chosen.to_dict())
@@ -142,14 +143,14 @@ def run_data(options: DataOptions) -> Figures:
     for warning in warnings:
         say(f"warning: {warning}")
     figures.add(f"{catalogue.name}.unseen_share", unseen)
-    figures.add(f"{catalogue.name}.users", len(evaluation.users))
+    figures.add(f"{catalogue.name}.users", users)
     figures.add(f"{catalogue.name}.requests", len(data))
     figures.add(f"{catalogue.name}.aif.fit_s", report.seconds)
     if options.live_hours:
         _add_served(figures, catalogue.name, *serve_live(mapping, options.directory, network, options.live_hours))
     if options.out is not None:
         card = {name: entry["value"] for name, entry in figures.as_dict()["figures"].items()}
-        about = {"train": chosen.to_dict(), "steps": report.steps, "told_until_ms": evaluation.now_ms}
+        about = {"train": chosen.to_dict(), "steps": report.steps, "told_until_ms": catalogue.sources.now_ms}
         write_checkpoint(options.out, network, options.out.stem, card | about)
     return figures
 
@@ -183,10 +184,11 @@ def _join(
     spec = apply_choices(default_spec(catalogue.schema), {**catalogue.model, **named})
     network = new_network(spec, _W_HASH_SEED, chosen.start)
     # One kind after the other becomes columns, because events are several times as large and must not lie in memory as a whole.
+    told = catalogue.until([part.start_ms for part in catalogue.parts[1:]])
     items = build_item_table(
-        spec, network.w_hash_KM, counted(catalogue.items(), progress, "items"), counted(catalogue.new_items(), progress, "new items"), None
+        spec, network.w_hash_KM, counted(told.items(), progress, "items"), counted(told.new_items(), progress, "new items"), None
     )
-    users = fold_users(counted(catalogue.users(), progress, "users"), counted(catalogue.behaviours(), progress, "behaviours"))
+    users = fold_users(counted(catalogue.users(), progress, "users"), counted(told.behaviours(), progress, "behaviours"))
     impressions = itertools.chain(catalogue.impressions(), catalogue.shown_later())
     now_ms = catalogue.sources.now_ms
     whole = join_table(spec, items, users, counted(impressions, progress, "impressions"), frozen_ms=now_ms)
@@ -195,14 +197,30 @@ def _join(
 
 
 def _measure_all(
-    network: AifNetwork, catalogue: MeasuredCatalogue, data: TrainingSet, evaluation: Evaluation, progress: Progress
-) -> dict[str, dict[str, UserValues]]:
-    """Every measure of every score, by the score's name; the bar shows the model's scores, which take nearly all of the time."""
-    candidates = collect_candidates(evaluation)
+    network: AifNetwork, catalogue: MeasuredCatalogue, data: TrainingSet, progress: Progress
+) -> tuple[dict[str, dict[str, UserValues]], int]:
+    """Every measure of every score, by the score's name, and the number of users; the bar shows the model's scores, which take nearly all of the time."""
     task = progress.add_task("percent of the candidates scored", total=100)
-    scores = candidate_scores(catalogue.log, evaluation, candidates)
-    scores[MODEL] = model_scores(network, data, evaluation, candidates, lambda share: progress.update(task, completed=round(100 * share)))
-    return {name: measure(candidates, scores_UC, evaluation.k) for name, scores_UC in scores.items()}
+    parts: dict[str, dict[str, list[UserValues]]] = {}
+    users = list[Id]()
+    for number, evaluation in enumerate(catalogue.evaluations()):
+        candidates = collect_candidates(evaluation)
+        scores = candidate_scores(catalogue.log, evaluation, candidates)
+        scores[MODEL] = model_scores(
+            network,
+            data,
+            evaluation,
+            candidates,
+            lambda share, n=number: progress.update(task, completed=round(100 * (n + share) / len(catalogue.parts))),
+        )
+        users += [user.user_id for user in evaluation.users]
+        for name, scores_UC in scores.items():
+            for measure_name, values in measure(candidates, scores_UC, evaluation.k).items():
+                parts.setdefault(name, {}).setdefault(measure_name, []).append(values)
+    progress.update(task, completed=100)
+    places: dict[Id, int] = {}
+    user_X = np.array([places.setdefault(user, len(places)) for user in users], np.int64)
+    return {name: {m: UserValues.joined(v).by_user(user_X) for m, v in of.items()} for name, of in parts.items()}, len(places)
 
 
 def unseen_share(log: Log, end_ms: int) -> float:

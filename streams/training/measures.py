@@ -26,6 +26,11 @@ class UserValues:
         """Of the users of all parts, one part after the other."""
         return cls(np.concatenate([p.value_U for p in parts]), np.concatenate([p.weight_U for p in parts]))
 
+    def by_user(self, user_X: np.ndarray) -> "UserValues":
+        """The mean of each user, where `user_X` (from 0 on) says whose each value is: a user who is asked twice is one user."""
+        weight_U = np.bincount(user_X, self.weight_U)
+        return UserValues(np.bincount(user_X, np.nan_to_num(self.value_U) * self.weight_U) / np.maximum(weight_U, 1e-12), weight_U)
+
     def mean(self) -> float:
         """The weighted mean; NaN if no user counts."""
         return float(np.average(self.value_U, weights=self.weight_U)) if self.weight_U.sum() > 0 else float("nan")

@@ -1,6 +1,6 @@
 """Scores that need no learnt network: what a model has to beat before it is worth serving.
 
-    popularity, popularity_28d, ...   positives of the last days that the mapping names, and of each window that fits the log
+    popularity, popularity_28d, ...   positives of the last days that the mapping names, of each window that fits the log, and of all of it
     popularity_decayed                positives, each worth half as much for each shortest such window that has passed
     repeats                           how often the user met the item before; among equals, popularity
     item_knn                          cosine between items by their users, summed over the user's history
@@ -52,6 +52,7 @@ def log_scores(log: Log, rows: Sequence[Sequence[int]], place_UC: np.ndarray, sh
     found = dict[str, np.ndarray]()
     for name, window_ms in windows.items():
         found[f"popularity_{name}"] = spread(log.positives.counts(items, now_ms - window_ms, now_ms).astype(float))
+    found["popularity_all"] = spread(log.positives.counts(items, 0, now_ms).astype(float))
     found["popularity_decayed"] = spread(_decayed(log.positives, items, now_ms, min(windows.values(), default=max(1, span_ms // 10))))
     user_X, item_X = _latest(log.history, items, now_ms)
     taken_PI = _taken(user_X, item_X, items)

@@ -153,7 +153,11 @@ def test_a_mistake_is_named(tmp_path: Path, before: str, after: str, words: str)
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ('user = "card"', "user = { value = 1 }", "no impressions came of 200 positives, so this catalogue cannot train a model"),
+        (
+            'user = "card"\nitem = "isbn"\ntime = "when"\nwhere = "count > 0"\n',
+            'user = { value = 1 }\nitem = "isbn"\ntime = "when"\n[impressions]\nmoments = 0\n',
+            "no impressions came of 200 positives, so this catalogue cannot train a model",
+        ),
         ('id = "isbn"\ncreated = "added"', 'id = "isbn"\ncreated = "pages"', "the times of [items] created are from 1970-01-01T00:00:00"),
         ("count > 0", "count > 9", "no row of loans.tsv counts: [behaviours] where keeps none"),
         (

@@ -104,8 +104,10 @@ def test_numbers_that_read_as_categories_are_named(tmp_path: Path, cells: Callab
     check_doubts(tmp_path, words, mapping, items=items, log=LOG)
 
 
-@pytest.mark.parametrize("derived", ["sold = { count_days = 28 }", "together = { taken_together = 4 }", ""])
+@pytest.mark.parametrize(
+    "derived", ["sold = { count_days = 28 }", "together = { taken_together = 4 }", "", "sold = { count_days = 28, realtime = true }"]
+)
 def test_items_without_anything_that_a_model_sees_are_named(tmp_path: Path, derived: str) -> None:
     mapping = MAPPING.replace("sold = { count_days = 28 }", derived) + 'time = "at"\n'
     doubts = " ".join(find_doubts(open_shop(tmp_path, mapping, log=LOG).sources))
-    assert ("no features and no embedding" in doubts) is (derived == "")
+    assert ("no features and no embedding" in doubts) is ("realtime" in derived)

@@ -199,16 +199,37 @@ def test_counts_are_as_of_the_version(text_shop: MeasuredCatalogue) -> None:
 def test_items_are_known_at_every_request_as_of_its_very_time(tmp_path: Path, step_ms: int) -> None:
     log = "".join(f"{n % 7},{n % 12},{START_MS + n * step_ms}\n" for n in range(360))
     items = "".join(f"{n}\n" for n in range(12))
-    catalogue = open_shop(tmp_path, PLAIN_MAPPING, items="item\n" + items, log="user,item,at\n" + log)
+    catalogue = open_shop(tmp_path, PLAIN_MAPPING + "[impressions]\nmoments = 0\n", items="item\n" + items, log="user,item,at\n" + log)
     told = list(catalogue.items())
     requests = list(catalogue.impressions())
     assert len({request.time_ms for request in requests}) > 3
     for request in requests:
         for shown in request.items:
-            known = [u.features["taken_28"] for u in told if u.item_id == shown.item_id and u.version <= request.time_ms]
+            known = [u.features["taken"] for u in told if u.item_id == shown.item_id and u.version <= request.time_ms]
             assert known, "the item as of the request"
             times = [START_MS + n * step_ms for n in range(360) if n % 12 == shown.item_id]
-            assert known[-1] == sum(request.time_ms - 28 * DAY_MS <= time < request.time_ms for time in times)
+            assert known[-1] == sum(time < request.time_ms for time in times)
+
+
+@pytest.mark.parametrize(
+    ("items", "more", "features"),
+    [
+        ("", "", ["taken", "taken_6h", "taken_1d", "taken_7d", "taken_together"]),
+        ("", '[impressions]\npositive_kinds = ["buy"]\n', ["buy", "buy_6h", "buy_1d", "buy_7d", "taken_together"]),
+        ('[items.features]\nprice = "price"\n', "", ["price", "taken", "taken_6h", "taken_1d", "taken_7d", "taken_together"]),
+        ('[items.features]\nlast = { days_since = "last" }\n', "", ["last"]),
+        ('[items.features]\ntaken = "price"\n', "", ["taken", "taken_6h", "taken_1d", "taken_7d", "taken_together"]),
+        ("popularity = false\n", "", []),
+        ('time = "changed"\n', "", []),  # told when a row says so, not as of a grid of times
+    ],
+)
+def test_items_tell_how_often_they_are_taken_where_no_feature_is_made_of_behaviours(
+    tmp_path: Path, items: str, more: str, features: list[str]
+) -> None:
+    log = "user,item,at,kind\n" + "".join(f"{n % 7},{n % 12},{START_MS + n * DAY_MS // 2},buy\n" for n in range(100))
+    mapping = PLAIN_MAPPING.replace("[behaviours]", items + '[behaviours]\nkind = "kind"') + more
+    catalogue = open_shop(tmp_path, mapping, items="item,price,changed\n" + "".join(f"{n},{n},{START_MS}\n" for n in range(12)), log=log)
+    assert [f.name for f in catalogue.schema.of(Scope.ITEM) if f.name != catalogue.schema.multimodal] == features
 
 
 def test_items_listed_after_the_evaluation_are_arrivals(text_shop: MeasuredCatalogue) -> None:
@@ -268,9 +289,9 @@ def test_changes_are_such_that_a_score_can_tell(tmp_path: Path) -> None:
 def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: MeasuredCatalogue) -> None:
     schema = number_shop.schema
     assert schema.id_kind is IdKind.INT64 and schema.mm_width == NUMBER_WIDTH
-    told = [f for f in schema.of(Scope.ITEM) if f.name not in ("rate_click", "shown", "shown_1d", "shown_7d")]
+    told = [f for f in schema.of(Scope.ITEM) if f.name not in ("rate_click", "shown", "shown_6h", "shown_1d", "shown_7d")]
     assert [f.kind for f in told] == [CATEGORICAL, NUMERIC, BAG, EMBEDDING]
-    assert len(told) + 4 == len(schema.of(Scope.ITEM)), "rates and counts of what was shown are there by default"
+    assert len(told) + 5 == len(schema.of(Scope.ITEM)), "rates and counts of what was shown are there by default"
     assert schema.item("bid").default == pytest.approx(0.1 * 31, abs=0.11) and number_shop.model["rank_by"] == "click * shown * bid"
     assert len(list(number_shop.new_items())) == NUMBER_ITEMS - 1
     records = list(number_shop.impressions())

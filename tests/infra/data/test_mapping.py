@@ -103,24 +103,3 @@ def test_how_to_train_is_checked_when_the_mapping_is_read(tmp_path: Path, line: 
     path.write_text(f'[items]\nfile = "a.csv"\nid = "id"\n[train]\n{line}\n')
     with pytest.raises(Misconfigured, match=rf"m\.toml: \[train\].*{words}"):
         read_mapping(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "features"),
-    [
-        (ITEMS, []),  # nobody did anything
-        (ITEMS + LOG, ["taken_28"]),
-        (ITEMS + '[items.features]\nprice = "price"\n' + LOG, ["price", "taken_28"]),
-        (
-            ITEMS + '[impressions]\nfile = "log.csv"\nuser = "user"\nitem = "item"\nrequest = "page"\nclicked = "clicked"\n',
-            [],
-        ),  # chosen later
-        (ITEMS + '[items.features]\nlast = { days_since = "last" }\n' + LOG, ["last"]),
-        (ITEMS + '[items.features]\ntaken_28 = "sales"\n' + LOG, ["taken_28"]),
-        (ITEMS + "popularity = false\n" + LOG, []),
-        (ITEMS + 'time = "changed"\n' + LOG, []),  # told when a row says so, not as of a grid of times
-    ],
-)
-def test_items_tell_how_often_they_are_taken_where_no_feature_is_made_of_behaviours(tmp_path: Path, text: str, features: list[str]) -> None:
-    found = read_mapping(_write(tmp_path, text)).items.features
-    assert list(found) == features

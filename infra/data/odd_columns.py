@@ -60,10 +60,12 @@ def find_bags(sources: MappedSources) -> Iterator[str]:
     for source in (mapping.items, mapping.item_history, mapping.users, mapping.behaviours, mapping.impressions):
         for name, feature in source.features.items() if source is not None else ():
             if name in categories and feature.columns and feature.kind is None and source is not None:
-                yield from _describe_bag(source, name, feature, plain(sources.table(source).sample.arrays(feature)[0]))
+                is_role = name == sources.roles["sim_category"]
+                yield from _describe_bag(source, name, feature, plain(sources.table(source).sample.arrays(feature)[0]), is_role)
 
 
-def _describe_bag(source: Source, name: str, column: Column, cells: pa.Array) -> Iterator[str]:
+def _describe_bag(source: Source, name: str, column: Column, cells: pa.Array, is_role: bool) -> Iterator[str]:
+    """`is_role`: histories are cut by this feature, so it has to be one category."""
     cells = pc.drop_null(cells)[:_CELLS_MOST]
     if len(cells) < _CELLS_LEAST or column.separator:
         return  # a separator says that the first value is meant
@@ -82,9 +84,14 @@ def _describe_bag(source: Source, name: str, column: Column, cells: pa.Array) ->
         read = "one category for each whole cell" if end else "its first value"
         apart = f', separator = "{end}"' if end else ""
         first = f', or separator = "{end}" for the first one' if end else ""
+        all_of_them = f'{{ column = "{column.columns[0]}", kind = "bag"{apart} }}'
+        remedy = f"write {all_of_them} for all of them{first}"
+        if is_role:
+            one = f'separator = "{end}" to have the first one as the category, and ' if end else ""
+            remedy = f"write {one}a further feature {all_of_them} for all of them"
         yield (
             f"[{source.section}] features.{name} has several values in {share:.0%} of its cells, like {str(cells[0].as_py())[:60]!r}, and is read as {read}; "
-            f'write {{ column = "{column.columns[0]}", kind = "bag"{apart} }} for all of them{first}; kind = "categorical" keeps it so'
+            f'{remedy}; kind = "categorical" keeps it so'
         )
 
 

@@ -44,6 +44,7 @@ from schemas.ids import Id, IdKind
 from schemas.limits import MIB
 
 _SEEN_CELLS = 1_000  # cells that are examined to distinguish a list of numbers from a bag
+_BARS_SHARE = 0.2  # of the cells with a value
 ROW, FILE = "#row", "#file"  # our own columns, next to those of the files
 SAMPLED_ROWS_MAX, SAMPLED_BYTES_MAX = 1_000_000, 64 * MIB
 ID_ROLES = ("id", "user", "item")
@@ -168,7 +169,9 @@ class ColumnCells:
         if not self.arrays or self._is_split:
             return False
         cells = self._first_cells
-        return is_list(cells) or (is_text(cells) and len(cells) > 0 and all(text.lstrip().startswith("[") for text in cells.to_pylist()))
+        if is_list(cells) or not is_text(cells) or not len(cells):
+            return is_list(cells)
+        return all(text.lstrip().startswith("[") for text in cells.to_pylist()) or _have_bars(cells.to_pylist())
 
     @property
     def is_number(self) -> bool:
@@ -233,6 +236,13 @@ class ColumnCells:
 
     def _repeated(self) -> list[Any]:
         return [self._column.value] * len(self._rows)
+
+
+def _have_bars(texts: Sequence[str]) -> bool:
+    """Whether cells are values with bars between, like "Comedy|Drama": the same values come in several combinations."""
+    cells = [text.split("|") for text in texts]
+    several = sum(len(parts) > 1 for parts in cells)
+    return several >= _BARS_SHARE * len(cells) and len({part for parts in cells for part in parts}) < len(set(texts))
 
 
 @dataclass(frozen=True)

@@ -75,3 +75,18 @@ def test_vectors_of_another_width_are_named_and_left_out(tmp_path: Path) -> None
         "embedding has 1 numbers, expected 2",
         "embedding has no vector of finite numbers, expected 2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["a|b", "b|c", "a", "a|c", "c"], "bag"),
+        (["12|x7", "13|y1", "14|z9", "15|q4", "16|p2"], "categorical"),  # two halves of a name: no value comes twice
+        (["a|b", "b", "c", "d", "e", "f", "a", "b", "c", "d"], "categorical"),
+    ],
+)
+def test_values_that_come_in_several_combinations_with_bars_between_are_a_bag(tmp_path: Path, cells: list[object], kind: str) -> None:
+    catalogue = open_items(tmp_path, '[items.features]\ngenres = "genres"\n', id=list(range(len(cells))), genres=cells)
+    assert str(catalogue.schema.item("genres").kind) == kind
+    first = next(iter(catalogue.items())).features["genres"]
+    assert first == (["a", "b"] if kind == "bag" else cells[0])

@@ -41,7 +41,7 @@ def rows_of_a_log() -> list[Row]:
 
 def open_log(folder: Path, rows: list[Row], mapping: str = MAPPING, **fields: str) -> MeasuredCatalogue:
     rng = np.random.default_rng(4)
-    items = "id,price,tags\n" + "".join(f"i{n},{rng.random():.3f},{'|'.join(rng.choice(['a', 'b', 'c'], 2))}\n" for n in range(40))
+    items = "id,price,tags\n" + "".join(f"i{n},{rng.random():.3f},{';'.join(rng.choice(['a', 'b', 'c'], 2))}\n" for n in range(40))
     log = "user,item,at,qty,click\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
     return open_shop(folder, mapping.format(**{"tags": BAG, "time": '"at"', "more": "", **fields}), items=items, log=log)
 
@@ -52,6 +52,13 @@ def doubts(catalogue: MeasuredCatalogue) -> list[str]:
 
 def test_a_log_that_is_right_is_not_warned_of(tmp_path: Path) -> None:
     assert not doubts(open_log(tmp_path, rows_of_a_log())) and not doubts(open_log(tmp_path, rows_of_a_log(), SHOWN))
+
+
+def test_a_category_of_several_values_is_told_how_to_be_one(tmp_path: Path) -> None:
+    found = doubts(open_log(tmp_path, rows_of_a_log(), '[schema]\nsim_category = "tags"\n' + MAPPING, tags='"tags"'))
+    assert 'write separator = ";" to have the first one as the category, and a further feature { column = "tags", kind = "bag"' in found[0]
+    right = '{ column = "tags", separator = ";" }\nall = ' + BAG
+    assert not doubts(open_log(tmp_path, rows_of_a_log(), '[schema]\nsim_category = "tags"\n' + MAPPING, tags=right))
 
 
 def in_minutes(rows: list[Row]) -> list[Row]:
@@ -71,7 +78,7 @@ def returned(rows: list[Row]) -> list[Row]:
             list,
             {"tags": '"tags"'},
             "features.tags has several values in 100% of its cells",
-            {"tags": '{ column = "tags", kind = "bag", separator = "|" }'},
+            {"tags": '{ column = "tags", kind = "bag", separator = ";" }'},
         ),
         (in_minutes, {}, "seconds to nanoseconds by their size", {"time": '{ column = "at", time_unit = "min" }'}),
         (list, {"time": '{ column = "at", time_unit = "s" }'}, 'read in time_unit = "s"', {"time": '{ column = "at", time_unit = "ms" }'}),

@@ -214,11 +214,16 @@ def _print_report(report: dict[str, Any]) -> None:
         print("  " + choice)
     print("\nfeatures")
     for feature in report["schema"]["features"]:
-        print("  " + ", ".join(f"{name} {value}" for name, value in feature.items()))
+        print("  " + ", ".join(f"{name} {_spell(value)}" for name, value in feature.items()))
     for topic, events in report["samples"].items():
         print(f"\n{topic}")
         for event in events:
             print("  " + _shortened(event))
+
+
+def _spell(value: Any) -> str:
+    """A parameter of a feature in words; of a statistic the parts that it has."""
+    return " ".join(f"{part} {one}" for part, one in value.items() if one) if isinstance(value, dict) else str(value)
 
 
 def _shortened(event: dict[str, Any]) -> str:

@@ -206,13 +206,11 @@ def _measure_all(
     for number, evaluation in enumerate(catalogue.evaluations()):
         candidates = collect_candidates(evaluation)
         scores = candidate_scores(catalogue.log, evaluation, candidates)
-        scores[MODEL] = model_scores(
-            network,
-            data,
-            evaluation,
-            candidates,
-            lambda share, n=number: progress.update(task, completed=round(100 * (n + share) / len(catalogue.parts))),
-        )
+
+        def advance(share: float, before: int = number) -> None:
+            progress.update(task, completed=round(100 * (before + share) / len(catalogue.parts)))
+
+        scores[MODEL] = model_scores(network, data, evaluation, candidates, advance)
         users += [user.user_id for user in evaluation.users]
         for name, scores_UC in scores.items():
             for measure_name, values in measure(candidates, scores_UC, evaluation.k).items():

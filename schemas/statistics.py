@@ -32,7 +32,7 @@ RATE_STEP = 0.05
 _WINDOWS = {"1h": HOUR_MS, "6h": 6 * HOUR_MS, "1d": DAY_MS, "7d": 7 * DAY_MS, "28d": 28 * DAY_MS, "365d": 365 * DAY_MS}
 _WINDOWS_MAX = 4
 _HALF_LIVES = 6
-_SPANS_MIN, _SPANS_MAX = 2.0, 400.0
+_SPANS_MIN = 2.0
 NEVER = -1.0
 CLICK, SHOWN, TAKEN = "click", "shown", "taken"
 OF_USER = "user:"  # before the name of a user's statistic where those of items and users stand together
@@ -161,9 +161,9 @@ def grouped(counts_I: np.ndarray, group_I: np.ndarray | None) -> np.ndarray:
     return found_G
 
 
-def fit_windows(span_ms: int) -> dict[str, int]:
-    """The windows in ms, by name, that suit a log of this length: the longest four that fit into it at least twice and at most 400 times."""
-    fitting = {name: ms for name, ms in _WINDOWS.items() if _SPANS_MIN * ms <= span_ms <= _SPANS_MAX * ms}
+def fit_windows(span_ms: int, spans_max: float = 400.0) -> dict[str, int]:
+    """The windows in ms, by name, that suit a log of this length: the longest four that fit into it at least twice and at most `spans_max` times."""
+    fitting = {name: ms for name, ms in _WINDOWS.items() if _SPANS_MIN * ms <= span_ms <= spans_max * ms}
     return dict(list(fitting.items())[-_WINDOWS_MAX:])
 
 

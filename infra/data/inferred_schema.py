@@ -4,7 +4,7 @@ Here: pure functions of the loaded columns and the log's length, so the same fil
 cells that suit a kind (schemas/kinds.py), decoding (columns.py, tables.py), counting (log_statistics.py), statistics themselves (schemas/statistics.py).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ _GROUPS_MIN = 16  # values of a column whose rates are derived; an embedding lea
 _ITEMS_OF_VALUE_MIN = 4
 _GROUPS_MAX, _KINDS_MAX, _OUTCOMES_MAX = 3, 3, 3
 _NAME_MAX = 60
+_SPANS_OF_SHOWN = 50.0  # impressions are many, so a short window of them changes most items each time
 _TOGETHER = FeatureSource(name="taken_together", taken_together=32)
 
 
@@ -109,7 +110,7 @@ def default_counts(positive_kinds: Sequence[str], span_ms: int) -> Mapping[str, 
     """The same without impressions: how often an item was taken, in all and in windows that fit the log, and the items that the same users took."""
     found = list[FeatureSource]()
     for kind in positive_kinds[:_KINDS_MAX] or (TAKEN,):
-        found += _counts(kind, span_ms)
+        found += _counts(kind, fit_windows(span_ms))
     return _by_name([*found, _TOGETHER])
 
 
@@ -117,9 +118,9 @@ def _by_name(sources: Sequence[FeatureSource]) -> Mapping[str, FeatureSource]:
     return {source.name: source for source in sources}
 
 
-def _counts(of: str, span_ms: int) -> Iterator[FeatureSource]:
+def _counts(of: str, windows: Iterable[str]) -> Iterator[FeatureSource]:
     yield FeatureSource(name=of, count=of, realtime=True)
-    for window in fit_windows(span_ms):
+    for window in windows:
         yield FeatureSource(name=f"{of}_{window}"[:_NAME_MAX], count=of, window=window, realtime=True)
 
 
@@ -128,7 +129,7 @@ def _defaults(outcomes: Sequence[str], kinds: Sequence[str], groups: Sequence[st
     for by in (None, *groups[:_GROUPS_MAX]):
         of_group = "" if by is None else f"_of_{by}"
         yield from (FeatureSource(name=f"rate_{name}{of_group}", rate=name, by=by, realtime=True) for name in rates)
-    yield from _counts(SHOWN, span_ms)
+    yield from _counts(SHOWN, fit_windows(span_ms, _SPANS_OF_SHOWN))
     if kinds:
         yield FeatureSource(name=TAKEN, count=TAKEN, realtime=True)
         yield _TOGETHER

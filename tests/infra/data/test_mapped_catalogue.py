@@ -289,9 +289,9 @@ def test_changes_are_such_that_a_score_can_tell(tmp_path: Path) -> None:
 def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: MeasuredCatalogue) -> None:
     schema = number_shop.schema
     assert schema.id_kind is IdKind.INT64 and schema.mm_width == NUMBER_WIDTH
-    told = [f for f in schema.of(Scope.ITEM) if f.name not in ("rate_click", "shown", "shown_6h", "shown_1d", "shown_7d")]
+    told = [f for f in schema.of(Scope.ITEM) if f.name not in ("rate_click", "shown", "shown_1d", "shown_7d")]
     assert [f.kind for f in told] == [CATEGORICAL, NUMERIC, BAG, EMBEDDING]
-    assert len(told) + 5 == len(schema.of(Scope.ITEM)), "rates and counts of what was shown are there by default"
+    assert len(told) + 4 == len(schema.of(Scope.ITEM)), "rates and counts of what was shown are there by default"
     assert schema.item("bid").default == pytest.approx(0.1 * 31, abs=0.11) and number_shop.model["rank_by"] == "click * shown * bid"
     assert len(list(number_shop.new_items())) == NUMBER_ITEMS - 1
     records = list(number_shop.impressions())

@@ -65,7 +65,7 @@ def test_a_told_statistic_is_what_was_known_at_the_time(tmp_path: Path) -> None:
 def test_a_mapping_with_impressions_gets_rates_of_items_and_of_large_groups_and_counts_that_fit_the_log(tmp_path: Path) -> None:
     found = open_log(tmp_path)
     names = [f.name for f in found.schema.realtime_features]
-    assert names == ["rate_click", "rate_liked", "rate_click_of_maker", "rate_liked_of_maker", "shown", "shown_1h", "shown_6h", "shown_1d"]
+    assert names == ["rate_click", "rate_liked", "rate_click_of_maker", "rate_liked_of_maker", "shown", "shown_6h", "shown_1d"]
     assert "maker" not in {f.name for f in found.schema.features}, "17 makers of 20 items would be learnt by heart"
     assert not any("maker" in doubt for doubt in find_doubts(found.sources)), "a column that is no feature disturbs no check"
     assert found.model["tasks"] == ("click", "liked", "shown") and found.model["rank_by"] == "click * shown"
@@ -87,7 +87,7 @@ def test_a_statistic_of_something_that_no_log_tells_is_refused(tmp_path: Path, f
 
 def test_windows_fit_the_log_and_numbers_are_coarse() -> None:
     assert list(fit_windows(5 * DAY_MS)) == ["1h", "6h", "1d"] and list(fit_windows(400 * DAY_MS)) == ["1d", "7d", "28d"]
-    assert not fit_windows(HOUR_MS)
+    assert not fit_windows(HOUR_MS) and list(fit_windows(5 * DAY_MS, 50)) == ["6h", "1d"]
     assert coarse_counts(np.array([0, 9, 10, 99, 101, 12_345])).tolist() == [0, 9, 10, 99, 100, 12_000]
     rates = smoothed_rates(np.array([0, 10, 0, 1]), np.array([0, 20, 100, 1]))
     assert rates[0] == 0.0 and rates[1] > rates[3] > 0 > rates[2] and np.isfinite(rates).all()

@@ -266,6 +266,7 @@ class RowScorer(CpuScorer):
             arranged.shift_ZL,
             np.log1p(np.arange(length + 1, dtype=np.float32)),
             length,
+            True,
         )
 
     @torch.inference_mode()

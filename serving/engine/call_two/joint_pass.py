@@ -1,7 +1,8 @@
 """Call 2 in one compiled pass. It gathers rows, joins them with the user and runs the head, block by block, so that a block stays in the cache.
 
     order        candidates of the user's own categories first: the other blocks leave the sub-sequences out, which would be products with zeros
-    signatures   gathered for the whole share; SimTier counts one block of behaviours after the other, whose tables stay in the cache
+    signatures   gathered for the whole share; SimTier counts one block of behaviours after the other, whose tables stay in the cache; left out, with DIN,
+                 for a user without behaviours that have a signature: half of the work
     then for BLOCK candidates at a time:
     inputs_BX    columns of the rows, widened, times the user's tables (the legend is in version_weights.py); rows of the next block are prefetched between them
     first layer  base + context + inputs x (user_panels over joint_panels), ReLU
@@ -37,6 +38,7 @@ class RequestUser(NamedTuple):
     - context_H: the row of its context
     - sign_table: [chunks, 2 W, 16, SIGN_CHUNK], signs_KF by nibbles
     - log1p_L: log(1 + count) for every possible count
+    - reads_long: whether DIN and SimTier are more than zeros
     """
 
     base_GH: np.ndarray
@@ -51,6 +53,7 @@ class RequestUser(NamedTuple):
     shift_ZL: np.ndarray
     log1p_L: np.ndarray
     length: int
+    reads_long: bool
 
 
 class Scratch(NamedTuple):
@@ -278,15 +281,15 @@ def _join_block(
 ) -> None:
     """The joint parts of inputs_BX; sub-sequences only where an entry is above 0, and zeros in the rest of such a block. next_B: rows to prefetch."""
     width, at_bea = columns.vector.shape[1], columns.vector.shape[1] + columns.bridge.shape[1]
-    has_sim = entry_B[0] > 0
-    if weights.at_din >= 0:
+    has_sim, has_long = entry_B[0] > 0, weights.at_din >= 0 and user.reads_long
+    if has_long:
         sum_signs(columns, user, row_B, scratch.signs_BF)
     for i in range(row_B.shape[0]):
         row, x = row_B[i], scratch.inputs_BX[i]
         prefetch_row(columns, next_B, i)
         for d in range(width):
             x[at_bea + d] = scratch.joined_BD[i, d] * x[d]
-        if weights.at_din >= 0:
+        if has_long:
             has = columns.has_signature[row]
             _join_signs(has, width, scratch.signs_BF[i], weights.at_din, x)
             join_tiers(weights, user, has, near_BE[i], weights.at_tiers, x)
@@ -299,14 +302,17 @@ def _join_block(
 
 @subkernel
 def _run_layers(columns: Columns, weights: VersionWeights, user: RequestUser, rows: int, has_sim: bool, scratch: Scratch) -> None:
-    """The block's logits [BLOCK, padded tasks], in the array that the last of the layers wrote. Without `has_sim` the sub-sequences are left out."""
+    """The block's logits [BLOCK, padded tasks], in the array that the last of the layers wrote. What a block has nothing of is left out."""
     layers, linear, relu = weights.layers.shape[0], np.float32(-np.inf), np.float32(0)
     inputs, stride = address(scratch.inputs_BX), 4 * scratch.inputs_BX.shape[1]
     depth = columns.vector.shape[1] + columns.bridge.shape[1]
     at, at_stride, width = address(scratch.first_BH), 4 * scratch.first_BH.shape[1], weights.first_width
     multiply(rows, inputs, stride, address(user.user_panels), depth, width, at, at_stride, at, at_stride, linear)
-    joint, stored = address(weights.joint_panels), weights.inputs - depth
-    used = stored if has_sim or weights.at_sim < 0 else weights.at_sim - depth
+    if has_sim:
+        at_sim, sim = inputs + 4 * weights.at_sim, address(weights.sim_panels)
+        multiply(rows, at_sim, stride, sim, columns.vector.shape[1], width, at, at_stride, at, at_stride, linear)
+    joint, stored = address(weights.joint_panels), (weights.inputs if weights.at_sim < 0 else weights.at_sim) - depth
+    used = stored if user.reads_long or weights.at_din < 0 else weights.at_din - depth
     least = relu if layers > 0 else linear
     multiply(rows, inputs + 4 * depth, stride, joint, used, width, at, at_stride, at, at_stride, least, stored)
     run_layers(weights.layers, weights.rest, layers, rows, scratch.first_BH, scratch.second_BH)
@@ -319,7 +325,7 @@ def score_part(
     """Logits float32 [C, T] of live rows. `scratch` belongs to one thread."""
     with_sim, count = order_candidates(columns, weights, row_C, scratch), row_C.shape[0]
     ordered_C = scratch.row_C[:count]
-    if weights.at_tiers >= 0:
+    if weights.at_tiers >= 0 and user.reads_long:
         count_tiers(columns, weights, user, ordered_C, scratch)
     for at in range(0, count, BLOCK):
         end = min(count, at + BLOCK)

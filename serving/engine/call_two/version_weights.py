@@ -2,7 +2,9 @@
 
 Inputs of the first layer, X columns in this order; a part that the model does not have is left out (its place is -1):
 
-    I [D] | w [N] | bea o I [D] | DIN [D] | DIN_P o I [D] | tiers [2 tiers] | realtime | SIM_P o I [D]
+    I [D] | w [N] | bea o I [D] | realtime | DIN [D] | DIN_P o I [D] | tiers [2 tiers] | SIM_P o I [D]
+
+The long history (DIN to tiers) and SIM are each left out of a block that has nothing of them.
 
 Arrays: X inputs, D width, N bridges, H widths of hidden layers, E edges.
 """
@@ -23,7 +25,7 @@ from serving.engine.call_two.tier_counts import plan_limits
 class VersionWeights(NamedTuple):
     """The head of one version, as the pass reads it.
 
-    - joint_panels: weights of the inputs after I and w
+    - joint_panels: weights of the inputs from bea o I to the tiers; sim_panels: of SIM_P o I
     - layers, rest: the other layers, as `pack_layers` returns them
     - at_*: first column of a part among the inputs, -1 = the model lacks it
     - distance_max_E, masks_EP: see `Limits`
@@ -32,6 +34,7 @@ class VersionWeights(NamedTuple):
     """
 
     joint_panels: np.ndarray
+    sim_panels: np.ndarray
     layers: np.ndarray
     rest: np.ndarray
     first_width: int
@@ -66,11 +69,10 @@ def product_weights(segment_HE: np.ndarray) -> np.ndarray:
 def joint_parts(parameters: Parameters) -> dict[str, np.ndarray]:
     """The first layer's weights of the inputs after I and w, in their order: name -> [H, width of the part]."""
     spec, weights = parameters.spec, slice_first_layer(parameters)
-    parts = {"bea_x": product_weights(weights["bea_x"])}
+    parts = {"bea_x": product_weights(weights["bea_x"]), "realtime": weights["realtime"]}
     if spec.schema.multimodal:
-        parts |= {"din": weights["din"], "din_x": product_weights(weights["din_x"])}
-    parts |= {name: weights[name] for name in ("tiers", "realtime") if name in weights}
-    if spec.schema.sim_category:  # last, so that the pass can leave them out
+        parts |= {"din": weights["din"], "din_x": product_weights(weights["din_x"]), "tiers": weights["tiers"]}
+    if spec.schema.sim_category:
         parts["sim_x"] = product_weights(weights["sim_x"])
     return parts
 
@@ -86,7 +88,8 @@ def read_version_weights(parameters: Parameters) -> VersionWeights:
     categories = spec.schema.item(spec.schema.sim_category).buckets if spec.schema.sim_category else 0
     layers, rest = pack_layers(parameters.mlp("head.rest.1"))
     return VersionWeights(
-        joint_panels=pack_panels(np.concatenate([part.T for part in parts.values()])),
+        joint_panels=pack_panels(np.concatenate([part.T for name, part in parts.items() if name != "sim_x"])),
+        sim_panels=pack_panels(parts["sim_x"].T) if "sim_x" in parts else np.zeros(0, np.float32),
         layers=layers,
         rest=rest,
         first_width=padded(len(parameters["head.first.bias"])),

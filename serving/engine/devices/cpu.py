@@ -18,6 +18,7 @@ from serving.engine.devices.workers import WORKERS
 from serving.engine.tables.tables import Applied, Tables
 from serving.engine.work import UserState, UserWork
 
+_NO_SIGNS = np.zeros((0, 0), np.float32)
 SHARE_MIN = 1024  # scratch memory is made for at least this many candidates
 
 
@@ -43,7 +44,7 @@ class CpuScorer:
         """Call 2: (scores float32 [C], probabilities float32 [C, T]) of live rows."""
         assert isinstance(state, EngineUserState)
         tables, columns, weights = self.call_one.tables_of(state), self.call_one.columns, self.weights
-        user = self._request_user(tables, context)
+        user = self._request_user(tables, context, bool(state.arrays.din_count > 0))
 
         def compute(share: slice, scratch: Scratch, logits_CT: np.ndarray) -> None:
             score_part(columns, weights, user, row_C[share], scratch, logits_CT)
@@ -68,7 +69,7 @@ class CpuScorer:
         probabilities_CT = sigmoid(logits_CT)
         return rank_scores(self.spec.rank_terms, self.spec.tasks, probabilities_CT, self._bids_R[row_C]), probabilities_CT
 
-    def _request_user(self, tables: HeadTables, context: Mapping[str, Any]) -> RequestUser:
+    def _request_user(self, tables: HeadTables, context: Mapping[str, Any], reads_long: bool) -> RequestUser:
         """The user's tables, together with this request's context."""
         context_H, behaviours = self.call_one.context(context), tables.behaviours
         return RequestUser(
@@ -77,13 +78,14 @@ class CpuScorer:
             tables.user_panels,
             tables.bea_panels,
             tables.sim_GD,
-            build_sign_table(tables.signs_KF),
+            build_sign_table(tables.signs_KF if reads_long else _NO_SIGNS),
             tables.sign_start_F,
             behaviours.planes_ZQBL,
             behaviours.valid_ZL,
             behaviours.shift_ZL,
             np.log1p(np.arange(behaviours.length + 1, dtype=np.float32)),
             behaviours.length,
+            reads_long,
         )
 
     def _open_scratch(self, candidates: int) -> None:

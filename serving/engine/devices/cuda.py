@@ -111,9 +111,9 @@ class CudaScorer:
         items_CD, bridge_CN = items_CX[:, : spec.width], items_CX[:, spec.width :]
         joined_CX = user.joined_GX.index_select(0, self._entries(user.categories_G, self._field(rows_CZ, "category")[:, 0]))
         parts = [(bridge_CN @ user.bea_ND) * items_CD]
+        parts += self._realtime_parts(rows_CZ)
         if spec.schema.multimodal:
             parts += self._similarity(user, rows_CZ, items_CD)
-        parts += self._realtime_parts(rows_CZ)
         if spec.schema.sim_category:
             parts.append(joined_CX[:, hidden:] * items_CD)
         first_CH = torch.addmm(joined_CX[:, :hidden], items_CX, user.user_XH).addmm_(torch.cat(parts, dim=1), self._joint_XH)

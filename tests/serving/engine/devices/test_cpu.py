@@ -87,6 +87,15 @@ def test_a_state_that_was_carried_without_its_folded_form_gives_the_same_scores(
     assert np.array_equal(scorer.score(state, rows, CONTEXT)[0], scorer.score(carried, rows, CONTEXT)[0])
 
 
+def test_a_user_without_signed_behaviours_pays_for_no_long_history() -> None:
+    version = make_version(SPECS["full"])
+    scorer, rows = version.scorer(), np.arange(300)
+    state = scorer.user_state(UserWork(PROFILE))
+    poisoned = state.tables._replace(signs_KF=np.full_like(state.tables.signs_KF, np.nan))
+    found, wanted = (scorer.score(one, rows, CONTEXT)[0] for one in (dataclasses.replace(state, tables=poisoned), state))
+    assert np.array_equal(found, wanted), "DIN's sums were read"
+
+
 def no_thread(part: object, rows: int) -> None:
     raise RuntimeError("can't start new thread")
 

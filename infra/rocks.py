@@ -363,10 +363,6 @@ class BlockCache:
         with self._lock:
             self._table_bytes.pop(database, None)
 
-    def used_bytes(self) -> int:
-        """Size of the blocks in the cache."""
-        return int(self.cache.get_usage())
-
 
 @cache
 def block_cache() -> BlockCache:

@@ -304,7 +304,7 @@ def test_the_block_cache_is_bounded_by_the_size_of_the_table_files(tmp_path: Pat
             small.write(batch)
             small.flush()
             small.multi_get("default", keys)
-        assert block_cache().used_bytes() <= 9 << 20
+        assert block_cache().cache.get_usage() <= 9 << 20
     with open_database(tmp_path / "large") as large:
         for begin in range(0, 20_000, 1_000):
             batch = large.new_batch()
@@ -312,4 +312,4 @@ def test_the_block_cache_is_bounded_by_the_size_of_the_table_files(tmp_path: Pat
             large.write(batch)
         large.flush()
         assert sum(1 for _ in large.scan("default")) == 20_000
-        assert block_cache().used_bytes() > 16 << 20
+        assert block_cache().cache.get_usage() > 16 << 20

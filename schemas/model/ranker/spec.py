@@ -57,11 +57,6 @@ class RankerSpec:
             text = f"ranker.history_step = {self.history_step}, expected at most ranker.history_max = {self.history_max}"
             raise Misconfigured("bad_model_spec", text)
 
-    @property
-    def kv_token_bytes(self) -> int:
-        """Bytes of one token's keys and values of all layers, in fp16."""
-        return 2 * 2 * self.layers * self.width
-
 
 def window_start(spec: RankerSpec, length: int) -> int:
     """The first behaviour that a ranking of a history of `length` reads: 0, or the least multiple of `history_step` that leaves at most `history_max`."""

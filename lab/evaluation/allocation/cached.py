@@ -68,7 +68,6 @@ class Calibrated:
     platt: float
     of_random: float
     of_fresh: float
-    raw_ece: float
     platt_ece: float
 
 
@@ -84,8 +83,8 @@ def measure_ages(seed: int, answers: int) -> dict[int, Calibrated]:
         raw_R, own_R, random_R, fresh_R = (_sigmoid(of.logit_R * w[0] + w[1]) for w in ((1.0, 0.0), own, from_random, from_fresh))
         true = of.chance_R.mean()
         raw, platt, of_random, of_fresh = (float(predicted.mean() / true) for predicted in (raw_R, own_R, random_R, fresh_R))
-        errors = calibration_error(raw_R, of.chance_R), calibration_error(own_R, of.chance_R)
-        found[age] = Calibrated(of.value / judge[0].value, of.hit_rate_100, raw, platt, of_random, of_fresh, *errors)
+        error = calibration_error(own_R, of.chance_R)
+        found[age] = Calibrated(of.value / judge[0].value, of.hit_rate_100, raw, platt, of_random, of_fresh, error)
     return found
 
 

@@ -9,7 +9,6 @@ Source: the value of a request follows DCAF, section 5.1. Arrays: R requests, A 
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -81,20 +80,6 @@ def make_library(requests: int, users: int, seed: int, sigma: float = 1.0) -> Li
         np.full(requests, CANDIDATES), history_U[user_R], rng.random(requests) >= KEPT, np.exp(known_U[user_R]), top_R, nan_R
     )
     return Library(user_R, columns, true_RA, predicted_RA)
-
-
-def load_library(folder: Path | None, requests: int, users: int, seed: int, sigma: float = 1.0) -> Library:
-    """`make_library`, kept in a folder."""
-    if folder is None:
-        return make_library(requests, users, seed, sigma)
-    path = folder / f"requests-{requests}-{users}-{seed}-{sigma}.npz"
-    if not path.exists():
-        made = make_library(requests, users, seed, sigma)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, user_R=made.user_R, true_RA=made.true_RA, predicted_RA=made.predicted_RA, **vars(made.requests))
-    with np.load(path) as read:
-        columns = {name: read[name] for name in Requests.__dataclass_fields__}
-        return Library(read["user_R"], Requests(**columns), read["true_RA"], read["predicted_RA"])
 
 
 @numba.njit(cache=True)

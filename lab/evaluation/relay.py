@@ -40,8 +40,9 @@ _WORLD_SEED = 2  # sizes, signals and the ranker's start were chosen on the worl
 _SIGNALS = (("interest", 3.0), ("facet", 0.3), ("quality", 0.5), ("style", 0.1), ("price", 0.3))
 _RANKER = RankerSpec(layers=1, history_max=512, history_step=64)
 _TRAIN = TrainChoices(learning_rate=6e-3, batch_requests=16, copr=0.0, soft_labels=True)
+_RANKER_COPR = 0.03  # the ranker is judged by its order alone
 _CHUNK = 10  # users
-_SIZE = WorldSize(4_000, 1_000, 200, 3, 64, HistoryShape(((-2.0, 400), (0.0, 800), (2.0, 1_600)), 12, 0.3, 50))
+_SIZE = WorldSize(4_000, 1_000, 700, 3, 64, HistoryShape(((-2.0, 400), (0.0, 800), (2.0, 1_600)), 12, 0.3, 50))
 Store = Callable[[Kv], Kv]
 
 
@@ -81,7 +82,9 @@ def run_relay(plan: RelayPlan) -> Figures:
     aif = AifNetwork(spec, w_hash_KM)
     say("training AIF ...")
     fit(aif, join_world(truth.catalogue, spec, w_hash_KM), dataclasses.replace(_TRAIN, steps=plan.aif_steps))
-    figures = Figures(RELAY, {"aif_steps": plan.aif_steps, "ranker_steps": plan.ranker_steps, "users": plan.size.users})
+    figures = Figures(
+        RELAY, {"aif_steps": plan.aif_steps, "ranker_steps": plan.ranker_steps, "copr": _RANKER_COPR, "users": plan.size.users}
+    )
     exam, orders = None, dict[str, np.ndarray]()
     for reads in plan.ranker_reads:
         say(f"training a ranker of {reads} behaviours ...")
@@ -89,7 +92,7 @@ def run_relay(plan: RelayPlan) -> Figures:
         torch.manual_seed(_TRAIN.seed)
         network, data = AifNetwork(ranked, w_hash_KM).eval(), join_world(truth.catalogue, ranked, w_hash_KM)
         network.load_state_dict(aif.state_dict(), strict=False)
-        fit_ranker(network, data, dataclasses.replace(_TRAIN, ranker_steps=plan.ranker_steps))
+        fit_ranker(network, data, dataclasses.replace(_TRAIN, ranker_steps=plan.ranker_steps, copr=_RANKER_COPR))
         exam = Exam(truth, network, data)
         orders[f"ranker_{reads}"] = exam.final_logits()
     assert exam is not None

@@ -141,7 +141,11 @@ METRICS = (
     Metric("version_load_seconds", "histogram", "From a version's manifest to the flip.", (), (0.1, 0.5, 1.0, 5.0, 20.0, 60.0, 300.0)),
     Metric("delta_rows", "counter", "Row changes applied from index-deltas, of all versions in memory."),
     Metric("delta_strangers", "counter", "Records of index-deltas that no shard wrote; they are passed over."),
-    Metric("freshness_age_seconds", "gauge", "Time since the rows of the oldest shard had everything of both item topics; NaN while it is unknown."),
+    Metric(
+        "freshness_age_seconds",
+        "gauge",
+        "Time since the rows of the oldest shard had everything of both item topics; NaN while it is unknown.",
+    ),
     Metric("shards_lagging", "gauge", "Shards whose rows in the live version are older than 2 s."),
     Metric("clock_ahead_seconds", "gauge", "This machine's clock minus the broker's; NaN while it is unknown."),
     Metric("visible_seconds", "histogram", "From a record's time to visible in answers of the live version.", ("topic",), _FRESHNESS_S),

@@ -24,7 +24,7 @@ from serving.engine.tables.tables import NO_ROOM, Room, Tables
 
 LOAD_S_MAX = 3600.0  # 10^7 items from a slow disk
 ARENAS = 2
-_LINE_BYTES = 1 << 16
+_MESSAGE_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Loader:
         if self._child is not None and self._child.alive():
             return
         self._stop()
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             beside = ["beside"] if self._has_loaded else []
             command = [sys.executable, "-m", "serving.versions.loader_process", str(theirs.fileno()), *beside]
@@ -161,12 +161,11 @@ class Loader:
             self.start()
         assert self._connection is not None
         try:
-            line = json.dumps(request).encode() + b"\n"
-            if fd is None:
-                self._connection.sendall(line)
-            else:
-                socket.send_fds(self._connection, [line], [fd])
-            reply = json.loads(self._read_line())
+            socket.send_fds(self._connection, [json.dumps(request).encode()], [] if fd is None else [fd])
+            message = self._connection.recv(_MESSAGE_BYTES_MAX)
+            if not message:
+                raise ConnectionError("the connection is closed")
+            reply = json.loads(message)
         except (OSError, ValueError) as error:
             code = self._stop()
             raise Unavailable(
@@ -177,16 +176,6 @@ class Loader:
         if not reply["ok"]:
             raise _error_of(reply)
         return dict(reply)
-
-    def _read_line(self) -> bytes:
-        assert self._connection is not None
-        line = b""
-        while not line.endswith(b"\n"):
-            data = self._connection.recv(_LINE_BYTES)
-            if not data:
-                raise ConnectionError("the connection is closed")
-            line += data
-        return line
 
     def _stop(self) -> int | None:
         """Ends the process; its exit code, None if absent."""

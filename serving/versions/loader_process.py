@@ -8,7 +8,7 @@ memory bandwidth are shared, and a load that never rests slows requests.
 Invariant: "loaded" is answered only after everything was verified. That is the manifest's sha256, every file's size and sha256, every block's checksum, the
 row counts of every part and shard, and both digests of the merged view. Until then no thread reads the arena, so a failed load needs no clean-up.
 
-Protocol: a Unix socket, given by its number; each message is one line of JSON; the file descriptor of an arena comes with its `open` message.
+Protocol: a Unix socket of packets, given by its number; each packet is one message in JSON; the file descriptor of an arena comes with its `open` message.
 
     {"op": "open", "arena": 0, "bytes": n} + fd
     {"op": "measure", store, manifest, sha256, rows, id_bytes}
@@ -36,7 +36,7 @@ from serving.engine.tables.changes import Changes, changes_of
 from serving.engine.tables.tables import Tables
 from serving.engine_kernels import load_table_kernels
 
-LINE_BYTES_MAX = 1 << 20
+_MESSAGE_BYTES_MAX = 1 << 20
 SHARE = 0.25  # of a core, for a load in parallel with requests
 _REST_S_MIN = 0.0005  # a shorter rest is not worth the system call
 
@@ -170,21 +170,18 @@ def _answer(call: Callable[[dict[str, Any], int | None], dict[str, Any]], reques
 
 def serve(connection: socket.socket, share: float = 1.0) -> None:
     """Answers messages until the other end closes the socket. `share` of a core for the loads up to the first that succeeds."""
-    reader, pending = LoaderProcess(share), b""
+    reader = LoaderProcess(share)
     while True:
-        data, fds, _, _ = socket.recv_fds(connection, LINE_BYTES_MAX, 1)
-        if not data:
+        message, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES_MAX, 1)
+        if not message:
             return
-        pending += data
-        while b"\n" in pending:
-            line, pending = pending.split(b"\n", 1)
-            request = json.loads(line)
-            call = {"open": reader.open, "measure": reader.measure, "load": reader.load}[request["op"]]
-            reply = _answer(call, request, fds[0] if fds else None)
-            if request["op"] == "load" and reply["ok"]:
-                reader.share = SHARE
-                _give_way()
-            connection.sendall(json.dumps(reply).encode() + b"\n")
+        request = json.loads(message)
+        call = {"open": reader.open, "measure": reader.measure, "load": reader.load}[request["op"]]
+        reply = _answer(call, request, fds[0] if fds else None)
+        if request["op"] == "load" and reply["ok"]:
+            reader.share = SHARE
+            _give_way()
+        connection.send(json.dumps(reply).encode())
 
 
 def _give_way() -> None:

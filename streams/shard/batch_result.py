@@ -22,11 +22,6 @@ class BatchResult:
     stage_s: dict[str, float] = field(default_factory=dict)  # seconds by stage: decode, fold, rows, write
     record_times_ms: dict[str, list[int]] = field(default_factory=dict)  # of the records that were new, by topic
 
-    @property
-    def updates(self) -> int:
-        """Updates consumed."""
-        return sum(c.consumed for c in self.counts.values())
-
     def lap(self, stage: str, now_s: float) -> None:
         """Spend the time since the last lap, or since `at_s`, on `stage`."""
         self.stage_s[stage] = self.stage_s.get(stage, 0.0) + now_s - self.at_s

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from infra.clock import DAY_MS
 from infra.data.columns import distinct, is_list
-from infra.data.mapping import Items
+from infra.data.mapping import DataMapping, Items, reject
 from infra.data.mapping_source import FeatureSource
 from infra.data.tables import ColumnCells, LoadedRows
 from schemas.errors import Misconfigured, suggest
@@ -26,6 +26,27 @@ _GROUPS_MAX, _KINDS_MAX, _OUTCOMES_MAX = 3, 3, 3
 _NAME_MAX = 60
 _SPANS_OF_SHOWN = 50.0  # impressions are many, so a short window of them changes most items each time
 _TOGETHER = FeatureSource(name="taken_together", taken_together=32)
+
+
+def find_roles(mapping: DataMapping) -> Mapping[str, str | None]:
+    """Names of the features that play a role, as the mapping says, else by their usual names."""
+    given, embedding = mapping.roles, mapping.embedding_name
+    names = {name for s in (mapping.items, mapping.item_history) if s is not None for name in s.features}
+    clusters = [f.name for f in mapping.items.features.values() if f.clusters is not None]
+    usual = {
+        "sim_category": "category" if "category" in names else next(iter(clusters), None),
+        "bid": "bid" if "bid" in names else None,
+    }
+    roles = {role: getattr(given, role) or default for role, default in usual.items()}
+    for role, name in roles.items():
+        if name is not None and name not in names:
+            raise reject(mapping.path, f"[schema] {role}", f"names {name!r}, which is no feature of [items]; {suggest(str(name), names)}")
+    if given.multimodal not in (None, embedding):
+        known = f"its name is {embedding!r}" if mapping.embeddings is not None else "there is no such section"
+        raise reject(
+            mapping.path, "[schema] multimodal", f"names {given.multimodal!r}, but the embedding is what [embeddings] gives; {known}"
+        )
+    return {**roles, "multimodal": embedding}
 
 
 def infer_feature(source: FeatureSource, scope: Scope, rows: LoadedRows, role: Kind | None = None) -> Feature:

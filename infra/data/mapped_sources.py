@@ -19,6 +19,7 @@ from infra.data.inferred_schema import (
     count_values,
     default_counts,
     default_statistics,
+    find_roles,
     infer_bid,
     infer_derived,
     infer_feature,
@@ -32,7 +33,7 @@ from infra.data.log import read_interactions
 from infra.data.log_statistics import LogStatistic, MeanOfValue, TakersCount, count_users
 from infra.data.mapping import DataMapping, reject
 from infra.data.mapping_source import Column, FeatureSource, Source
-from infra.data.periods import HELD_OUT_SHARE, HeldOutPeriod, find_period, plan_sample_times, usual_times, window_of
+from infra.data.periods import HeldOutPeriod, find_period, plan_sample_times, usual_times, window_of
 from infra.data.rejections import Rejections
 from infra.data.shown_impressions import ShownRequests, ShownRows
 from infra.data.spool import SpoolBounds
@@ -45,8 +46,7 @@ from schemas.ids import Id, IdKind
 from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC, Kind, buckets_for
 from schemas.statistics import Log, Statistic
 
-_KINDS_MAX = 64
-_HELD_OUT_OF_USER = 0.2
+_KINDS_MAX, _HELD_OUT_OF_USER = 64, 0.2
 _TOGETHER_TIMES_MAX, _TOGETHER_TIMES_SHOWN_MAX = 16, 6  # each costs a decomposition
 
 
@@ -274,23 +274,7 @@ class MappedSources:
 
     @cached_property
     def roles(self) -> Mapping[str, str | None]:
-        """Names of the features that play a role, as the mapping says, else by their usual names."""
-        given = self.mapping.roles
-        names = {name for s in (self.mapping.items, self.mapping.item_history) if s is not None for name in s.features}
-        clusters = [f.name for f in self.mapping.items.features.values() if f.clusters is not None]
-        usual = {
-            "sim_category": "category" if "category" in names else next(iter(clusters), None),
-            "bid": "bid" if "bid" in names else None,
-        }
-        roles = {role: getattr(given, role) or default for role, default in usual.items()}
-        for role, name in roles.items():
-            if name is not None and name not in names:
-                raise self.reject(f"[schema] {role}", f"names {name!r}, which is no feature of [items]; {suggest(str(name), names)}")
-        embedding = self.mapping.embedding_name
-        if given.multimodal not in (None, embedding):
-            known = f"its name is {embedding!r}" if self.mapping.embeddings is not None else "there is no such section"
-            raise self.reject("[schema] multimodal", f"names {given.multimodal!r}, but the embedding is what [embeddings] gives; {known}")
-        return {**roles, "multimodal": embedding}
+        return find_roles(self.mapping)
 
     @cached_property
     def schema(self) -> FeatureSchema:
@@ -411,7 +395,5 @@ class MappedSources:
 
     def window_ms(self) -> int:
         """How long a sampled impression looks ahead."""
-        length = self.end_ms - self.now_ms
-        if self.mapping.holdout.split == "user":
-            length = round(HELD_OUT_SHARE * (self.usual_times[1] - self.usual_times[0]))
-        return window_of(self.mapping, length)
+        first, last = self.usual_times
+        return window_of(self.mapping, self.end_ms - self.now_ms, last - first)

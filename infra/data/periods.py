@@ -17,7 +17,7 @@ from schemas.errors import Misconfigured
 from schemas.statistics import HOUR_MS
 
 _WINDOW_DAYS_MAX = 28  # a longer window leaves so few requests that a network knows them by heart
-HELD_OUT_SHARE = 0.15
+_HELD_OUT_SHARE = 0.15
 _TIMES_LEAST = 50  # of fewer none is far from the others
 _QUESTIONS_MAX = 10  # cuts of a period that is measured
 _SHOWN_TIMES = 48  # of item features, in a log of shown items of a few days
@@ -45,7 +45,7 @@ def find_period(mapping: DataMapping, times: np.ndarray, last_told: int) -> Held
         start = _evaluation_time(mapping, times, holdout.start, "from")
     else:
         count = bisect_left(times, end)
-        start = int(times[min(count - 1, int(count * (1 - HELD_OUT_SHARE)))])
+        start = int(times[min(count - 1, int(count * (1 - _HELD_OUT_SHARE)))])
     if start >= end:
         raise _refuse(mapping, "until", f"= {holdout.end} must come after the time from which is measured, {spell_time(start)}")
     return HeldOutPeriod(start, min(end, last + 1))
@@ -78,11 +78,13 @@ def _refuse(mapping: DataMapping, key: str, expectation: str) -> Misconfigured:
     return reject(mapping.path, f"[evaluation] {key}", expectation)
 
 
-def window_of(mapping: DataMapping, evaluation_ms: int) -> int:
-    """The time that a sampled impression looks ahead: the mapping's, else the length of the evaluation, four weeks at most."""
+def window_of(mapping: DataMapping, evaluation_ms: int, log_ms: int) -> int:
+    """The time that a sampled impression looks ahead: the mapping's, else the length of the evaluation, four weeks at most. A split by user has no such
+    length; then it is that of a split by time."""
     if mapping.sampling.window_days is not None:
         return round(mapping.sampling.window_days * DAY_MS)
-    return max(1, min(evaluation_ms, _WINDOW_DAYS_MAX * DAY_MS))
+    length = round(_HELD_OUT_SHARE * log_ms) if mapping.holdout.split == "user" else evaluation_ms
+    return max(1, min(length, _WINDOW_DAYS_MAX * DAY_MS))
 
 
 def cut_period(period: HeldOutPeriod, window_ms: int) -> list[HeldOutPeriod]:

@@ -1,6 +1,7 @@
 """Statistics of behaviours: plain loops as the specification, and nothing of what comes later shows in them."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from infra.data.interactions import Interactions
 from infra.data.items import AsOf
 from infra.data.log_statistics import LogStatistic, TakersCount
 from infra.data.taken_together import TogetherVectors, together_vectors
+from schemas.features import Scope
 from schemas.statistics import HOUR_MS, MINUTE_MS, Log, Measure, Statistic, decayed_counts, window_begin
+from tests.infra.data.shops import PLAIN_MAPPING, START_MS, open_shop
 
 USERS, ITEMS = 12, 8
 
@@ -115,3 +118,24 @@ def test_an_event_counts_half_after_each_half_life_and_nothing_after_six() -> No
         counts = [np.array([int(lives < window)]) for window in range(1, 7)]
         assert decayed_counts(counts).tolist() == [0.5**lives if lives < 6 else 0.0]
     assert decayed_counts([np.array([1_003])] * 6).tolist() == [1_000.0], "two significant digits of 32nds"
+
+
+@pytest.mark.parametrize(
+    ("items", "more", "features"),
+    [
+        ("", "", ["taken", "taken_6h", "taken_1d", "taken_7d", "taken_together"]),
+        ("", '[impressions]\npositive_kinds = ["buy"]\n', ["buy", "buy_6h", "buy_1d", "buy_7d", "taken_together"]),
+        ('[items.features]\nprice = "price"\n', "", ["price", "taken", "taken_6h", "taken_1d", "taken_7d", "taken_together"]),
+        ('[items.features]\nlast = { days_since = "last" }\n', "", ["last"]),
+        ('[items.features]\ntaken = "price"\n', "", ["taken", "taken_6h", "taken_1d", "taken_7d", "taken_together"]),
+        ("popularity = false\n", "", []),
+        ('time = "changed"\n', "", []),  # told when a row says so, not as of a grid of times
+    ],
+)
+def test_items_tell_how_often_they_are_taken_where_no_feature_is_made_of_behaviours(
+    tmp_path: Path, items: str, more: str, features: list[str]
+) -> None:
+    log = "user,item,at,kind\n" + "".join(f"{n % 7},{n % 12},{START_MS + n * DAY_MS // 2},buy\n" for n in range(100))
+    mapping = PLAIN_MAPPING.replace("[behaviours]", items + '[behaviours]\nkind = "kind"') + more
+    catalogue = open_shop(tmp_path, mapping, items="item,price,changed\n" + "".join(f"{n},{n},{START_MS}\n" for n in range(12)), log=log)
+    assert [f.name for f in catalogue.schema.of(Scope.ITEM) if f.name != catalogue.schema.multimodal] == features

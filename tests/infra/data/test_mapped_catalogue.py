@@ -211,27 +211,6 @@ def test_items_are_known_at_every_request_as_of_its_very_time(tmp_path: Path, st
             assert known[-1] == sum(time < request.time_ms for time in times)
 
 
-@pytest.mark.parametrize(
-    ("items", "more", "features"),
-    [
-        ("", "", ["taken", "taken_6h", "taken_1d", "taken_7d", "taken_together"]),
-        ("", '[impressions]\npositive_kinds = ["buy"]\n', ["buy", "buy_6h", "buy_1d", "buy_7d", "taken_together"]),
-        ('[items.features]\nprice = "price"\n', "", ["price", "taken", "taken_6h", "taken_1d", "taken_7d", "taken_together"]),
-        ('[items.features]\nlast = { days_since = "last" }\n', "", ["last"]),
-        ('[items.features]\ntaken = "price"\n', "", ["taken", "taken_6h", "taken_1d", "taken_7d", "taken_together"]),
-        ("popularity = false\n", "", []),
-        ('time = "changed"\n', "", []),  # told when a row says so, not as of a grid of times
-    ],
-)
-def test_items_tell_how_often_they_are_taken_where_no_feature_is_made_of_behaviours(
-    tmp_path: Path, items: str, more: str, features: list[str]
-) -> None:
-    log = "user,item,at,kind\n" + "".join(f"{n % 7},{n % 12},{START_MS + n * DAY_MS // 2},buy\n" for n in range(100))
-    mapping = PLAIN_MAPPING.replace("[behaviours]", items + '[behaviours]\nkind = "kind"') + more
-    catalogue = open_shop(tmp_path, mapping, items="item,price,changed\n" + "".join(f"{n},{n},{START_MS}\n" for n in range(12)), log=log)
-    assert [f.name for f in catalogue.schema.of(Scope.ITEM) if f.name != catalogue.schema.multimodal] == features
-
-
 def test_items_listed_after_the_evaluation_are_arrivals(text_shop: MeasuredCatalogue) -> None:
     told = {u.item_id for u in text_shop.items()}
     assert told == {f"sku-{i:03d}/ä" for i in range(36)} and text_shop.item_count == 36

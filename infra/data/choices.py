@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from infra.clock import DAY_MS
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.periods import cut_of, spell_time
+from infra.data.sampled_impressions import REQUESTS_LEAST
 
 
 def describe_choices(catalogue: MappedCatalogue) -> list[str]:
@@ -17,7 +18,9 @@ def describe_choices(catalogue: MappedCatalogue) -> list[str]:
 
 def _of_times(catalogue: MappedCatalogue) -> Iterator[str]:
     sources, mapping = catalogue.sources, catalogue.mapping
-    if mapping.holdout.hold_out:
+    if mapping.holdout.hold_out and mapping.holdout.split == "user":
+        yield "measured: the latest fifth of the behaviours of each user, as of the end of the log, as [evaluation] says"
+    elif mapping.holdout.hold_out:
         why = "as [evaluation] says" if mapping.holdout.start is not None else "the last 15% of the positives"
         yield f"measured: {spell_time(sources.now_ms)} to {spell_time(sources.end_ms)}, {why}"
     if sources.shown is None:
@@ -26,6 +29,8 @@ def _of_times(catalogue: MappedCatalogue) -> Iterator[str]:
             why = "as long as the evaluation, 28 days at most"
         apart = cut_of(mapping, window) / DAY_MS
         yield f"impressions: sampled from [behaviours] every {apart:.3g} days, each with the positives of the next {window / DAY_MS:.3g} days, {why}"
+        if mapping.sampling.moments is None:
+            yield f"moments: where the cuts give fewer than {REQUESTS_LEAST:,} requests, others begin when a user took something; moments = 0 omits them"
     if sources.states.changes_with_time:
         times = sources.sample_times
         apart = (times[-1] - times[0]) / max(1, len(times) - 1) / DAY_MS

@@ -39,6 +39,8 @@ def find_period(mapping: DataMapping, times: np.ndarray, last_told: int) -> Held
     if not holdout.hold_out:
         return HeldOutPeriod(max(last, last_told) + 1, last + 1)
     if holdout.split == "user":
+        if mapping.impressions is not None or holdout.start is not None or holdout.end is not None:
+            raise _refuse(mapping, "split", '= "user" is for sampled impressions, without from and until; leave it out')
         return HeldOutPeriod(last, last + 1)
     end = usual_times(times)[1] + 1 if holdout.end is None else _evaluation_time(mapping, times, holdout.end, "until")
     if holdout.start is not None:

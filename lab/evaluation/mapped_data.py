@@ -95,6 +95,8 @@ class DataOptions:
         users_max = max(1, CANDIDATES_MAX // mapping.holdout.candidates_max)
         period = {"start": self.start, "end": self.end, "split": self.split}
         named: dict[str, Any] = {name: value for name, value in period.items() if value is not None}
+        if self.split == "user":
+            named = {"start": None, "end": None, **named}  # instead of those of the mapping
         return mapping.model_copy(update={"holdout": mapping.holdout.model_copy(update={"users_max": users_max, **named})})
 
     def train(self, of_catalogue: TrainChoices) -> TrainChoices:

@@ -161,6 +161,9 @@ def test_a_dry_run_says_what_was_chosen_and_why(tmp_path: Path) -> None:
     shown = describe_choices(open_log(tmp_path, rows_of_a_log(), SHOWN, more="[evaluation]\nfrom = 2024-03-20"))
     assert sampled[0].endswith("the last 15% of the positives") and shown[0].endswith("as [evaluation] says")
     assert any(choice.startswith("impressions: sampled from [behaviours] every") for choice in sampled)
+    assert any(choice.startswith("moments: where the cuts give fewer than 4,000 requests") for choice in sampled)
+    by_user = describe_choices(open_log(tmp_path, rows_of_a_log(), tags='"tags"', more='[evaluation]\nsplit = "user"'))
+    assert by_user[0].startswith("measured: the latest fifth of the behaviours of each user")
     assert any(choice.startswith("statistics of items: taken, taken_6h, taken_1d, taken_7d, taken_together, because") for choice in sampled)
     assert any(choice.startswith("statistics of items: rate_click, shown, shown_") for choice in shown)
     assert "price: numeric, because every cell is a number" in sampled and shown[-1] == "rank_by: click * shown"

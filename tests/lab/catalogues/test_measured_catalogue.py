@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.catalogues.measured_catalogue import MeasuredCatalogue, draw_candidates
+from schemas.errors import Misconfigured
 from schemas.events import ItemFeaturesUpdate
 from tests.infra.data.shops import DAY_MS, PLAIN_MAPPING, START_MS, open_shop
 
@@ -52,6 +54,8 @@ def test_a_split_by_user_holds_out_the_latest_fifth_of_each_user(tmp_path: Path)
     counted = newest(list(catalogue.items()), evaluation.now_ms)
     assert sum(counted.values()) == len(told), "no statistic counts what is held out"
     assert all(request.time_ms < evaluation.now_ms for request in catalogue.impressions())
+    with pytest.raises(Misconfigured, match=r'split = "user" is for sampled impressions, without from and until'):
+        open_log(tmp_path, '[evaluation]\nsplit = "user"\nfrom = 2024-05-20\n').evaluation()
 
 
 @given(st.sets(st.integers(0, 60), min_size=1), st.sets(st.integers(0, 60)), st.integers(1, 20), st.data())

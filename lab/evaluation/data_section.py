@@ -18,7 +18,7 @@ from schemas.errors import Misconfigured
 
 _GAUCS = {"gauc": "GAUC, all pairs", "gauc_new": "GAUC, items new to the user"}
 COMMANDS = ("eval data", "eval history", "eval history --rungs")  # whose saved output is a section of the report
-_AT_K = re.compile(r"recall_at_(\d+)")
+_AT_K = re.compile(r"recall_(new_)?at_(\d+)")
 
 
 def read_data_figures(path: Path) -> Mapping[str, Any]:
@@ -92,4 +92,4 @@ def rung_blocks(found: Lookup, data: str, titles: Mapping[str, str]) -> list[str
 def _title(measure: str) -> str | None:
     """How a measure is headed; None for a bound of one, a gain, or anything else."""
     at_k = _AT_K.fullmatch(measure)
-    return f"R@{at_k[1]}" if at_k else _GAUCS.get(measure)
+    return f"R@{at_k[2]}{', items new to the user' if at_k[1] else ''}" if at_k else _GAUCS.get(measure)

@@ -265,9 +265,10 @@ def _measure_shown(network: AifNetwork, data: TrainingSet, later: TrainingSet, p
 
 
 def _period(catalogue: MeasuredCatalogue) -> dict[str, str]:
-    """The period that is measured, as ISO text."""
+    """The split, and the period that is measured as ISO text."""
     times = {"from": catalogue.sources.now_ms, "until": catalogue.sources.end_ms}
-    return {key: dt.datetime.fromtimestamp(ms / 1_000, dt.UTC).isoformat(timespec="seconds") for key, ms in times.items()}
+    split = {"split": catalogue.mapping.holdout.split}
+    return split | {key: dt.datetime.fromtimestamp(ms / 1_000, dt.UTC).isoformat(timespec="seconds") for key, ms in times.items()}
 
 
 def model_scores(

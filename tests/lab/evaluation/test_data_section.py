@@ -35,6 +35,16 @@ def test_every_score_has_a_row_and_the_model_its_gain(tmp_path: Path) -> None:
     assert measured == table(("score", "GAUC, all pairs", "R@20"), rows)
 
 
+def test_recall_of_new_items_stands_where_a_plain_score_may_win(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    raw = json.loads(path.read_text())
+    raw["figures"] |= {"shop.v2.ease.recall_new_at_20": {"value": 0.9}, "shop.v2.aif.recall_new_at_20": {"value": 0.4}}
+    path.write_text(json.dumps(raw))
+    *_, measured = data_section(read_data_figures(path))
+    assert measured.splitlines()[0] == "| score | GAUC, all pairs | R@20 | R@20, items new to the user |"
+    assert "| ease | - | - | 0.9000 |" in measured and measured.endswith("| aif, paired gain over the best plain score | +0.1000 | - | - |")
+
+
 def test_rungs_have_a_table_of_their_own_with_losses(tmp_path: Path) -> None:
     path = saved(tmp_path)
     raw = json.loads(path.read_text())

@@ -15,6 +15,7 @@ A model's FeatureSchema is not used: acceptance must not depend on which model i
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
@@ -300,9 +301,14 @@ def is_name(text: str) -> bool:
     return _is_name(text) is not None
 
 
-def encode_record(record: Record) -> bytes:
-    """The JSON bytes of a record, including fields at their defaults, so that a reader need not know our defaults."""
+def encode_record(record: BaseModel) -> bytes:
+    """The JSON bytes of a record or of one update, including fields at their defaults, so that a reader need not know our defaults."""
     return record.model_dump_json(by_alias=True).encode()
+
+
+def join_updates(encoded: Iterable[bytes]) -> bytes:
+    """The record of updates that `encode_record` has encoded one by one; the same bytes as of the whole record."""
+    return b'{"schema":1,"updates":[' + b",".join(encoded) + b"]}"
 
 
 def json_schema(topic: str) -> dict[str, Any]:

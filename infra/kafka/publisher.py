@@ -29,15 +29,13 @@ from infra.kafka.security import Bootstrap, refusal
 from schemas.errors import Incompatible, RejectedInput, Unavailable
 from schemas.events import (
     Behaviour,
-    BehavioursRecord,
     CheckpointRecord,
     ImpressionRecord,
-    ItemFeaturesRecord,
     ItemFeaturesUpdate,
     NewItem,
-    NewItemsRecord,
     UserFeaturesRecord,
     encode_record,
+    join_updates,
 )
 from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
 from schemas.limits import RECORD_BYTES_MAX, UPDATES_PER_RECORD_MAX
@@ -59,10 +57,9 @@ _DELIVERY_S_MAX = 30.0
 _POLL_S = 0.05
 _LOOK_EVERY_S, _LOOK_S_MAX = 5.0, 0.5
 _PURGED_S_MAX = 1.0
-# A rough size of an update in JSON keeps a batch below a record's limit without encoding it twice.
-_NUMBER_BYTES, _UPDATE_BYTES = 24, 256
+_ENDS_BYTES = len(join_updates([]))
 
-U = TypeVar("U")
+U = TypeVar("U", ItemFeaturesUpdate, NewItem, Behaviour)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,7 @@ class Publisher:
     def publish_update(self, update: ItemFeaturesUpdate) -> Delivery:
         """One update of item-features."""
         item = decode_id(update.item_id, self._kind)
-        return self._send(ITEM_FEATURES, partition_of(item, self._shards), item, encode_record(ItemFeaturesRecord(updates=[update])))
+        return self._send(ITEM_FEATURES, partition_of(item, self._shards), item, join_updates([encode_record(update)]))
 
     def publish_new_item(
         self, item_id: Id, embedding: Sequence[float], features: Mapping[str, Any] | None = None, version: int = 0
@@ -127,15 +124,13 @@ class Publisher:
         """A new item: its embedding and, where given, its features at `version`; one record each."""
         new = NewItem(item_id=item_id, embedding=[float(x) for x in embedding])
         item = decode_id(item_id, self._kind)
-        sent = (self._send(NEW_ITEMS, partition_of(item, self._shards), item, encode_record(NewItemsRecord(updates=[new]))),)
+        sent = (self._send(NEW_ITEMS, partition_of(item, self._shards), item, join_updates([encode_record(new)])),)
         return sent if features is None else (*sent, self.publish_item(item_id, version, features))
 
     def publish_behaviour(self, behaviour: Behaviour) -> Delivery:
         """One behaviour of a user."""
         user = self._checked(behaviour).user_id
-        return self._send(
-            USER_BEHAVIOURS, partition_of(user, self._user_partitions), user, encode_record(BehavioursRecord(updates=[behaviour]))
-        )
+        return self._send(USER_BEHAVIOURS, partition_of(user, self._user_partitions), user, join_updates([encode_record(behaviour)]))
 
     def publish_user(self, user_id: Id, features: Mapping[str, Any] | None, time_ms: int | None = None) -> Delivery:
         """A user's profile and aggregates; None forgets the user. `time_ms`: since when they hold, for training; None: always."""
@@ -167,17 +162,15 @@ class Publisher:
 
     def publish_items(self, updates: Iterable[ItemFeaturesUpdate]) -> int:
         """Publish all; how many. Order of one item is kept. Call `flush` to know that they arrived."""
-        return self._send_packed(ITEM_FEATURES, updates, lambda u: partition_of(self._id(u.item_id), self._shards), ItemFeaturesRecord)
+        return self._send_packed(ITEM_FEATURES, updates, lambda u: partition_of(self._id(u.item_id), self._shards))
 
     def publish_new_items(self, updates: Iterable[NewItem]) -> int:
         """Publish all; how many."""
-        return self._send_packed(NEW_ITEMS, updates, lambda u: partition_of(self._id(u.item_id), self._shards), NewItemsRecord)
+        return self._send_packed(NEW_ITEMS, updates, lambda u: partition_of(self._id(u.item_id), self._shards))
 
     def publish_behaviours(self, behaviours: Iterable[Behaviour]) -> int:
         """Publish all; how many. Order of one user is kept."""
-        return self._send_packed(
-            USER_BEHAVIOURS, behaviours, lambda b: partition_of(self._checked(b).user_id, self._user_partitions), BehavioursRecord
-        )
+        return self._send_packed(USER_BEHAVIOURS, behaviours, lambda b: partition_of(self._checked(b).user_id, self._user_partitions))
 
     def publish_users(self, records: Iterable[UserFeaturesRecord]) -> int:
         """Publish all, one record each (the topic is compacted by user); how many."""
@@ -260,12 +253,10 @@ class Publisher:
             return behaviour
         return behaviour.model_copy(update={"user_id": user, "item_id": item})
 
-    def _send_packed(
-        self, topic: str, updates: Iterable[U], partition_of_update: Callable[[U], int], record_type: Callable[..., Any]
-    ) -> int:
+    def _send_packed(self, topic: str, updates: Iterable[U], partition_of_update: Callable[[U], int]) -> int:
         sent = 0
         for partition, batch in _pack(updates, partition_of_update):
-            self._send(topic, partition, None, encode_record(record_type(updates=batch)))
+            self._send(topic, partition, None, join_updates(batch))
             sent += len(batch)
         return sent
 
@@ -328,38 +319,22 @@ def count_partitions(bootstrap: Bootstrap, prefix: str) -> tuple[int, int]:
     return found[ITEM_FEATURES].partitions, found[USER_FEATURES].partitions
 
 
-def _pack(updates: Iterable[U], partition_of_update: Callable[[U], int]) -> Iterator[tuple[int, list[U]]]:
-    """Batches of one partition: as many updates as a record may hold, by number and by size."""
-    waiting: dict[int, list[U]] = {}
+def _pack(updates: Iterable[U], partition_of_update: Callable[[U], int]) -> Iterator[tuple[int, list[bytes]]]:
+    """Batches of one partition, encoded one by one: as many updates as a record may hold, by number and by size."""
+    waiting: dict[int, list[bytes]] = {}
     sizes: dict[int, int] = {}
     for update in updates:
-        partition, size = partition_of_update(update), _size_bytes_guess(update)
+        partition, encoded = partition_of_update(update), encode_record(update)
         batch = waiting.setdefault(partition, [])
-        if batch and sizes[partition] + size > RECORD_BYTES_MAX:
+        if batch and sizes[partition] + len(encoded) + 1 > RECORD_BYTES_MAX:
             yield partition, batch
             batch = waiting[partition] = []
-        sizes[partition] = (sizes[partition] if batch else 0) + size
-        batch.append(update)
+        sizes[partition] = (sizes[partition] if batch else _ENDS_BYTES) + len(encoded) + 1
+        batch.append(encoded)
         if len(batch) == UPDATES_PER_RECORD_MAX:
             yield partition, batch
             waiting[partition] = []
     yield from ((partition, batch) for partition, batch in waiting.items() if batch)
-
-
-def _size_bytes_guess(update: object) -> int:
-    """An upper bound of an update's JSON, cheap: every number at its longest, every character escaped."""
-    if isinstance(update, NewItem):
-        return _UPDATE_BYTES + 6 * 128 + _NUMBER_BYTES * len(update.embedding)
-    features: Mapping[str, Any] = getattr(update, "features", {})
-    return _UPDATE_BYTES + 2 * 6 * 128 + sum(len(name) + 4 + _value_bytes_guess(value) for name, value in features.items())
-
-
-def _value_bytes_guess(value: object) -> int:
-    if isinstance(value, str):
-        return 6 * len(value) + 2
-    if isinstance(value, list | tuple):
-        return 2 + sum(_value_bytes_guess(v) + 1 for v in value)
-    return _NUMBER_BYTES + 8
 
 
 def _count(sent: Iterable[object]) -> int:

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from schemas.decoding import Decoded, decode_record, decode_updates
 from schemas.errors import RejectedInput
@@ -16,8 +16,12 @@ from schemas.events import (
     CheckpointRecord,
     ItemFeaturesRecord,
     ItemFeaturesUpdate,
+    NewItem,
+    NewItemsRecord,
+    Record,
     ServerReport,
     encode_record,
+    join_updates,
 )
 from schemas.ids import IdKind, partition_of
 from schemas.limits import RECORD_BYTES_MAX
@@ -166,3 +170,19 @@ def test_a_checkpoint_record_needs_every_field(field: str) -> None:
     assert decode_record(CheckpointRecord, json.dumps(good).encode()).model_id == "m"
     with pytest.raises(RejectedInput, match=field):
         decode_record(CheckpointRecord, json.dumps({k: v for k, v in good.items() if k != field}).encode())
+
+
+def test_updates_that_are_encoded_one_by_one_make_the_bytes_of_their_record() -> None:
+    some: list[tuple[type[Record], list[BaseModel]]] = [
+        (
+            ItemFeaturesRecord,
+            [
+                ItemFeaturesUpdate(item_id=1, version=2, features={"a": 1.5, "tags": ["é", 2]}),
+                ItemFeaturesUpdate(item_id="b", version=0, op="delete"),
+            ],
+        ),
+        (NewItemsRecord, [NewItem(item_id=2**60, embedding=[0.1, -2.0])]),
+        (BehavioursRecord, [Behaviour(user_id="u", item_id=3, kind="buy", time_ms=5)]),
+    ]
+    for record_type, updates in some:
+        assert join_updates(map(encode_record, updates)) == encode_record(record_type(updates=updates))

@@ -4,6 +4,7 @@ Invariant: a scan never ends early in silence. rocksdict's `items()` does so at 
 Source: RocksDB 9.8 through rocksdict 0.3.29.
 """
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,25 +39,7 @@ class Scan(Iterator[tuple[bytes, bytes]]):
 
     def take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
         """The next rows, at most `rows_max`; fewer only at the end."""
-        rows = self._take(rows_max)
-        if len(rows) < rows_max and self._iterator is not None:
-            self._end()
-        if rows and rows[-1][0] >= self._end_key:
-            self._iterator = None
-            rows = [row for row in rows if row[0] < self._end_key]
-        return rows
-
-    def _take(self, rows_max: int) -> list[tuple[bytes, bytes]]:
-        iterator, rows = self._iterator, list[tuple[bytes, bytes]]()
-        if iterator is None:
-            return rows
-        valid, key, value, step = iterator.valid, iterator.key, iterator.value, iterator.next
-        for _ in range(rows_max):
-            if not valid():
-                break
-            rows.append((key(), value()))
-            step()
-        return rows
+        return list(itertools.islice(self, rows_max))
 
     def _end(self) -> None:
         """Raises Corrupted if a damaged block ended it. No frame may keep the iterator: an error that is held would hold the directory's LOCK."""

@@ -37,22 +37,24 @@ def fit_ranker(network: AifNetwork, data: TrainingSet, chosen: TrainChoices, pro
     if not ranker.head.weight.any():
         start_from_embeddings(ranker, rows)
     ranker.items.requires_grad_(not data.items.multimodal_RM.shape[1])
-    aif_QCT = torch.from_numpy(score_tasks(network, data))
+    steps = chosen.ranker_steps
+    draws = [draw_requests(chance, data.time_Q, chosen, step / steps, step) for step in range(steps)]
+    asked_N = np.unique(np.concatenate(draws))  # a short fit draws few of the requests
+    aif_NCT = torch.from_numpy(score_tasks(network, data.take(asked_N)))
     optimiser, losses = Adam(ranker.parameters(), chosen.learning_rate), list[float]()
-    for step in range(chosen.ranker_steps):
-        requests = draw_requests(chance, data.time_Q, chosen, step / chosen.ranker_steps, step)
+    for step, requests in enumerate(draws):
         batch = data.batch(requests)
-        aif_BCT = torch.where(batch.mask_BC[..., None], aif_QCT[torch.from_numpy(requests)], 0.0)
+        aif_BCT = torch.where(batch.mask_BC[..., None], aif_NCT[np.searchsorted(asked_N, requests)], 0.0)
         logits_BCT = rows.logits(ranker, requests, batch, aif_BCT)
         others_BCT = logits_BCT[..., 1:] + task_offsets(network.spec)
         loss = batch_losses(chosen, logits_BCT[..., 0], batch, network.spec.rank_by, others_BCT, network.spec.shown_task).total
         optimiser.zero_grad()
         loss.backward()
         if torch.nn.utils.clip_grad_norm_(ranker.parameters(), GRADIENT_NORM_MAX).isfinite():
-            optimiser.learning_rate = chosen.learning_rate * schedule(step / chosen.ranker_steps)
+            optimiser.learning_rate = chosen.learning_rate * schedule(step / steps)
             optimiser.step()
         losses.append(float(loss.detach()))
-        progress((step + 1) / chosen.ranker_steps)
+        progress((step + 1) / steps)
     last = float(np.mean(losses[-max(1, len(losses) // 10) :]))
     if not np.isfinite(last):
         raise Misconfigured("diverged", f"the ranker's losses are not finite; choose a learning_rate below {chosen.learning_rate:g}")

@@ -42,7 +42,7 @@ from schemas.model.network import AifNetwork
 from schemas.model.score import rank_scores
 from schemas.train_choices import TrainChoices
 from streams.training.bootstrap import Bootstrap
-from streams.training.comparison import BEST, MODEL, compare, judge
+from streams.training.comparison import BEST, FEW, MODEL, compare, judge
 from streams.training.histories import fold_users
 from streams.training.impressions import TrainingSet, join_table
 from streams.training.item_table import build_item_table
@@ -142,6 +142,8 @@ def run_data(options: DataOptions) -> Figures:
         warnings.append(
             f"{unseen:.0%} of the positives in the period are on items without an earlier positive: no count and no history knows them"
         )
+    if users < FEW and mapping.impressions is None and mapping.holdout.split == "time":
+        warnings.append("--split user measures users who do not come back, too: it holds out the latest fifth of each user's behaviours")
     for warning in warnings:
         say(f"warning: {warning}")
     figures.add(f"{catalogue.name}.unseen_share", unseen)

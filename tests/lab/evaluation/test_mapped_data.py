@@ -125,13 +125,14 @@ def test_with_impressions_the_first_figure_is_the_order_of_the_items_shown_later
     assert f"{prefix}.aif.gauc_shown_gain_low" in named and f"{prefix}.item_rate.recall_at_100" in named
 
 
-def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_path: Path) -> None:
+def test_a_whole_run_gives_every_figure_and_a_checkpoint_that_carries_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = tmp_path / "files"
     files.mkdir()
     mapping = write_text_shop(files)
     out = tmp_path / "shop.safetensors"
     figures = run_data(DataOptions(files, mapping, 3, "softmax", 4e-3, 8, 64, 0, out, "2024-04-01", "2024-04-08", rungs=True))
     assert (figures.config["from"], figures.config["until"]) == ("2024-04-01T00:00:00+00:00", "2024-04-08T00:00:00+00:00")
+    assert "--split user measures users who do not come back" in capsys.readouterr().err
     named = figures.as_dict()["figures"]
     prefix = next(name for name in named if name.endswith(".aif.gauc")).removesuffix(".aif.gauc")
     for score in ("aif", "popularity", "popularity_decayed", "repeats", "item_knn", "ease", "last_item", "best_plain"):

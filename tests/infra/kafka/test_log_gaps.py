@@ -20,12 +20,21 @@ def mixed(bootstrap_servers: str, topic_prefix: str) -> str:
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(WAIT_S)
     first, second = (open_transactional(bootstrap_servers, topic + name) for name in "ab")
     plain = Producer({"bootstrap.servers": bootstrap_servers})
+
+    def wait_for_end(offset: int) -> None:
+        """A commit returns before its marker is in the log."""
+        wait_until(lambda: end_offsets(bootstrap_servers, topic) == {0: offset}, WAIT_S, f"the marker before {offset}")
+
     send(first, topic, b"0", commit=True)
+    wait_for_end(2)
     send(second, topic, b"2", b"3", commit=False)
+    wait_for_end(5)
     send(first, topic, b"5", b"6", commit=True)
+    wait_for_end(8)
     plain.produce(topic, b"8", partition=0)
     assert plain.flush(WAIT_S) == 0
     send(first, topic, b"9", b"10", commit=False)
+    wait_for_end(12)
     return topic_prefix
 
 

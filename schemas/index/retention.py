@@ -1,10 +1,12 @@
-"""Which files of an index store may be removed, and from when on. Values and two pure plans; the worker performs them, `aif index show` prints them.
+"""Which files of an index store may be removed, and from when on. Values and three pure plans; the worker performs them, `aif index show` prints them.
 
+    plan_freezes   -> published versions that get no more increments, because newer ones are published
     plan_drops     -> versions that are dropped for good: frozen ones beyond the K newest
     plan_removals  -> every file that nothing needs, with the time from which it may go, in the order of removal
 
 Invariants (protocol B12):
-- A version that is wanted, published, live, backup or pinned is never dropped, and nothing is dropped during a hold.
+- A version that is wanted, published, live, backup or pinned is never dropped. During a hold only versions newer than the live one are: without an end, each
+  checkpoint would add one.
 - A file that a kept manifest, a kept snapshot, an open build or a shard names is never removed. A manifest is kept as long as its version. After the next
   revision or the version's end it stays for the grace period, because a reader may have begun with it.
 - A file that nothing names (a part of a crashed build) is kept for the grace period, by the store's own clock. Its writer may still run.
@@ -33,6 +35,8 @@ _OF_VERSION = re.compile(r"versions/(\d+)/.+")
 _SNAPSHOT = re.compile(r"(snapshots/(\d{5})/[^/]+)/.+")
 _REPLAY = re.compile(r"(replays/[^/]+)/.+")
 _CHECKPOINT = re.compile(r"checkpoints/[0-9a-f]{64}\.safetensors")
+
+PUBLISHED_KEPT = 2  # the newest, and one to promote if the canary withholds the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +83,25 @@ class StoreContent:
     used: Collection[str] = ()
 
 
+def plan_freezes(state: ControlState) -> list[int]:
+    """Published versions that are not among the newest `PUBLISHED_KEPT`, oldest first: no version is promoted while an operator holds or pins, or while the
+    canary withholds each, but checkpoints come. Not those that an operator approved."""
+    if state.unknown_entry:
+        return []
+    published = sorted((s for s in state.versions.values() if s.state is State.PUBLISHED), key=lambda s: -s.version)
+    older = (s for s in published[PUBLISHED_KEPT:] if s.wanted_revision is None and s.version != state.pinned and not s.approved)
+    return sorted(s.version for s in older)
+
+
 def plan_drops(state: ControlState, rules: RetentionRules) -> list[int]:
-    """Frozen versions that are not among the newest `keep_versions` that could be served or revived, oldest first."""
-    if state.held or state.unknown_entry:
+    """Frozen versions that are not among the newest `keep_versions` that could be served or revived, oldest first. During a hold, only those that are newer
+    than the live one and that servers did not turn away."""
+    if state.unknown_entry:
         return []
     promotable = sorted((s for s in state.versions.values() if s.state in SERVABLE or s.state is State.FROZEN), key=lambda s: -s.version)
     beyond = promotable[rules.keep_versions :]
-    return sorted(s.version for s in beyond if s.state is State.FROZEN and s.wanted_revision is None and s.version != state.pinned)
+    frozen = (s for s in beyond if s.state is State.FROZEN and s.wanted_revision is None and s.version != state.pinned)
+    return sorted(s.version for s in frozen if not state.held or (state.live is not None and s.version > state.live and not s.turned_away))
 
 
 def plan_removals(state: ControlState, content: StoreContent, rules: RetentionRules) -> list[Removal]:

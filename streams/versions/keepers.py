@@ -7,7 +7,7 @@ Retention: first comes the `drop` entry, and the files go a grace period later. 
 parts the shard still uses. Files of no shard may be removed by any worker, also by several at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infra.clock import Clock
@@ -17,7 +17,7 @@ from infra.index.removal import read_store_content, remove_due
 from infra.index.store import IndexStore
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind
-from schemas.index.retention import RetentionRules, plan_drops, plan_removals
+from schemas.index.retention import RetentionRules, plan_drops, plan_freezes, plan_removals
 from schemas.index.shard_snapshot import ShardSnapshot
 from schemas.topics import SNAPSHOT_INTERVAL_HOURS
 from streams.builders.running_jobs import OwnedShard, on_shard
@@ -72,16 +72,23 @@ class StoreKeeper:
         self._control_log, self._store, self._clock, self._rules, self._by = control_log, store, clock, rules, by
         self._next_at = float("-inf")
 
+    def freeze(self) -> list[int]:
+        """Freezes the published versions that newer ones make needless, with one entry each. Returns those it froze."""
+        return self._append_each(EntryKind.FREEZE, "newer versions are published", plan_freezes)
+
     def drop(self) -> list[int]:
         """Drops the versions beyond the newest K, with one entry each. Returns those it dropped."""
-        dropped = []
-        while (entry := append_entry(self._control_log, self._make_drop)) is not None:
-            dropped.append(entry.version)
-        return dropped
+        return self._append_each(EntryKind.DROP, "beyond the versions to keep", lambda state: plan_drops(state, self._rules))
 
-    def _make_drop(self, state: ControlState) -> Entry | None:
-        due = plan_drops(state, self._rules)
-        return Entry(EntryKind.DROP, self._clock.now_ms(), self._by, due[0], reason="beyond the versions to keep") if due else None
+    def _append_each(self, kind: EntryKind, reason: str, plan: Callable[[ControlState], list[int]]) -> list[int]:
+        def make(state: ControlState) -> Entry | None:
+            due = plan(state)
+            return Entry(kind, self._clock.now_ms(), self._by, due[0], reason=reason) if due else None
+
+        done = []
+        while (entry := append_entry(self._control_log, make)) is not None:
+            done.append(entry.version)
+        return done
 
     def remove(self, tasks: Sequence[OwnedShard]) -> int:
         """Removes the files that are due, at most every few minutes; how many. Raises what the store raises, and Corrupted for a damaged manifest."""

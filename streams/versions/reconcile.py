@@ -157,6 +157,8 @@ class Reconciler:
             self._attempts.announce("revised", due.version, due.revision)
 
     def _keep(self) -> None:
+        for version in self._keeper.freeze():
+            self._attempts.announce("frozen", version)
         for version in self._keeper.drop():
             self._attempts.announce("dropped", version)
         removed = self._keeper.remove([task for task in self._owned() if task.admitted])

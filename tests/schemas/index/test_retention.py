@@ -14,7 +14,7 @@ from schemas.index.item_sample import sample_path
 from schemas.index.layout import Column, RowLayout
 from schemas.index.lifecycle import FINAL, Cause, EntryKind, State
 from schemas.index.manifest import Manifest, Part, PartFile, Seal, checkpoint_path, manifest_path, seal_path
-from schemas.index.retention import Removal, RetentionRules, StoreContent, StoreFile, plan_drops, plan_removals
+from schemas.index.retention import Removal, RetentionRules, StoreContent, StoreFile, plan_drops, plan_freezes, plan_removals
 from schemas.index.shard_snapshot import ShardSnapshot, snapshot_file_path, snapshot_manifest_path
 from tests.schemas.index.entries import act, lived, log, publish, want
 
@@ -92,6 +92,30 @@ def test_files_of_a_version_that_the_fold_has_forgotten_go_and_those_of_one_that
 @pytest.mark.parametrize("protect", [act(EntryKind.HOLD), want(1, 1, Cause.REVIVE)])
 def test_while_held_nothing_is_dropped_nor_what_is_being_revived(protect: Entry) -> None:
     assert 1 not in plan_drops(log(*lived(1, 2, 3, 4, 5), protect), RULES)
+
+
+def held(*versions: int) -> ControlState:
+    """1 and 2 were live before a hold; the others were published since."""
+    since = [entry for v in versions for entry in (want(v), publish(v, 0))]
+    return log(*lived(1, 2), act(EntryKind.HOLD), *since)
+
+
+def test_of_versions_published_in_a_hold_only_the_newest_get_increments_and_only_a_few_stay() -> None:
+    assert plan_freezes(held(3, 4)) == [] and plan_freezes(held(3, 4, 5, 6)) == [3, 4]
+    assert plan_freezes(
+        log(*lived(1, 2), want(3), publish(3, 0), act(EntryKind.WITHHOLD, 3), want(4), publish(4, 0), want(5), publish(5, 0))
+    ) == [3]
+    approved = [want(3), publish(3, 0), act(EntryKind.APPROVE, 3), want(4), publish(4, 0), want(5), publish(5, 0)]
+    assert plan_freezes(log(*lived(1, 2), act(EntryKind.HOLD), *approved)) == []
+    frozen = log(
+        *lived(1, 2),
+        act(EntryKind.HOLD),
+        *(e for v in (3, 4, 5, 6, 7) for e in (want(v), publish(v, 0))),
+        act(EntryKind.FREEZE, 3),
+        act(EntryKind.FREEZE, 4),
+    )
+    assert plan_drops(frozen, RULES) == [3, 4]  # 1 and 2 are older than the live version, and stay
+    assert plan_drops(log(*lived(1, 2, 3, 4, 5), act(EntryKind.HOLD)), RULES) == []
 
 
 def test_a_pinned_version_is_never_dropped() -> None:

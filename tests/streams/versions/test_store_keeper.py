@@ -8,7 +8,8 @@ import pytest
 from infra.index.removal import read_store_content, remove_due
 from infra.index.verify import verify_version
 from schemas.errors import Corrupted
-from schemas.index.lifecycle import State
+from schemas.index.control import Entry
+from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import UNIQUE_DIGITS, checked_name, encode_seal, seal_path
 from schemas.index.retention import RetentionRules, plan_removals
 from streams.shard.log_ends import LogRange
@@ -57,6 +58,23 @@ def test_old_versions_are_dropped_then_their_files_go_and_what_is_left_verifies(
     log = {t: LogRange(1, e) if e else LogRange(0, 0) for t, e in ends.items()}
     started = start_shard(world.folder / "new", 0, world.init, "index", world.clock, log, world.store)
     started.close()
+
+
+def test_checkpoints_during_a_hold_add_neither_increments_nor_files_without_end(world: World) -> None:
+    worker = Worker(world, keep=RetentionRules(2, 100_000), reseal_interval_s=1e12)
+    worker.settle()
+    world.want(1)
+    worker.settle()
+    world.write(Entry(EntryKind.HOLD, 0))
+    for version in range(2, 8):
+        world.want(version, version % 2)
+        worker.settle()
+    assert world.state.live == 1 and [s.version for s in world.state.receiving] == [1, 6, 7]
+    assert [v for v, s in world.state.versions.items() if s.state is State.REMOVED] == [2, 3, 4, 5]
+    world.write(Entry(EntryKind.RELEASE, 0))
+    worker.settle()
+    assert world.state.live == 7
+    worker.close()
 
 
 def test_what_a_killed_build_left_goes_and_a_part_that_a_shard_has_not_sealed_yet_stays(world: World) -> None:

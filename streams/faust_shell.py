@@ -89,10 +89,10 @@ def stop_process(error: BaseException, doing: str) -> NoReturn:
 
 
 def leave_process(exit_code: int) -> NoReturn:
-    """Ends this process without waiting for anything in it."""
-    for handler in logging.getLogger().handlers:
-        handler.flush()
-    sys.stdout.flush()
+    """Ends this process without waiting for anything in it. A reader of its output that is gone does not keep it."""
+    for output in (*logging.getLogger().handlers, sys.stdout):
+        with contextlib.suppress(OSError, ValueError):
+            output.flush()
     os._exit(exit_code)
 
 

@@ -1,6 +1,7 @@
 """The shell around Faust on the real broker: where reading starts, what happens to an exception. The ownership is a stand-in, Faust is not."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -185,6 +186,16 @@ def test_no_exception_leaves_an_agent(error: BaseException, exit_code: int | Non
     with pytest.raises(Stopped):
         asyncio.run(faust_shell._handle_safely(handle, [record]))
     assert codes == [exit_code]
+
+
+def test_a_process_whose_output_is_closed_still_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    with (tmp_path / "log").open("w") as closed:
+        pass
+    monkeypatch.setattr("os._exit", codes.append)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(closed)])
+    faust_shell.leave_process(3)
+    assert codes == [3]
 
 
 class FakeStream:

@@ -212,7 +212,7 @@ class Allocator:
                 self._kept.popitem(last=False)
         self._tick_answers += len(made)
         if made and made[-1].inputs is not None:
-            self._queue_price = made[-1].inputs.queue
+            self._queue_price = made[-1].inputs.limits.queue
 
     # --- the plan ------------------------------------------------------------------------------------------------------
 

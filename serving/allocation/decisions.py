@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from schemas.allocation import ActionTable
-from serving.allocation.pick import CACHED, DROP, Ask, Mode, Moment, draw_arm, find_limits, pick
+from serving.allocation.pick import CACHED, DROP, Ask, Limits, Mode, Moment, draw_arm, find_limits, pick
 from serving.allocation.prepared import Prepared
 from serving.core.choice import NO_SLICES, Arm, Decision, decide
 from serving.core.price import Price, Source, highest
@@ -86,20 +86,11 @@ def choose_work(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> Cho
 
 
 class Inputs(NamedTuple):
-    """What the rule in full decides by. `queue`: the queue's price for the request, at `wait_ms` of `bound_ms`.
-
-    first, last, whole: places in the table's lengths of the shortest and the longest list that it may get, and of all its candidates.
-    """
+    """What the rule in full decides by."""
 
     ask: Ask
     moment: Moment
-    first: int
-    last: int
-    whole: int
-    sheddable: bool
-    queue: float
-    wait_ms: float
-    bound_ms: float
+    limits: Limits
 
     @property
     def prepared(self) -> Prepared:
@@ -114,22 +105,22 @@ class Inputs(NamedTuple):
     @property
     def price(self) -> Price:
         """The highest of the three."""
-        return highest(self.moment.plan, self.queue, self.moment.floor)
+        return highest(self.moment.plan, self.limits.queue, self.moment.floor)
 
     @property
     def drops(self) -> bool:
         """Whether the request may be dropped."""
-        may = self.moment.mode is Mode.VALUE and self.sheddable and not self.prepared.blind
+        may = self.moment.mode is Mode.VALUE and self.limits.sheddable and not self.prepared.blind
         return may and 0 < self.price.value < math.inf
 
     @property
     def allowed(self) -> list[int]:
         """The actions that the request may get, as places in the table, ascending."""
-        of = self.prepared
-        if not self.sheddable:
-            return [of.places[self.whole]]
+        of, limits = self.prepared, self.limits
+        if not limits.sheddable:
+            return [of.places[limits.whole]]
         others = [of.drop if self.drops else None, None if self.ask.facts.cached_s is None else of.cached]
-        return sorted([*(place for place in others if place is not None), *of.places[self.first : self.last + 1]])
+        return sorted([*(place for place in others if place is not None), *of.places[limits.first : limits.last + 1]])
 
     def replay(self) -> Decision:
         """The decision by the rule in full."""
@@ -142,8 +133,7 @@ class Inputs(NamedTuple):
 
 def look(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> Inputs:
     """The inputs of the rule in full; the arguments are those of `pick`."""
-    _, _, first, last, whole, sheddable, queue, wait_ms, bound_ms = find_limits(ask, moment, queue_ms, own_ms)
-    return Inputs(ask, moment, first, last, whole, sheddable, queue, wait_ms, bound_ms)
+    return Inputs(ask, moment, find_limits(ask, moment, queue_ms, own_ms))
 
 
 def _describe(choice: Choice, inputs: Inputs) -> Mapping[str, Any]:
@@ -169,7 +159,7 @@ def explain(choice: Choice) -> Mapping[str, Any]:
     """The inputs of a decision, its receipt, and the decision made again from the inputs."""
     inputs = choice.inputs
     assert inputs is not None, "in mode off nothing is decided"
-    again, table, facts, price = inputs.replay(), inputs.table, inputs.ask.facts, inputs.price.value
+    again, table, facts, price, limits = inputs.replay(), inputs.table, inputs.ask.facts, inputs.price.value, inputs.limits
     values, costs = table.values_of(facts, blind=inputs.prepared.blind), table.costs_ms(facts)
     return {
         "request_id": inputs.ask.request_id,
@@ -177,10 +167,10 @@ def explain(choice: Choice) -> Mapping[str, Any]:
         "inputs": {
             "facts": facts._asdict(),
             "class": inputs.ask.group,
-            "sheddable": inputs.sheddable,
+            "sheddable": limits.sheddable,
             "left_ms": inputs.ask.left_ms,
-            "wait_ms": inputs.wait_ms,
-            "bound_ms": inputs.bound_ms,
+            "wait_ms": limits.wait_ms,
+            "bound_ms": limits.bound_ms,
             "plan": inputs.moment.plan,
             "floor": inputs.moment.floor,
             "lambda": finite(price),
@@ -192,9 +182,9 @@ def explain(choice: Choice) -> Mapping[str, Any]:
                 "value": values[place],
                 "cost_ms": costs[place],
                 "net": finite(values[place] - price * costs[place]),
-                "in_time": place <= inputs.prepared.places[inputs.last],
+                "in_time": place <= inputs.prepared.places[limits.last],
             }
-            for place in inputs._replace(last=inputs.whole).allowed
+            for place in inputs._replace(limits=limits._replace(last=limits.whole)).allowed
         ],
         "replayed_action": table.actions[again.action].name,
         "equal": again.action == choice.action,
@@ -202,16 +192,17 @@ def explain(choice: Choice) -> Mapping[str, Any]:
 
 
 def _reason(inputs: Inputs, decision: Decision) -> str:
-    if not inputs.sheddable:
+    limits = inputs.limits
+    if not limits.sheddable:
         return f"class {inputs.ask.group} is not sheddable"
     if decision.arm is not Arm.POLICY:
         return f"random slice {decision.arm.value}"
     if decision.by_rule:
         return f"the user's last {inputs.table.drop.row} answers were followed by nothing"
     if decision.price.source is Source.NONE:
-        return "no pressure" if inputs.last == inputs.whole else "the deadline allows no more"
+        return "no pressure" if limits.last == limits.whole else "the deadline allows no more"
     return {
-        Source.QUEUE: f"{inputs.wait_ms:.1f} ms of work wait, of {inputs.bound_ms:.1f}",
+        Source.QUEUE: f"{limits.wait_ms:.1f} ms of work wait, of {limits.bound_ms:.1f}",
         Source.PLAN: "more work is offered than the engine can do",
         Source.FLOOR: "answers were late or refused",
     }[decision.price.source]

@@ -394,6 +394,6 @@ def test_the_price_of_a_request_is_that_of_its_class_s_wait_against_the_mean_wor
     of = prepare(servable(built_in_table()), True)
     moment = Moment(Mode.QUEUE, of, scale=2.0, full_ms=3.0, classes={"feed": (0.5, True)})
     asked = Ask("a", 1, Facts(10_000, 100), 100, 1e6, "feed")
-    found = look(asked, moment, 8.0, 1.0)
+    found = look(asked, moment, 8.0, 1.0).limits
     assert (found.wait_ms, found.bound_ms) == (4.0, 3.5 * 3.0 * 2.0)  # 1 ms by the table, twice as dear, in half of the queue
     assert found.queue == queue_price(4.0, 21.0, of.unit) > 0

@@ -45,7 +45,7 @@ METRICS = (
     Metric("topics_gone", "gauge", "Topics of the index that the broker does not have, checked every 5 s."),
     Metric("updates_consumed", "counter", "Updates read from a source topic.", ("topic", "shard")),
     Metric("updates_applied", "counter", "Updates that changed the shard.", ("topic", "shard")),
-    Metric("updates_superseded", "counter", "Updates below the stamp of what is stored.", ("topic", "shard")),
+    Metric("updates_superseded", "counter", "Updates with an older stamp than the stored component.", ("topic", "shard")),
     Metric("dead_letters", "counter", "Rejected updates, by topic and disposition.", ("topic", "disposition")),
     Metric("rows_encoded", "counter", "Rows through the item half.", ("shard",)),
     Metric("work_skipped", "counter", "Rows that needed no network, and updates that needed no row, by cause.", ("shard", "cause")),

@@ -21,7 +21,7 @@ _log = logging.getLogger("aif.kafka.follower")
 class FollowerThread:
     """Any thread may start and close it. `stopping` is set once it is to end; `take` may set it.
 
-    begin      gives the first offset of each partition for the topic's whole name, at each attempt
+    begin      the topic's whole name -> the first offset of each partition; called at each attempt
     take       gets each record, in this thread
     retry_s    pause after an attempt that failed
     effect     the consequence of a failure, for the log

@@ -70,7 +70,7 @@ class MeasuredCatalogue(MappedCatalogue):
         return cut_period(HeldOutPeriod(self.sources.now_ms, self.sources.end_ms), self.sources.window_ms())
 
     def evaluations(self) -> Iterator[Evaluation]:
-        """That of each part, with what is known when it begins. Of one part it is `evaluation()`."""
+        """The evaluation of each part, as of its beginning. Of one part it is `evaluation()`."""
         if len(self.parts) == 1:
             yield self.evaluation()
             return
@@ -79,7 +79,7 @@ class MeasuredCatalogue(MappedCatalogue):
         yield from (evaluation for evaluation in found if evaluation is not None)
 
     def _evaluation(self, part: HeldOutPeriod, users_max: int) -> Evaluation | None:
-        """None if nobody is there to measure."""
+        """None if no user can be measured."""
         sources, holdout = self.sources, self.mapping.holdout
         positives, start, end = self.require_positives("measure on"), part.start_ms, part.end_ms
         if not holdout.hold_out:
@@ -134,8 +134,8 @@ class MeasuredCatalogue(MappedCatalogue):
 
 
 def draw_candidates(rng: np.random.Generator, pool: np.ndarray, recent: np.ndarray, relevant: np.ndarray, most: int) -> np.ndarray:
-    """At most `most` places of the pool, all of `relevant` (which are in it) among them, then those of `recent`, ascending. Items that nobody takes
-    any more are easy to tell from the others, so a sample of all would flatter every score."""
+    """At most `most` places of the pool, all of `relevant` (which are in it) among them, then those of `recent`, ascending. Items that
+    users no longer take are easy to tell from the others, so a sample of all would flatter every score."""
     if len(pool) <= most:
         return pool
     others = rng.permutation(np.setdiff1d(pool, relevant, assume_unique=True))

@@ -11,7 +11,7 @@ Invariants (protocol B12):
   revision or the version's end it stays for the grace period, because a reader may have begun with it.
 - A file that nothing names (a part of a crashed build) is kept for the grace period, by the store's own clock. Its writer may still run.
 - Nothing depends on the latest put of a file in a part or a snapshot. A folder store links these files, so several directories share a file and its time,
-  and each snapshot of a shard sets the time of all. These directories have names that nobody puts again. They are as old as their oldest file.
+  and each snapshot of a shard sets the time of all. No writer puts the names of these directories again. They are as old as their oldest file.
 - The manifest goes before the files that it names, so no reader begins with a version that is being removed.
 - Paths that this code does not know are never removed, nor is anything of a version that the log does not know. Old entries of the
   control log go by a rule of their own (infra/index/control_folds.py).
@@ -84,8 +84,9 @@ class StoreContent:
 
 
 def plan_freezes(state: ControlState) -> list[int]:
-    """Published versions that are not among the newest `PUBLISHED_KEPT`, oldest first: no version is promoted while an operator holds or pins, or while the
-    canary withholds each, but checkpoints come. Not those that an operator approved."""
+    """Published versions that are not among the newest `PUBLISHED_KEPT`, oldest first. Those that an operator approved stay.
+
+    While an operator holds or pins, or the canary withholds each version, none is promoted, and checkpoints still come."""
     if state.unknown_entry:
         return []
     published = sorted((s for s in state.versions.values() if s.state is State.PUBLISHED), key=lambda s: -s.version)

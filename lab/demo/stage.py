@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.broker.server import Broker, start_broker
+from infra.broker.server import HEAP_MIB, Broker, start_broker
 from infra.fork_server import Template, launch_template
 from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
@@ -110,10 +110,10 @@ class Stage:
             **({} if self.external_bootstrap else {"AIF_BROKER__DATA_DIR": str(self.directory / "broker")}),
         }
 
-    def start_broker(self) -> None:
+    def start_broker(self, heap_mib: int = HEAP_MIB) -> None:
         """The broker (or the one named by AIF_KAFKA__BOOTSTRAP_SERVERS) and its topics."""
         if not self.external_bootstrap:
-            self.broker = start_broker(self.directory / "broker")
+            self.broker = start_broker(self.directory / "broker", heap_mib=heap_mib)
         apply_topics(self.connection, self.topic_prefix, SHARDS, USER_PARTITIONS)
 
     def warm_up(self) -> None:

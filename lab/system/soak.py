@@ -1,6 +1,7 @@
 """`aif bench soak`: mixed load for as long as asked, and whether anything grows with time.
 
 load      item updates, deletes, embeddings and bad records (crash_traffic.py); behaviours; requests; a new version now and then
+bounds    a cache grows until it is full, and a heap until its maximum. With the usual bounds that takes hours, so here they are lower (`_BOUNDS`)
 samples   of broker, worker and server: resident memory and open files; table files of the shards and of the view of users; files in the store
 slope     of each series after the settling time: the median of the slopes between all pairs of samples (Theil-Sen), an hour. Short peaks, such
       as a build's, do not move it
@@ -30,12 +31,18 @@ SOAK = read_bench("bench soak")
 
 BEHAVIOURS_PER_S, REQUESTS_PER_S = 50, 5
 CANDIDATES = 500
-_USERS = 100  # the states that a server keeps of them level off within minutes
+_USERS = 50  # each has as many behaviours as the model reads within 20 minutes, so their states stop growing while the load settles
 _SAMPLES = 400  # of a run; at least a second apart
 _JUDGED_S_MIN = 600.0  # of a slope
 _GRACE_S = (
     60.0  # after it the store removes the files of old versions: with the default of a day their number would grow through the whole run
 )
+_BROKER_HEAP_MIB = 112  # of which 61 are in use
+_BOUNDS = {
+    "AIF_BUILD__SNAPSHOT_EVERY_UPDATES": "5000",
+    "AIF_INDEX__REMOVE_AFTER_S": str(_GRACE_S),
+    "AIF_USERS__DECODED_BEHAVIOURS_MAX": "20000",
+}
 
 Series = Mapping[str, Callable[[], float]]
 
@@ -83,7 +90,7 @@ def measure_soak(seconds: float, settle_s: float, items: int, rate: float, versi
     """The mixed load for `seconds`; slopes from `settle_s` on. Raises Unavailable where a process ends."""
     config = {"seconds": seconds, "settle_s": settle_s, "items": items, "rate": rate, "version_every_s": version_every_s}
     figures, catalogue = Figures(SOAK, config), open_world(items)
-    with open_bench_stage(AIF_BUILD__SNAPSHOT_EVERY_UPDATES="5000", AIF_INDEX__REMOVE_AFTER_S=str(_GRACE_S)) as stage:
+    with open_bench_stage(broker_heap_mib=_BROKER_HEAP_MIB, **_BOUNDS) as stage:
         began = tell("publish the catalogue, build, load")
         stage.publish_catalogue(catalogue)
         worker = stage.start_worker()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra.broker.server import HEAP_MIB
 from infra.clock import SystemClock
 from infra.closeable import Closeable
 from infra.command import say
@@ -113,13 +114,13 @@ class BenchStage(Stage):
 
 
 @contextmanager
-def open_bench_stage(id_kind: IdKind = IdKind.INT64, /, **settings: str) -> Iterator[BenchStage]:
+def open_bench_stage(id_kind: IdKind = IdKind.INT64, /, broker_heap_mib: int = HEAP_MIB, **settings: str) -> Iterator[BenchStage]:
     """A stage with its broker, removed at the end with everything in it, also when a TERM ends the bench. After an error its logs are kept."""
     leave_in_order()
     directory = Path(tempfile.mkdtemp(prefix="aif-bench-"))
     stage = BenchStage(directory, id_kind, settings=settings)
     try:
-        stage.start_broker()
+        stage.start_broker(broker_heap_mib)
         yield stage
     except Exception:
         tell(f"The bench failed; the logs of its processes are in {stage.keep_logs()}")

@@ -95,8 +95,10 @@ class RollbackSection(Section):
         _REPORTS.parity_share_max, ge=0.0, le=1.0, description="Share of recomputed answers that may differ from the reference"
     )
     parity_min: int = Field(_REPORTS.parity_min, ge=1, description="Recomputed answers before their share counts")
-    slower_max: float = Field(_REPORTS.slower_max, ge=1.0, description="Growth of the 99th percentile of latency over the previous version")
-    slow_ms_min: float = Field(_REPORTS.slow_ms_min, ge=0.0, description="Latency below which a version never counts as slow")
+    slower_max: float = Field(_REPORTS.slower_max, ge=1.0, description="Growth of an answer's processor time over the previous version")
+    slow_ms_min: float = Field(
+        _REPORTS.slow_ms_min, ge=0.0, description="Processor time of an answer below which a version never counts as slow"
+    )
     worse_by: float = Field(_REPORTS.worse_by, ge=1.0, description="Growth of a fault's share over the previous version before it counts")
 
     @property

@@ -97,6 +97,7 @@ class RankResult:
     - watermark[shard]: next offset per source topic that the rows include
     - state: the user state of the ranking
     - unsigned_count: known candidates without a signature, in a model that reads signatures: no embedding, or one of another width
+    - processor_ms: processor time of the engine's own thread for this ranking, in which no wait is counted
     """
 
     token: VersionToken
@@ -109,6 +110,7 @@ class RankResult:
     watermark: Sequence[Mapping[str, int]]
     state: UserState
     unsigned_count: int = 0
+    processor_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Served:
         self, token: VersionToken = FOUR, probability: float = 0.25, seconds: float = 0.0015, status: str = "200", known: int = 2
     ) -> None:
         probabilities = np.full((known, 1), probability, np.float32)
-        result = RankResult(token, list(range(known)), probabilities[:, 0], probabilities, [], 0, 2, [], Any)  # type: ignore[arg-type]
+        result = RankResult(token, list(range(known)), probabilities[:, 0], probabilities, [], 0, 2, [], Any, processor_ms=1.5)  # type: ignore[arg-type]
         self.metrics.counter("requests").labels("/v1/rank", status).inc()
         self.metrics.histogram("request_seconds").labels("/v1/rank").observe(seconds)
         if status == "200":
@@ -52,6 +52,7 @@ def test_a_report_counts_what_was_since_the_last_one(served: Served) -> None:
     assert report is not None
     assert (report.version, report.version_token, report.answers, report.not_finite, report.failed) == (4, "4.0-aaaaaaaa", 98, 1, 1)
     assert (report.parity_checked, report.parity_mismatched) == (2, 1)
+    assert report.processor_ms == pytest.approx(1.5 * 98)
     assert report.probability_p05 == report.probability_p50 == report.probability_p95 == 0.25
     assert (
         report.latency_p50_ms is not None and 1.0 <= report.latency_p50_ms <= 2.0 and report.latency_p99_ms == pytest.approx(2.0, rel=0.1)

@@ -151,6 +151,7 @@ def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mappin
 
 def rank(resident: Resident, state: UserState, work: RankWork) -> RankResult:
     """The best `top_k` of the candidates for this user state."""
+    began_s = time.thread_time()
     found = find_candidates(resident.tables, work.item_ids)
     scores_C, probabilities_CT = resident.scorer.score(state, found.row_K, work.context)
     best_A = rank_top(scores_C, found.ids_K, work.top_k)
@@ -166,6 +167,7 @@ def rank(resident: Resident, state: UserState, work: RankWork) -> RankResult:
         watermark=resident.watermark,
         state=state,
         unsigned_count=count_unsigned(resident.tables, found.row_K),
+        processor_ms=1e3 * (time.thread_time() - began_s),
     )
 
 

@@ -27,10 +27,10 @@ def said(server: str = "a", version: int = 2, at_ms: int = NOW - 5_000, answers:
 
 
 TWO = log(*lived(1, 2))
-BEFORE = said(version=1, at_ms=NOW - 500_000, latency_p99_ms=40.0)
+BEFORE = said(version=1, at_ms=NOW - 500_000, processor_ms=8_000.0)
 REPORTS: dict[str, tuple[tuple[Report, ...], bool]] = {
     "nobody says anything": ((), False),
-    "all is well": ((BEFORE, said(latency_p99_ms=45.0)), False),
+    "all is well": ((BEFORE, said(processor_ms=9_000.0)), False),
     "answers hold no numbers": ((BEFORE, said(not_finite=30)), True),
     "requests fail": ((BEFORE, said(failed=30)), True),
     "as many as before": ((said(version=1, at_ms=1, failed=30), said(failed=31)), False),
@@ -41,9 +41,9 @@ REPORTS: dict[str, tuple[tuple[Report, ...], bool]] = {
     "of another version": ((said(version=1, failed=300),), False),
     "answers are unlike the reference": ((said(parity_checked=4, parity_mismatched=3),), True),
     "one of them is": ((said(parity_checked=1, parity_mismatched=1),), False),
-    "much slower": ((BEFORE, said(latency_p99_ms=250.0)), True),
-    "much slower and still fast": ((dataclasses.replace(BEFORE, latency_p99_ms=2.0), said(latency_p99_ms=60.0)), False),
-    "slow, and its earlier latency is unknown": ((said(latency_p99_ms=900.0),), False),
+    "much slower": ((BEFORE, said(processor_ms=50_000.0)), True),
+    "much slower and still fast": ((dataclasses.replace(BEFORE, processor_ms=400.0), said(processor_ms=12_000.0)), False),
+    "slow, and its earlier time is unknown": ((said(processor_ms=900_000.0),), False),
     "one server of two": ((said("a", failed=300), said("b")), False),
     "two of three": ((said("a", failed=300), said("b", failed=300), said("c")), True),
     "two of three, the third is idle": ((said("a", failed=300), said("b"), said("c", answers=0)), False),

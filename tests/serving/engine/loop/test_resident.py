@@ -1,6 +1,7 @@
 """A version's changes: which changes an owner of a shard that is behind may still make."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,8 +12,9 @@ from schemas.ids import Id, IdKind, encode_index_key
 from schemas.index.layout import Column, RowLayout, encode_increment
 from schemas.token import VersionToken
 from serving.engine.devices.scorer import Scorer
-from serving.engine.loop.resident import ChangeBatch, Resident, apply_changes
+from serving.engine.loop.resident import ChangeBatch, Resident, apply_changes, rank
 from serving.engine.tables.changes import encode_ids
+from serving.engine.work import RankWork, UserState
 from tests.serving.engine.samples import changes_of_pairs, empty_tables, item_id, stamp
 
 SCORER = cast(Scorer, SimpleNamespace(on_applied=lambda applied: None))
@@ -81,3 +83,23 @@ def test_deletes_are_forgotten_once_the_watermark_covers_them_and_remembered_unt
     for turn in range(5_000):
         shards.send((200 + turn, 60), (other, 199 + turn, turn % 2 == 1), (ids(shards, [turn + 2])[0], 199 + turn, True))
     assert shards.resident.tables.used <= 2 and shards.resident.tables.not_servable == 0
+
+
+def test_the_processor_time_of_a_ranking_counts_its_work_and_none_of_its_waits(shards: Shards) -> None:
+    """By it a version is rolled back. Waits rise with the load of neighbours on the machine, for which no version is to blame."""
+
+    def ranked_ms(score: Callable[[], None]) -> float:
+        def scored(state: UserState, row_C: np.ndarray, context: object) -> tuple[np.ndarray, np.ndarray]:
+            score()
+            return np.zeros(len(row_C), np.float32), np.zeros((len(row_C), 1), np.float32)
+
+        shards.resident.scorer = cast(Scorer, SimpleNamespace(score=scored))
+        return rank(shards.resident, cast(UserState, None), RankWork(ids(shards, range(3)), 1)).processor_ms
+
+    def work() -> None:
+        until = time.thread_time() + 0.2
+        while time.thread_time() < until:
+            pass
+
+    assert ranked_ms(lambda: time.sleep(0.2)) < 100
+    assert ranked_ms(work) >= 200

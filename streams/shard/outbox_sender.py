@@ -20,7 +20,8 @@ from schemas.errors import AifError, Incompatible, Unavailable
 from streams.shard.outbox import OutboxEntry
 
 _POLL_S = 0.05
-_FLUSH_S_MAX = 5.0
+_FLUSH_S_MAX, _PURGED_S_MAX = 5.0, 1.0
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 
 
 class OutboxSender:
@@ -71,10 +72,13 @@ class OutboxSender:
         self._closing.set()
 
     def close(self) -> None:
-        """Waits a few seconds for the last messages, then ends. Undelivered entries are still in the shard."""
+        """Waits a few seconds for the last messages, then ends. Undelivered entries are still in the shard. The client drops them: each would keep it alive,
+        and it would send them next to the shard's new owner."""
         self._producer.flush(_FLUSH_S_MAX)
         self._ended.set()
         self._thread.join()
+        self._producer.purge()
+        self._producer.flush(_PURGED_S_MAX)
 
     def _produce(self, entry: OutboxEntry) -> bool:
         place: dict[str, Any] = {} if entry.partition is None else {"partition": entry.partition}
@@ -124,7 +128,7 @@ class OutboxSender:
 
     def _take(self, entry: OutboxEntry, error: KafkaError | None) -> None:
         if error is not None:
-            if error.code() != KafkaError._PURGE_QUEUE:
+            if error.code() not in _PURGED:
                 self._fail(entry, error)
             return
         with self._lock:

@@ -1,11 +1,14 @@
 """The sender of the outbox on a real broker: what counts as delivered after a connection was lost."""
 
+import gc
 import threading
+import weakref
 
+import pytest
 from confluent_kafka import KafkaError
 
 from infra.kafka.admin import apply_topics
-from infra.processes import wait_until
+from infra.processes import free_ports, wait_until
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.topics import INDEX_DELTAS
 from streams.shard.outbox import OutboxEntry
@@ -71,3 +74,16 @@ def test_an_unexpected_error_of_its_thread_ends_the_process_because_nothing_woul
     wait_until(lambda: failed, 30, "the failure")
     assert len(failed) == 1 and "has ended" in str(failed[0])
     sender.close()
+
+
+def test_a_closed_sender_without_a_broker_sends_nothing_later_and_leaves_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client ends with its last reference, and every undelivered record would hold one."""
+    monkeypatch.setattr("streams.shard.outbox_sender._FLUSH_S_MAX", 0.1)
+    failed, confirmed = list[BaseException](), list[int]()
+    sender = OutboxSender(f"127.0.0.1:{free_ports(1)[0]}", "p.", on_confirmed=confirmed.append, on_failure=failed.append)
+    sender.send([OutboxEntry(0, INDEX_DELTAS, 0, b"", b"a delta")])
+    sender.close()
+    held = weakref.ref(sender)
+    del sender
+    gc.collect()
+    assert held() is None and not failed and not confirmed

@@ -268,6 +268,7 @@ class Publisher:
         if value is not None and len(value) > RECORD_BYTES_MAX:
             raise RejectedInput("record_too_large", f"the event has {len(value)} bytes as JSON, a record holds at most {RECORD_BYTES_MAX}")
         delivery: Delivery = Future()
+        delivery.set_running_or_notify_cancel()  # a record that was handed over cannot be taken back
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         headers = encode_headers(f"aif.{topic}", uuid.uuid4().hex, self._source, now)
 

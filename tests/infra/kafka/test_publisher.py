@@ -236,3 +236,13 @@ def test_items_are_refused_once_somebody_added_partitions_to_their_topic(bootstr
 
         wait_until(is_refused, 30, "the partitions to be seen")
         publisher.publish_behaviour(Behaviour(user_id=1, item_id=1, time_ms=1)).result(30)
+
+
+def test_a_record_that_was_handed_over_cannot_be_cancelled_and_its_handle_is_settled() -> None:
+    """As `asyncio.wait_for` does after its time: the client would raise at the record's delivery, in the thread that serves all others."""
+    publisher = Publisher(f"127.0.0.1:{free_ports(1)[0]}", "p.", "test", SHARDS, USER_PARTITIONS, "int64", delivery_s_max=0.3)
+    delivery = publisher.publish_item(1, 1, {})
+    assert not delivery.cancel()
+    with pytest.raises(Unavailable, match="not_delivered: 1 records failed and 0 are still waiting"):
+        publisher.close(WAIT_S)
+    assert isinstance(delivery.exception(0), Unavailable)

@@ -1,6 +1,6 @@
 """The dry run of a new checkpoint, in a process of its own: its network is run before the version is wanted.
 
-Invariant: a file that ends every process that runs it is refused, so it does not block the records behind it.
+Invariant: a file that ends every process that runs it, or whose run fails each time, is refused. So it does not block the records behind it.
 """
 
 import hashlib
@@ -12,11 +12,12 @@ from streams.builders.jobs import DryRunJob
 from streams.builders.running_jobs import Builders
 
 _TRIES = 3
+_OF_THE_RUN = frozenset({"builder_died", "builder_failed"})
 
 
 def judge_checkpoint(judge: Builders, scratch: Path, data: bytes) -> None:
-    """Raises RejectedInput whose code names the failed check; `checkpoint_dry_run` also if the process ended each time. Raises Unavailable if nothing was
-    decided, because the disk is full or the worker stops."""
+    """Raises RejectedInput whose code names the failed check; `checkpoint_dry_run` also if no run came to its end. Raises Unavailable if nothing was decided,
+    because the disk is full or the worker stops."""
     scratch.mkdir(parents=True, exist_ok=True)
     with ScratchFolders(scratch).open("dry-run") as folder:
         path = folder / "checkpoint.safetensors"
@@ -28,8 +29,8 @@ def judge_checkpoint(judge: Builders, scratch: Path, data: bytes) -> None:
                 judge.submit(job).future.result()
                 return
             except Unavailable as error:
-                if error.code != "builder_died":
+                if error.code not in _OF_THE_RUN:
                     raise
-                died = error
-    message = f"each of {_TRIES} processes that ran its network ended; {died.message}; if memory was short, make room and publish it again"
+                failed = error
+    message = f"each of {_TRIES} runs of its network ended; {failed.message}; if memory was short, make room and publish it again"
     raise RejectedInput("checkpoint_dry_run", message)

@@ -76,18 +76,21 @@ class CheckpointGate:
 async def handle_checkpoints(gate: CheckpointGate, records: Sequence[SourceRecord]) -> None:
     """Decides the records of a batch sequentially, outside the event loop. While something is unavailable, it tries again until the worker stops."""
     for record in [one for one in records if not one.skipped]:
-        while (decision := await asyncio.to_thread(_try_checkpoint, record, gate)) is None:
-            pass
-        if decision is Decision.INTERRUPTED:
+        said = ""
+        while isinstance(outcome := await asyncio.to_thread(_try_checkpoint, record, gate, said), Unavailable):
+            said = outcome.code
+        if outcome is Decision.INTERRUPTED:
             return
 
 
-def _try_checkpoint(record: SourceRecord, gate: CheckpointGate) -> Decision | None:
-    """Decides one record. None, after a pause, if the store or the broker did not answer."""
+def _try_checkpoint(record: SourceRecord, gate: CheckpointGate, said: str) -> Decision | Unavailable:
+    """Decides one record. The error, after a pause, if the store or the broker did not answer; `said`: the code of the last one, which was logged."""
     try:
         return handle_checkpoint(record, gate)
     except Unavailable as error:
-        return Decision.INTERRUPTED if gate.stopping.wait(error.retry_after_s) else None
+        if error.code != said:
+            _log.warning("checkpoint record %d is not decided, retrying; later records wait: %s", record.offset, error)
+        return Decision.INTERRUPTED if gate.stopping.wait(error.retry_after_s) else error
 
 
 def handle_checkpoint(record: SourceRecord, gate: CheckpointGate) -> Decision:

@@ -11,6 +11,7 @@ from streams.builders.jobs import DryRunJob, Job
 from streams.builders.pool import Ticket
 
 DIED = Unavailable("builder_died", "a builder ended during a dry run; its log: Killed")
+FAILED = Unavailable("builder_failed", "dry run of checkpoint: MemoryError()")
 
 
 class Judge:
@@ -38,9 +39,15 @@ def test_a_process_that_was_killed_is_no_fault_of_the_file(tmp_path: Path) -> No
 
 
 def test_a_file_that_ends_every_process_is_refused_and_holds_nothing_up(tmp_path: Path) -> None:
-    with pytest.raises(RejectedInput, match=r"each of 3 processes that ran its network ended.*Killed") as refused:
+    with pytest.raises(RejectedInput, match=r"each of 3 runs of its network ended.*Killed") as refused:
         judge_checkpoint(Judge([DIED] * 3), tmp_path, b"a checkpoint")
     assert refused.value.code == "checkpoint_dry_run"
+
+
+def test_a_file_whose_run_fails_in_a_way_that_no_check_expects_is_refused_too(tmp_path: Path) -> None:
+    judge_checkpoint(Judge([FAILED, None]), tmp_path, b"a checkpoint")
+    with pytest.raises(RejectedInput, match=r"each of 3 runs of its network ended.*MemoryError"):
+        judge_checkpoint(Judge([DIED, FAILED, FAILED]), tmp_path, b"a checkpoint")
 
 
 @pytest.mark.parametrize(

@@ -252,8 +252,9 @@ def test_stopping_leaves_the_record_and_those_after_it_to_the_next_owner(world: 
     assert ControlLog(world.store).refresh().newest_decided == -1
 
 
-def test_nothing_is_decided_while_the_dead_letter_topic_does_not_answer(world: World, gate: Gate) -> None:
-    answers = iter([Unavailable("dead_letter_not_sent", "no broker", 0.0), None])
+def test_nothing_is_decided_while_the_dead_letter_topic_does_not_answer(world: World, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    silent = Unavailable("dead_letter_not_sent", "no broker", 0.0)
+    answers = iter([silent, silent, silent, None])
 
     def send(record: SourceRecord, rejection: Rejection) -> None:
         error = next(answers)
@@ -268,3 +269,6 @@ def test_nothing_is_decided_while_the_dead_letter_topic_does_not_answer(world: W
     assert ControlLog(world.store).refresh().newest_decided == -1
     asyncio.run(handle_checkpoints(gate, [bad, announce(gate, 1)]))
     assert world.entries(EntryKind.REJECT) == 1 and world.entries(EntryKind.WANT) == 1 and len(gate.letters) == 1
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "checkpoint record 0 is not decided, retrying; later records wait: dead_letter_not_sent: no broker"
+    ], "once, not at each attempt"

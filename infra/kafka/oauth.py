@@ -20,7 +20,8 @@ _EARLY = 0.8  # share of a token's life after which the next one is fetched
 
 
 class TokenSource:
-    """Fetches tokens, and keeps each for most of its life. Safe to share by threads. `secret` is called for each fetch, so a renewed file counts."""
+    """Fetches tokens, and keeps each for most of its life, or to its end while no other can be had. Safe to share by threads. `secret` is called for each
+    fetch, so a renewed file counts."""
 
     def __init__(self, url: str, client_id: str, secret: Callable[[], str], scope: str, file: Path | None) -> None:
         self._url, self._client_id, self._secret, self._scope, self._file = url, client_id, secret, scope, file
@@ -32,8 +33,12 @@ class TokenSource:
         with self._lock:
             now_s = time.time()
             if now_s >= self._renew_s:
-                self._token, life_s = self._read(now_s)
-                self._ends_s, self._renew_s = now_s + life_s, now_s + life_s * _EARLY
+                try:
+                    self._token, life_s = self._read(now_s)
+                    self._ends_s, self._renew_s = now_s + life_s, now_s + life_s * _EARLY
+                except Unavailable:
+                    if now_s >= self._ends_s:
+                        raise
             return self._token, self._ends_s
 
     def _read(self, now_s: float) -> tuple[str, float]:

@@ -81,14 +81,13 @@ def run_canary(store: IndexStore, encoders: EncoderCache, job: CanaryJob) -> Can
 
 
 def _compare(figures: CanaryFigures, new: Scores, live: Scores, against: int) -> CanaryFigures:
-    """Compares the candidates that both versions give finite logits, for the tasks that both have."""
+    """Compares the candidates that both versions give finite logits, for the click and the other tasks that both have."""
     fine_C = np.isfinite(new.logits_UCT).all(axis=(0, 2)) & np.isfinite(live.logits_UCT).all(axis=(0, 2))
     if not fine_C.any():
         return dataclasses.replace(figures, uncompared="no item has finite logits in both versions" if fine_C.size else _NO_ITEMS)
     new_UCT, live_UCT = new.logits_UCT[:, fine_C], live.logits_UCT[:, fine_C]
-    common = [
-        (new.tasks.index(task), live.tasks.index(task)) for task in new.tasks if task in live.tasks
-    ]  # each model's first is the click
+    others = {(new.tasks.index(task), live.tasks.index(task)) for task in new.tasks if task in live.tasks}
+    common = {(0, 0), *others}  # each model's first is the click, whatever its name
     return dataclasses.replace(
         figures,
         against=against,

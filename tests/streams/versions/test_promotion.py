@@ -16,6 +16,8 @@ from schemas.index.control import Entry
 from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
+from schemas.model.network import build_network
+from schemas.model.parameters import Parameters
 from streams.builders import canary_scores as canary
 from streams.builders.canary_scores import run_canary
 from streams.builders.jobs import CanaryJob, Job
@@ -239,6 +241,18 @@ def test_a_bias_of_the_last_layer_is_withheld_although_the_live_version_hardly_r
     builders.sing()
     worker.settle()
     assert world.state.live == 1 and world.state.versions[2].withheld and "its logits are 4.000 away" in world.state.versions[2].reason
+
+
+def test_clicks_are_compared_whatever_the_models_call_them(world: World, worker: Worker, builders: Builders) -> None:
+    """A mapping names the tasks, and the first is the click."""
+    go_live(world, worker, builders, 1)
+    read = read_checkpoint(checkpoint_bytes(0))
+    network = build_network(Parameters(dataclasses.replace(read.spec, tasks=("view",)), read.parameters.arrays))
+    network.w_hash_KM = read.w_hash
+    world.want_bytes(2, encode_checkpoint(network, "renamed", {}))
+    worker.settle()
+    figures = measure(world, 2, 1)
+    assert (figures.distance, figures.overlap) == (0.0, 1.0)
 
 
 def test_rows_of_other_items_are_seen(world: World, worker: Worker, builders: Builders, monkeypatch: pytest.MonkeyPatch) -> None:

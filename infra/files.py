@@ -32,9 +32,10 @@ def write_file_durably(path: Path, data: bytes) -> None:
     fsync(path.parent)
 
 
-def put_exclusive(path: Path, data: bytes) -> bool:
-    """Create `path` with `data` if no such file exists. True: the file is ours and on disk. False: another writer was faster, and nothing has changed."""
-    temporary = _write_temporary(path.parent, data)
+def put_exclusive(path: Path, data: bytes, staging: Path) -> bool:
+    """Create `path` with `data` if no such file exists. True: the file is ours and on disk. False: another writer was faster, and nothing has changed.
+    `staging`: a folder of the same file system, for the temporary file."""
+    temporary = _write_temporary(staging, data)
     try:
         os.link(temporary, path)
     except FileExistsError:

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -164,8 +163,8 @@ class FolderStore:
 
     def put_exclusive(self, path: str, data: bytes) -> bool:
         target = self._place(path)
-        with disk_errors(path):
-            return put_exclusive(target, data)
+        with disk_errors(path), self.scratch.open("put") as folder:
+            return put_exclusive(target, data, folder)
 
     def put_bytes(self, path: str, data: bytes) -> None:
         """Bytes that are put again count as put now, because their writer relies on the file for the grace period of removal."""
@@ -177,21 +176,20 @@ class FolderStore:
             os.utime(self.local_path(path))
 
     def put_file(self, path: str, local_path: Path) -> None:
-        """The source is synced first; it is linked under a temporary name and then put in place without replacing.
+        """The source is synced first; it is linked or copied into a scratch folder, and then put in place without replacing.
 
         A link has the time of its source, which may be days old: it is set to now, because the store says when a file was *put*.
         """
         target = self._place(path)
-        with disk_errors(path):
+        with disk_errors(path), self.scratch.open("put") as folder:
             fsync(local_path)
-            with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=target.parent) as folder:
-                staged = Path(folder, target.name)
-                link_or_copy(local_path, staged)
-                os.utime(staged)
-                try:
-                    os.link(staged, target)
-                except FileExistsError as error:
-                    raise Corrupted("file_exists", f"{path} exists in {self.root}; a visible file never changes") from error
+            staged = folder / target.name
+            link_or_copy(local_path, staged)
+            os.utime(staged)
+            try:
+                os.link(staged, target)
+            except FileExistsError as error:
+                raise Corrupted("file_exists", f"{path} exists in {self.root}; a visible file never changes") from error
             fsync(target.parent)
 
     def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:

@@ -18,8 +18,8 @@ def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> No
 
 
 def test_an_exclusive_file_is_created_once_and_never_changed(tmp_path: Path) -> None:
-    assert put_exclusive(tmp_path / "file", b"first")
-    assert not put_exclusive(tmp_path / "file", b"second")
+    assert put_exclusive(tmp_path / "file", b"first", tmp_path)
+    assert not put_exclusive(tmp_path / "file", b"second", tmp_path)
     assert (tmp_path / "file").read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["file"]
 
@@ -28,7 +28,7 @@ def test_of_many_writers_at_once_exactly_one_creates_the_file_and_its_bytes_are_
     won: list[bytes] = []
 
     def write(data: bytes) -> None:
-        if put_exclusive(tmp_path / "entry", data):
+        if put_exclusive(tmp_path / "entry", data, tmp_path):
             won.append(data)
 
     threads = [threading.Thread(target=write, args=(bytes([i]) * 100_000,)) for i in range(8)]

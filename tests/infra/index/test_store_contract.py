@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.files import TEMPORARY_PREFIX
 from infra.index.store import IndexStore, check_exclusive_create, open_index_store
 from infra.processes import wait_until
 from schemas.errors import Corrupted, Unavailable
@@ -122,6 +123,8 @@ def test_what_a_killed_process_was_putting_is_never_seen_and_can_be_put_again(pl
     assert place.store.list() == [] and not place.store.exists(path)
     with pytest.raises(Unavailable, match="missing_file"):
         place.store.get(path)
+    place.store.scratch.remove_dead(0.0)
+    assert list(place.store.local_root.rglob(f"{TEMPORARY_PREFIX}*")) == [], "a worker removes what is left at its start"
     place.store.put_file(path, local)
     assert place.store.get(path) == local.read_bytes()
 

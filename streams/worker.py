@@ -45,7 +45,7 @@ from infra.kafka.group_member import end_former_member
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
 from infra.rocks import DiskFacts
-from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
+from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.events import DISK_FAULT, DISK_FAULT_OVER, NO_VERSION, SHARD_OPENED, IndexEvent
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
@@ -222,11 +222,11 @@ class Worker:
                 check_topics=self._check_topics,
             )
 
-        def on_damaged(error: Corrupted) -> None:
-            stop_process(error, f"opening shard {shard.number} again")
+        def on_fault(error: BaseException) -> None:
+            stop_process(error, f"a step of shard {shard.number}")
 
         self._announce(SHARD_OPENED, shard.number, f"worker {os.getpid()}")
-        return ShardTask(shard, self.clock, make_sender, self.metrics.count, on_damaged, self._announce_disk)
+        return ShardTask(shard, self.clock, make_sender, self.metrics.count, on_fault, self._announce_disk)
 
     def _announce_disk(self, shard: int, error: AifError | None) -> None:
         """Lets `aif status` and `aif doctor` say on any machine that a shard stands still, and why."""

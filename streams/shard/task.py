@@ -60,7 +60,7 @@ class SerialTask(Generic[S]):
     """Owns a shard, its thread and its sender. Thread-safe.
 
     on_result(number, result, seconds)  after every batch
-    on_damaged(error)                   the database turned out to be damaged while it was opened again after a fault of the disk; the next start sets it aside
+    on_fault(error)                     a tick failed as every later one would, and no caller waits for it: the process must end
     on_disk(number, error)              twice a minute while its disk takes no writes, and with None when it does again
     """
 
@@ -70,11 +70,11 @@ class SerialTask(Generic[S]):
         clock: Clock,
         make_sender: "Callable[[SerialTask[S]], OutboxSender | None]",
         on_result: Callable[[int, BatchResult, float], None] = lambda *_: None,
-        on_damaged: Callable[[Corrupted], None] = lambda _: None,
+        on_fault: Callable[[BaseException], None] = lambda _: None,
         on_disk: Callable[[int, AifError | None], None] = lambda *_: None,
     ) -> None:
         self.number = shard.number
-        self._shard, self._clock, self._on_result, self._on_damaged = shard, clock, on_result, on_damaged
+        self._shard, self._clock, self._on_result, self._on_fault = shard, clock, on_result, on_fault
         self._thread: threading.Thread | None = None  # the executor's only one
         self._executor = ThreadPoolExecutor(1, f"shard-{shard.number}", self._note_thread)
         self._admission: Future[None] = Future()
@@ -104,13 +104,10 @@ class SerialTask(Generic[S]):
             if self._clock.monotonic() < self._reopened_at + _REOPEN_EVERY_S:
                 raise self._broken
             self._reopened_at = self._clock.monotonic()
-            try:
-                self._recover()
-            except Unavailable as error:
-                self._faults.note_fault(error)
-                raise
-            self._broken = None
         try:
+            if self._broken is not None:
+                self._shard.recover()
+                self._broken = None
             done = step(self._shard)
         except Unavailable as error:
             if error.code in REOPEN_CODES:
@@ -122,15 +119,6 @@ class SerialTask(Generic[S]):
             raise
         self._faults.note_success()
         return done
-
-    def _recover(self) -> None:
-        """A step of any kind may be the one that finds the damage, and a tick would keep it to itself: batches were tried again permanently."""
-        try:
-            self._shard.recover()
-        except Corrupted as error:
-            mark_damaged(self._shard.database.path, error)
-            self._on_damaged(error)
-            raise
 
     async def apply(self, records: Sequence[SourceRecord]) -> BatchResult:
         """Applies a batch once the shard is admitted, and returns when it is written. While something is unavailable, it tries again with growing pauses.
@@ -229,9 +217,12 @@ class SerialTask(Generic[S]):
         if entries := shard.write_due():
             self._send_new(shard, entries)
 
-    def _end_tick(self, _: Future[None]) -> None:
+    def _end_tick(self, ended: Future[None]) -> None:
         """Not at the end of `_tick`, which does not begin while the database cannot be opened again."""
         self._ticking = False
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None and not isinstance(error, Unavailable):
+            self._on_fault(error)
 
     def _remove_confirmed(self, shard: S) -> None:
         if (confirmed := self._confirmed) > self._confirming:

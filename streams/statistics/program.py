@@ -193,7 +193,7 @@ class StatisticsProgram:
                 check_topics=self._check_topics,
             )
 
-        return SerialTask(tally, self._clock, make_sender, on_damaged=lambda error: stop_process(error, "opening the statistics again"))
+        return SerialTask(tally, self._clock, make_sender, on_fault=lambda error: stop_process(error, "a step of the statistics"))
 
     def _note_failed_look(self, error: AifError) -> None:
         """Logs it once, not at each look."""

@@ -184,8 +184,8 @@ def test_a_database_that_is_damaged_when_it_is_opened_again_is_told_whoever_find
 ) -> None:
     """RocksDB can leave a name of a file in its manifest that it then removes: an ingest whose sync failed, and the next open fails for good."""
     monkeypatch.setattr("streams.shard.task._REOPEN_EVERY_S", 0.0)
-    told: list[Corrupted] = []
-    task = ShardTask(open_test_shard(tmp_path / "s"), SystemClock(), lambda _: None, on_damaged=told.append)
+    told = list[BaseException]()
+    task = ShardTask(open_test_shard(tmp_path / "s"), SystemClock(), lambda _: None, on_fault=told.append)
 
     def fail(_: object) -> None:
         raise Unavailable("database_failed", "the disk fails")
@@ -199,10 +199,28 @@ def test_a_database_that_is_damaged_when_it_is_opened_again_is_told_whoever_find
         task.tick()
         task._executor.submit(lambda: None).result()
     task.close()
-    assert [error.code for error in told] == ["database_corrupted"]
+    assert list(map(str, told)) == ["database_corrupted: no file 000130.sst"]
     log = {topic: LogRange(0, 9) for topic in SHARD_TOPICS}
     start_shard(tmp_path / "s", 0, INIT, "index", SystemClock(), log, open_index_store(str(tmp_path / "store"))).close()
     assert list(tmp_path.glob("s.damaged-*")), "the next start sets it aside"
+
+
+def test_a_fault_that_every_tick_would_meet_again_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No caller waits for a tick: nothing would be sent and nothing removed, without a word."""
+    told = list[BaseException]()
+    task = ShardTask(open_test_shard(tmp_path / "s"), SystemClock(), lambda _: None, on_fault=told.append)
+    errors = iter([Unavailable("disk_full", "no space"), Corrupted("bad_outbox_entry", "8 bytes"), AssertionError("a defect")])
+
+    def fail(_: object) -> None:
+        raise next(errors)
+
+    monkeypatch.setattr("streams.shard.task._REOPEN_EVERY_S", 0.0)
+    monkeypatch.setattr(Shard, "write_due", fail)
+    for _ in range(3):
+        task.tick()
+        task._executor.submit(lambda: None).result()
+    task.close()
+    assert list(map(str, told)) == ["bad_outbox_entry: 8 bytes", "a defect"]
 
 
 def test_damage_that_a_merge_of_tables_finds_is_kept_for_the_next_start_when_the_shard_is_given_away(tmp_path: Path) -> None:

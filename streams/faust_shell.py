@@ -159,10 +159,12 @@ class ShellApp(faust.App):
         await super()._on_partitions_assigned(assigned, generation_id)
 
     async def _open_partitions(self, partitions: frozenset[Partition], generation: int) -> Mapping[Partition, int]:
-        """Opens the shards, and tries again while a disk, a broker or the control log does not answer; the partitions stay paused (A7)."""
+        """Opens the shards, and tries again while a disk, a broker or the control log does not answer; the partitions stay paused (A7). The topics are compared
+        first: another cluster may give partitions too, and a directory that does not fit its log would be set aside or removed."""
         said = ""
         while True:
             try:
+                await asyncio.to_thread(self.check_topics)
                 return await self.ownership.open_partitions(partitions, generation)
             except Unavailable as error:
                 if error.code != said:

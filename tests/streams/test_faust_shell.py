@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from infra.kafka.admin import apply_topics
 from infra.kafka.reader import SourceRecord
-from schemas.errors import Incompatible, Unavailable
+from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.topics import ITEM_FEATURES
 from streams import faust_shell
 from streams.core.batching import Partition
@@ -232,3 +232,24 @@ def test_an_agent_sleeps_until_something_comes_takes_all_of_it_and_hears_of_the_
     taken = asyncio.run(run())
     assert [n for batch in taken for n in batch] == list(range(1, 2 * faust_shell._BUFFERED_RUNS))
     assert taken[0] == [1] and max(map(len, taken)) <= 1 + faust_shell._BUFFERED_RUNS, "memory is bounded"
+
+
+def test_an_assignment_of_another_cluster_opens_nothing(tmp_path: Path) -> None:
+    """Its offsets mean nothing here: a directory that does not fit them would be set aside, or removed and counted again."""
+    answers: list[AifError | None] = [Unavailable("kafka_unreachable", "not yet"), Incompatible("other_index", "another cluster"), None]
+
+    def check() -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    ownership = SlowOwnership({})
+
+    async def run() -> None:
+        app = make_app("shards", "127.0.0.1:1", "p.", tmp_path, ownership, 6.0, check)
+        with pytest.raises(Incompatible, match="another cluster"):
+            await app._open_partitions(frozenset({(ITEM_FEATURES, 0)}), 1)
+        assert ownership.opened == 0
+        await app._open_partitions(frozenset({(ITEM_FEATURES, 0)}), 1)
+        assert ownership.opened == 1
+
+    asyncio.run(run())

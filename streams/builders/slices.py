@@ -62,8 +62,9 @@ class BuildSlices:
         place = self._path(len(self.slices), "sst")
         rows, last_key = write_full_slice(place, blocks, self._layout)
         reused = count_reused()
-        said = {"build": self._build, "last_key": last_key.hex(), "rows": rows, "reused": reused, "sha256": sha256_of_file(place)}
-        write_file_durably(self._path(len(self.slices), "json"), json.dumps({**said, "source_offsets": dict(source_offsets)}).encode())
+        said = {"build": self._build, "next_key": self.next_key.hex(), "last_key": last_key.hex(), "rows": rows, "reused": reused}
+        said |= {"sha256": sha256_of_file(place), "source_offsets": dict(source_offsets)}
+        write_file_durably(self._path(len(self.slices), "json"), json.dumps(said).encode())
         self.slices.append(Slice(last_key, rows, reused, dict(source_offsets)))
 
     def finish(self, store: IndexStore, source_offsets: Mapping[str, int]) -> BuildResult:
@@ -74,11 +75,12 @@ class BuildSlices:
         return BuildResult(part, oldest, sum(s.reused for s in self.slices))
 
     def _find(self, number: int) -> Slice | None:
-        """The slice with this number; None if it is not finished or not of this build."""
+        """The slice with this number, the next one; None if it is not finished, not of this build, or does not begin where the one before it ends."""
         try:
             said: dict[str, Any] = json.loads(self._path(number, "json").read_bytes())
             fresh = all(said["source_offsets"][t] >= at for t, at in self._job.from_offsets.items())
-            if said["build"] != self._build or not fresh or sha256_of_file(self._path(number, "sst")) != said["sha256"]:
+            follows = said["next_key"] == self.next_key.hex()
+            if said["build"] != self._build or not follows or not fresh or sha256_of_file(self._path(number, "sst")) != said["sha256"]:
                 return None
             return Slice(bytes.fromhex(said["last_key"]), said["rows"], said["reused"], said["source_offsets"])
         except (OSError, ValueError, KeyError, TypeError):

@@ -47,7 +47,7 @@ class ShardVersion:
 
     behind                 the worker's encoder is another one than the version's: components go on, rows do not (B5)
     want_end_offsets       end of the partitions when the shard first saw the version: it seals only after them (B7)
-    building_from_offsets  next offsets when its increments began: a full part must not be older (B6)
+    building_from_offsets  next offsets at which its increments begin, at first and after a full part: no later part may be older (B6)
     full                   its full part once built; sealed_revision: last revision this shard has sealed, -1 = none
     sealed_increments      rows of the last sealed incremental part, 0 after the full part was written again
     built                  rows of the full part by cause: computed, taken over

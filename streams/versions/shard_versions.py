@@ -282,14 +282,16 @@ def _read_facts(task: OwnedShard) -> ShardFacts:
 
 
 def _accept_full(shard: Shard, job: BuildJob, result: BuildResult) -> bool:
-    """Records a full part, unless the version was stopped or its increments began after the part's checkpoint (B6)."""
+    """Records a full part, unless the version was stopped or its increments began after the part's checkpoint (B6). They begin at that checkpoint now, because
+    those that the part holds may be forgotten: no later part may be older."""
     known: ShardVersion | None = shard.versions.get(job.version)
     if known is None or known.behind or (known.full is not None) != job.rewrite:
         return False
     if any(result.source_offsets[topic] < began for topic, began in known.building_from_offsets.items()):
         return False
     built = {BUILD_COMPUTED: result.part.rows - result.reused, BUILD_TAKEN_OVER: result.reused}
-    shard.update_version(job.version, full=result.part, sealed_increments=0, built=built)
+    began = dict(result.source_offsets)
+    shard.update_version(job.version, full=result.part, sealed_increments=0, built=built, building_from_offsets=began)
     return True
 
 

@@ -13,8 +13,9 @@ from schemas.index.control import Entry
 from schemas.index.lifecycle import Cause, EntryKind, State
 from streams.builders import full_part
 from streams.builders.full_part import build_full_part
-from streams.builders.jobs import BuildJob
+from streams.builders.jobs import BuildJob, BuildResult
 from streams.encoder import RowEncoder
+from streams.versions.shard_versions import _accept_full
 from tests.streams.shard_world import delete, embed, upsert
 from tests.streams.version_world import Worker, World, encoder_of
 
@@ -261,6 +262,48 @@ def test_slices_that_are_not_whole_or_not_of_this_build_are_not_used(
     encoded.clear()
     result = build_full_part(world.store, encoder_of(1, 1), build)
     assert sum(encoded) == (500 if damage in ("bytes", "half") else 600)
+    assert digest_of(world, result) == world.oracle_shard(0, 1, world.sources_end(0), 1).hexdigest
+
+
+def test_slices_older_than_the_full_part_are_not_used_because_the_increments_between_are_forgotten(
+    world: World, worker: Worker, build: BuildJob
+) -> None:
+    """As where a shard was rewritten by another owner, and came back in a snapshot to the folder of a rewrite that was given up."""
+    build_killed_in_slice(world, dataclasses.replace(build, rewrite=True), 3)
+    task, encoder = worker.tasks[0], encoder_of(1, 1)
+    worker.settle()
+    world.publish_items(upsert(5, 4, price=0.1))
+    task.consume()
+
+    def rewrite(name: str, slices: str = "") -> BuildResult:
+        known = task.shard.versions[1]
+        task.shard.create_checkpoint(world.folder / name)
+        job = dataclasses.replace(
+            build,
+            checkpoint_directory=str(world.folder / name),
+            rewrite=True,
+            slices_directory=slices,
+            from_offsets=known.building_from_offsets,
+        )
+        result = build_full_part(world.store, encoder, job)
+        assert _accept_full(task.shard, job, result)
+        task.shard.forget_increments(1, result.source_offsets, b"", 1_000)
+        return result
+
+    rewrite("elsewhere")
+    assert digest_of(world, rewrite("here", build.slices_directory)) == world.oracle_shard(0, 1, world.sources_end(0), 1).hexdigest
+
+
+def test_a_slice_that_begins_elsewhere_than_the_one_before_it_ends_is_not_used(world: World, worker: Worker, build: BuildJob) -> None:
+    """It was left by an earlier attempt, of which one slice was damaged and made again while there were more items."""
+    build_killed_in_slice(world, build, 3)
+    (Path(build.slices_directory) / "00000.json").unlink()
+    world.publish_items(*(upsert(i, 1, price=0.5) for i in range(-50, 0)))
+    worker.tasks[0].consume()
+    worker.tasks[0].shard.create_checkpoint(world.folder / "later")
+    build = dataclasses.replace(build, checkpoint_directory=str(world.folder / "later"))
+    build_killed_in_slice(world, build, 1)
+    result = build_full_part(world.store, encoder_of(1, 1), build)
     assert digest_of(world, result) == world.oracle_shard(0, 1, world.sources_end(0), 1).hexdigest
 
 

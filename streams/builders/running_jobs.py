@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from infra.clock import Clock
 from infra.index.parts import new_unique
 from schemas.errors import Unavailable
-from streams.builders.jobs import BuildJob, Job, describe_job
+from streams.builders.jobs import BuildJob, Job, SealJob, describe_job
 from streams.builders.pool import Ticket
 from streams.shard.shard import Shard
 
@@ -45,9 +45,11 @@ class Builders(Protocol):
 
 def on_shard(task: OwnedShard, step: Callable[[Shard], T]) -> T:
     """Runs a step between two micro-batches of a shard and waits for it."""
+    future = task.submit(step)
     try:
-        return task.submit(step).result(_SHARD_STEP_S_MAX)
+        return future.result(_SHARD_STEP_S_MAX)
     except TimeoutError as error:
+        future.cancel()  # or a checkpoint that no job waits for would keep its files until the process ends
         raise Unavailable(
             "shard_busy", f"shard {task.number} did not get to a step in {_SHARD_STEP_S_MAX:g} s; look at its batches"
         ) from error
@@ -108,15 +110,17 @@ class RunningJobs:
                 finished.append(running)
         return finished
 
-    def stalled(self, task: OwnedShard, stall_s_max: float) -> list[str]:
-        """An alarm for each job of this shard that has made no progress for `stall_s_max` (B4)."""
+    def stalled(self, task: OwnedShard, stall_s_max: float, building: int | None) -> list[str]:
+        """An alarm for each job of this shard that has made no progress for `stall_s_max` (B4). `building`: the new version that is built, which alone can be
+        aborted."""
         alarms = []
         for (shard, _), running in self._running.items():
             ticket, job = running.ticket, running.ticket.job
             still_s = 0.0 if ticket.progress_at is None else self._clock.monotonic() - ticket.progress_at
             if shard == task.number and still_s > stall_s_max:
-                way_out = f"; to give it up: aif index abort {job.version}" if isinstance(job, BuildJob) else ""
-                alarms.append(f"no progress for {stall_s_max:g} s: {describe_job(job)}, {ticket.rows} rows done{way_out}")
+                is_new = isinstance(job, BuildJob | SealJob) and job.version == building
+                way_out = f"to give it up: aif index abort {building}" if is_new else "if its builder hangs, restart this worker"
+                alarms.append(f"no progress for {stall_s_max:g} s: {describe_job(job)}, {ticket.rows} rows done; {way_out}")
         return alarms
 
     def abandon(self, key: JobKey) -> None:

@@ -80,7 +80,7 @@ class ShardVersions:
 
     def step(self, state: ControlState, task: OwnedShard) -> None:
         """One step of one shard."""
-        self._collect(task)
+        self._collect(task, None if state.building is None else state.building.version)
         self._attach_encoders(state, task)
         lost = self._encoders.find_lost(state.receiving)
         for version, why in lost.items():
@@ -239,11 +239,11 @@ class ShardVersions:
         if self._snapshots.is_due(task):
             self._jobs.begin(key, task, prepare)
 
-    def _collect(self, task: OwnedShard) -> None:
+    def _collect(self, task: OwnedShard, building: int | None) -> None:
         """Takes in what builders have finished for this shard, and raises an alarm for jobs without progress (B4)."""
         for running in self._jobs.take_finished(task):
             self._attempts.attempt(f"result of the {describe_job(running.ticket.job)}", functools.partial(self._take_in, running))
-        self._attempts.report.alarms += self._jobs.stalled(task, self._build_stall_s_max)
+        self._attempts.report.alarms += self._jobs.stalled(task, self._build_stall_s_max, building)
 
     def _take_in(self, running: RunningJob) -> None:
         job, task = running.ticket.job, running.task

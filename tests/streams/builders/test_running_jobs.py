@@ -1,13 +1,15 @@
 """Whose result a job's result is: the shard's task that began it, and no other of the same shard (I1)."""
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from schemas.errors import Unavailable
 from streams.builders.jobs import BuildJob, Job
 from streams.builders.pool import Ticket
-from streams.builders.running_jobs import RunningJobs
+from streams.builders.running_jobs import RunningJobs, on_shard
 from tests.streams.shard_world import ManualClock
 
 KEY = (3, 7)
@@ -94,3 +96,30 @@ def test_a_job_that_cannot_be_prepared_leaves_no_directory_and_does_not_run(jobs
     with pytest.raises(OSError, match="disk full"):
         jobs.begin(KEY, Task(), prepare)  # type: ignore[arg-type]
     assert not jobs.has(KEY) and builders.tickets == [] and list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_job_without_progress_is_named_with_a_way_out_that_works(jobs: RunningJobs, builders: Builders) -> None:
+    """`abort` is refused for every version but the new one that is built."""
+    task: Any = Task()
+    begin(jobs, task)
+    builders.tickets[0].progress_at = -100.0
+    assert jobs.stalled(task, 1e6, KEY[1]) == []
+    (alarm,) = jobs.stalled(task, 60.0, KEY[1])
+    assert f"aif index abort {KEY[1]}" in alarm
+    for building in (None, KEY[1] + 1):
+        (alarm,) = jobs.stalled(task, 60.0, building)
+        assert "abort" not in alarm and "restart this worker" in alarm
+
+
+def test_a_step_that_was_given_up_does_not_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that no job waits for would keep its files until the process ends."""
+    monkeypatch.setattr("streams.builders.running_jobs._SHARD_STEP_S_MAX", 0.01)
+    waiting = Future[None]()
+
+    class Busy(Task):
+        def submit(self, _: object) -> Future[None]:
+            return waiting
+
+    with pytest.raises(Unavailable, match="shard_busy"):
+        on_shard(Busy(), lambda _: None)  # type: ignore[arg-type]
+    assert waiting.cancelled()

@@ -14,12 +14,12 @@ from streams.training.bootstrap import Bootstrap
 from streams.training.measures import UserValues
 
 MODEL, BEST = "aif", "best_plain"
-FEW = 100  # of fewer than these an interval says little: it is itself drawn from them
+FEW = 100  # of fewer users an interval says little: it is itself drawn from them
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A measure of the model and of the best plain score, `best`, and the paired difference; `counted`: of how many users, or requests."""
+    """A measure of the model and of the best plain score, `best`, and the paired difference; `counted`: of how many users."""
 
     measure: str
     best: str

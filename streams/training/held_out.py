@@ -48,13 +48,14 @@ def keep_out(data: TrainingSet, share: float) -> tuple[TrainingSet, TrainingSet]
 
 
 class HeldOut:
-    """The requests that were kept out, and the plain scores of their items: the same for every model that is trained on `learnt`."""
+    """The requests that were kept out, and the plain scores of their items: the same for every model that is trained on `learnt`. A request of which no item
+    was known at its time is left out."""
 
     def __init__(self, learnt: TrainingSet, held: TrainingSet) -> None:
-        self._learnt, self._held = learnt, held
+        self._learnt, self._held = learnt, held.take(np.flatnonzero(shown_places(held).any(axis=1)))
 
     def measure(self, network: AifNetwork) -> dict[str, Any] | None:
-        """[value, low, high] of each measure, with a 95% interval over requests; the best plain score, and the gain over it; `verdict`: sentences to read
+        """[value, low, high] of each measure, with a 95% interval over users; the best plain score, and the gain over it; `verdict`: sentences to read
         first. None where no request has a click and an item without one."""
         shown_QC, held = shown_places(self._held), self._held
         clicked_QC = shown_QC & (held.clicked_QC > 0)
@@ -71,8 +72,8 @@ class HeldOut:
 
     @cached_property
     def _places(self) -> "_Places":
-        shown_QC = shown_places(self._held)
-        return _Places(_with_drawn(self._held), shown_QC & (self._held.clicked_QC > 0), shown_QC)
+        shown_QC, (_, user_Q) = shown_places(self._held), np.unique(self._held.user_Q, return_inverse=True)
+        return _Places(_with_drawn(self._held), shown_QC & (self._held.clicked_QC > 0), shown_QC, user_Q)
 
     @cached_property
     def _asked(self) -> TrainingSet:
@@ -130,24 +131,26 @@ def _in_order(
 
 @dataclass(frozen=True)
 class _Places:
-    """Rows of the shown items, then of the drawn ones, [Q, D]; which places hold a clicked and which a shown item, bool [Q, C]."""
+    """Rows of the shown items, then of the drawn ones, [Q, D]; which places hold a clicked and which a shown item, bool [Q, C]; whose each request is. A
+    measure of a request is joined to one of its user, because what one user does is alike: requests as such would give too narrow an interval."""
 
     rows_QD: np.ndarray
     clicked_QC: np.ndarray
     shown_QC: np.ndarray
+    user_Q: np.ndarray
 
     def aucs(self, scores_QD: np.ndarray) -> dict[str, UserValues]:
         return self.aucs_of_shown(scores_QD[:, : self.shown_QC.shape[1]][self.shown_QC])
 
     def aucs_of_shown(self, score_X: np.ndarray) -> dict[str, UserValues]:
-        return {"gauc": user_aucs(np.nonzero(self.shown_QC)[0], score_X, self.clicked_QC[self.shown_QC])}
+        return {"gauc": user_aucs(np.nonzero(self.shown_QC)[0], score_X, self.clicked_QC[self.shown_QC]).by_user(self.user_Q)}
 
     def recalls(self, scores_QD: np.ndarray) -> dict[str, UserValues]:
         known_QD = np.where(self.rows_QD == NOT_AN_ITEM, -np.inf, scores_QD)
         by_row_QD = self.rows_QD.argsort(axis=1)  # the shown ones come first: a model that distinguishes nothing would find every click
         clicked_QD = np.pad(self.clicked_QC, ((0, 0), (0, known_QD.shape[1] - self.clicked_QC.shape[1])))
         found_QD, relevant_QD = (np.take_along_axis(of, by_row_QD, 1) for of in (known_QD, clicked_QD))
-        return {f"recall_at_{K}": recalls_at_k(found_QD, relevant_QD, K)}
+        return {f"recall_at_{K}": recalls_at_k(found_QD, relevant_QD, K).by_user(self.user_Q)}
 
 
 def _with_drawn(held: TrainingSet) -> np.ndarray:

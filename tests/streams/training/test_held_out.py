@@ -83,6 +83,33 @@ def test_a_model_that_tells_nothing_apart_finds_the_clicked_by_chance_alone(monk
     assert found is not None and found["gauc"][0] == 0.5 and 0.05 < found["recall_at_100"][0] < 0.15
 
 
+def test_a_request_whose_items_came_later_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, events = shop()
+    items = [ItemFeaturesUpdate(item_id=n, version=0 if n < 40 else 500, features={"category": 1}) for n in range(60)]
+    impressions = [
+        ImpressionRecord(request_id=str(u), user_id=u, time_ms=300, items=shown(IdKind.INT64, (2 * u, True), (2 * u + 1, False)))
+        for u in range(30)
+    ]
+    held = join_events(spec, None, dataclasses.replace(events, items=items, impressions=impressions), every_item=True)
+    monkeypatch.setattr(held_out, "score_tasks", lambda network, asked: np.zeros((*asked.row_QC.shape, 1), np.float32))
+    found = HeldOut(held, held).measure(None)  # type: ignore[arg-type]
+    assert found is not None and (len(held), found["requests"], found["users"]) == (30, 20, 20)
+
+
+def test_an_interval_is_over_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the users are ranked rightly, the others wrongly: a hundred requests of each of four users are no four hundred observations."""
+    spec, events = shop()
+    impressions = [
+        ImpressionRecord(request_id=f"{u}-{n}", user_id=u, time_ms=300 + n, items=shown(IdKind.INT64, (u % 2, True), (1 - u % 2, False)))
+        for u in range(4)
+        for n in range(100)
+    ]
+    held = join_events(spec, None, dataclasses.replace(events, impressions=impressions))
+    monkeypatch.setattr(held_out, "score_tasks", lambda _, asked: asked.row_QC[..., None].astype(np.float32))
+    found = HeldOut(held, held).measure(None)  # type: ignore[arg-type]
+    assert found is not None and found["gauc"] == [0.5, 0.0, 1.0] and "only 4 are measured" in found["verdict"][-1]
+
+
 def test_nothing_is_said_where_no_request_has_both_a_click_and_an_item_without_one() -> None:
     for data in (joined(range(1, 5)).take(np.array([], np.int64)), joined(range(1, 5), (1, False))):
         assert HeldOut(data, data).measure(None) is None  # type: ignore[arg-type]

@@ -217,12 +217,12 @@ def join_table(
     frozen_ms: int | None = None,
 ) -> TrainingSet:
     """The same from folded histories and a table of items; a user who is not among the folded ones is cold. `statistics` of users: None: counted from these
-    events; `frozen_ms`: requests after it see those of this time."""
+    events. `frozen_ms`: later requests see everything as of this time."""
     impressions = told_once(impressions)
-    statistics = statistics or CountedStatistics(spec.schema.user_statistics, users, impressions, frozen_ms)
+    statistics = statistics or CountedStatistics(spec.schema.user_statistics, users, impressions)
     histories = build_histories(spec, items, dict(users) | {i.user_id: UserHistory() for i in impressions if i.user_id not in users})
     shown = [impression for impression in impressions if any(s.item_id in items.index for s in impression.items)]
-    time_Q = np.fromiter((i.time_ms for i in shown), np.int64, len(shown))
+    time_Q = np.fromiter((i.time_ms for i in shown), np.int64, len(shown)).clip(max=frozen_ms)
     user_Q = np.fromiter((histories.index[i.user_id] for i in shown), np.int64, len(shown))
     columns = _Columns(shown)
     item_QC = columns.padded(items.items_of([s.item_id for s in columns.listed]), NOT_AN_ITEM)

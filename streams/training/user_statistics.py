@@ -47,16 +47,12 @@ class ServedStatistics:
 
 
 class CountedStatistics:
-    """Counts of a log's events. `frozen_ms`: later requests see the numbers of that time."""
+    """Counts of a log's events."""
 
     def __init__(
-        self,
-        statistics: Mapping[str, Statistic],
-        histories: Mapping[Id, UserHistory],
-        impressions: Iterable[ImpressionRecord],
-        frozen_ms: int | None = None,
+        self, statistics: Mapping[str, Statistic], histories: Mapping[Id, UserHistory], impressions: Iterable[ImpressionRecord]
     ) -> None:
-        self._statistics, self._frozen_ms = statistics, frozen_ms
+        self._statistics = statistics
         self._places: dict[Id, int] = {}
         logs = {Log.BEHAVIOURS: lambda: self._behaviours(histories), Log.IMPRESSIONS: lambda: self._shown(impressions)}
         self._events = {log: _Events(logs[log]()) for log in {s.log for s in statistics.values()}}
@@ -77,7 +73,6 @@ class CountedStatistics:
 
     def raw(self, users: Sequence[Id], time_Q: np.ndarray) -> Mapping[str, Sequence[Any]]:
         user_Q = np.array([self._places.get(user, -1) for user in users], np.int64)
-        time_Q = time_Q if self._frozen_ms is None else np.minimum(time_Q, self._frozen_ms)
 
         def counts(of_all: bool) -> Callable[[Counter], np.ndarray]:
             return lambda counter: self._events[counter.log].of(counter.kinds).count(counter, None if of_all else user_Q, time_Q)

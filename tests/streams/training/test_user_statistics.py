@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import UserFeaturesRecord
+from schemas.events import ImpressionRecord, UserFeaturesRecord
 from schemas.features import Feature, Scope
+from schemas.ids import IdKind
 from schemas.kinds import NUMERIC
 from schemas.model.spec import ModelSpec
 from schemas.statistics import CLICK, HOUR_MS, MINUTE_MS, Log, Measure, Statistic, smoothed_rates, window_begin
@@ -19,7 +20,7 @@ from streams.training.item_table import build_item_table
 from streams.training.questions import ask
 from streams.training.user_statistics import CountedStatistics
 from tests.schemas.catalogue import small_spec
-from tests.streams.training.shop import shop
+from tests.streams.training.shop import shop, shown
 
 STATISTICS = {
     "taken": Statistic(Log.BEHAVIOURS, Measure.EXACT),
@@ -72,7 +73,20 @@ def test_a_batch_has_the_numbers_as_of_each_request_over_those_of_the_profile() 
     assert read(ask(data, [1, 2], 151, np.array([[1], [1]]))) == [[3.0, 1.0], [0.0, 2.0]], "one of the clicks is of an unknown item"
     users = fold_users(told.users, told.behaviours)
     table = build_item_table(counting_spec(), None, told.items, told.new_items, None)
-    assert read(join_table(counting_spec(), table, users, told.impressions, frozen_ms=60)) == [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    frozen = join_table(counting_spec(), table, users, told.impressions, frozen_ms=60)
+    assert read(frozen) == [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    assert read(ask(frozen, [1], 151, np.array([[1]]))) == [[3.0, 1.0]], "who asks later knows more"
+
+
+def test_requests_after_a_time_see_items_and_histories_as_of_it() -> None:
+    """Plain scores are counted up to that time, so a model that saw more would be compared unequally."""
+    spec, events = shop()
+    users = fold_users(events.users, events.behaviours)
+    table = build_item_table(spec, None, events.items, events.new_items, None)
+    later = ImpressionRecord(request_id="z", user_id=1, time_ms=300, items=shown(IdKind.INT64, (1, True), (0, False)))
+    told, asked = (join_table(spec, table, users, [later], frozen_ms=ms) for ms in (None, 110))
+    assert [table.version_R[data.row_QC[0, 0]] for data in (told, asked)] == [200, 100]
+    assert [int(data.batch(np.array([0])).users.behaviours.mask_BL.sum()) for data in (told, asked)] == [4, 1]
 
 
 def test_a_follower_reads_the_numbers_that_were_sent_before_each_request() -> None:

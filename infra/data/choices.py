@@ -26,7 +26,7 @@ def _of_times(catalogue: MappedCatalogue) -> Iterator[str]:
     if sources.shown is None:
         window, why = sources.window_ms(), "as the mapping says"
         if mapping.sampling.window_days is None:
-            why = "as long as the evaluation, 28 days at most"
+            why = f"{'as long as the evaluation' if mapping.holdout.holds_out_the_end else '15% of the log'}, 28 days at most"
         apart = cut_of(mapping, window) / DAY_MS
         yield f"impressions: sampled from [behaviours] every {apart:.3g} days, each with the positives of the next {window / DAY_MS:.3g} days, {why}"
         if mapping.sampling.moments is None:

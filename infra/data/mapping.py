@@ -238,6 +238,11 @@ class Holdout(Part):
     users_max: Count = 500
     k: Count = 100
 
+    @property
+    def holds_out_the_end(self) -> bool:
+        """Whether what is held out is the end of the log."""
+        return self.hold_out and self.split == "time"
+
 
 class DataMapping(Part):
     """One mapping file as values. A section that the file does not have is None.

@@ -81,11 +81,11 @@ def _refuse(mapping: DataMapping, key: str, expectation: str) -> Misconfigured:
 
 
 def window_of(mapping: DataMapping, evaluation_ms: int, log_ms: int) -> int:
-    """The time that a sampled impression looks ahead: the mapping's, else the length of the evaluation, four weeks at most. A split by user has no such
-    length; then it is that of a split by time."""
+    """The time that a sampled impression looks ahead: the mapping's, else the length of the evaluation, four weeks at most. Without a held-out part at the end
+    of the log there is no such length; then it is a share of the log."""
     if mapping.sampling.window_days is not None:
         return round(mapping.sampling.window_days * DAY_MS)
-    length = round(_HELD_OUT_SHARE * log_ms) if mapping.holdout.split == "user" else evaluation_ms
+    length = evaluation_ms if mapping.holdout.holds_out_the_end else round(_HELD_OUT_SHARE * log_ms)
     return max(1, min(length, _WINDOW_DAYS_MAX * DAY_MS))
 
 

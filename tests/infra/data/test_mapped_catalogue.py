@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from infra.data.choices import describe_choices
 from infra.data.mapping import read_mapping
 from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from schemas.errors import Misconfigured
@@ -126,6 +127,15 @@ def test_a_sampled_window_is_as_long_as_the_evaluation_and_four_weeks_at_most(tm
     mapping = write_text_shop(tmp_path)
     mapping.write_text(mapping.read_text().replace("window_days = 7\n", "").replace("from = 2024-04-05", f"from = {start}"))
     assert round(_open(mapping).sources.window_ms() / DAY_MS) == days
+
+
+def test_a_catalogue_that_holds_nothing_out_samples_with_a_window_of_days(tmp_path: Path) -> None:
+    mapping = write_text_shop(tmp_path)
+    mapping.write_text(mapping.read_text().replace("window_days = 7\n", "").replace("from = 2024-04-05", "hold_out = false"))
+    catalogue = _open(mapping)
+    first, last = catalogue.sources.usual_times
+    assert catalogue.sources.window_ms() == round(0.15 * (last - first)) > DAY_MS
+    assert any("15% of the log" in choice for choice in describe_choices(catalogue))
 
 
 def test_behaviours_are_in_order_of_time_and_filtered(text_shop: MeasuredCatalogue) -> None:

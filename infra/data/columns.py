@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.errors import RejectedInput
-from schemas.ids import Id, IdKind, decode_id
-from schemas.limits import BAG_VALUES_MAX, FEATURE_TEXT_BYTES_MAX
+from schemas.ids import INT64_MAX, INT64_MIN, Id, IdKind, decode_id
+from schemas.limits import BAG_VALUES_MAX, FEATURE_TEXT_BYTES_MAX, FLOAT32_END
 
 Array: TypeAlias = pa.Array | pa.ChunkedArray
 MISSING_TIME = -1
@@ -241,11 +241,11 @@ def fits_int64(array: Array) -> bool:
 
 
 def decode_categories(array: Array, separator: str | None = None) -> list[int | str | None]:
-    """Values of a categorical feature: whole numbers stay numbers, everything else is text of at most 1 KiB. Of several values in a cell, in a list, in JSON
-    text or separated by `separator`, the first."""
+    """Values of a categorical feature: whole numbers of 64 bits stay numbers, everything else is text of at most 1 KiB. Of several values in a cell, in a
+    list, in JSON text or separated by `separator`, the first."""
     array = plain(array)
     if pa.types.is_integer(array.type):
-        return array.to_pylist()
+        return array.to_pylist() if fits_int64(array) else [None if value is None else _whole(value) for value in array.to_pylist()]
     if is_list(array) or (separator is None and is_text(array) and pc.any(pc.starts_with(array, "[")).as_py()):
         return [_first_of(cell) for cell in array.to_pylist()]
     if separator is not None:
@@ -276,7 +276,12 @@ def decode_bags(array: Array, separator: str | None = None) -> list[list[Any] | 
 
 
 def _bag_value(value: Any) -> int | str:
-    return value if isinstance(value, int) and not isinstance(value, bool) else _short((_text(value) or "").strip())
+    return _whole(value) if isinstance(value, int) and not isinstance(value, bool) else _short((_text(value) or "").strip())
+
+
+def _whole(value: int) -> int | str:
+    """A whole number as an event carries it. One outside int64, such as half of all unsigned hashes, becomes text: an event would make a fraction of it."""
+    return value if INT64_MIN <= value <= INT64_MAX else str(value)
 
 
 def _bag_of_text(text: str, separator: str | None) -> Sequence[Any]:
@@ -315,7 +320,8 @@ def _values_of_text(text: str, separator: str | None) -> list[str | None]:
 
 
 def decode_vectors(array: Array, separator: str | None = None) -> list[list[float] | None]:
-    """Vectors from lists, JSON text, or text whose numbers are separated by spaces, commas, semicolons or bars. None if not all numbers are finite."""
+    """Vectors from lists, JSON text, or text whose numbers are separated by spaces, commas, semicolons or bars. None if a number is not finite as
+    float32."""
     return [_vector(cell, separator) for cell in plain(array).to_pylist()]
 
 
@@ -326,11 +332,11 @@ def _vector(cell: Any, separator: str | None) -> list[float] | None:
     if not isinstance(cell, list) or not cell:
         return None
     numbers = [_number(value) for value in cell]
-    return numbers if all(map(math.isfinite, numbers)) else None
+    return numbers if all(abs(x) < FLOAT32_END for x in numbers) else None  # NaN is not below it either
 
 
 def join_vectors(arrays: Sequence[Array]) -> list[list[float] | None]:
     """Vectors from numeric columns, one per place; None for a row in which a place is missing."""
     numbers_RE = np.stack([decode_numbers(array) for array in arrays], axis=1)
-    known = ~np.isnan(numbers_RE).any(axis=1)
+    known = (np.abs(numbers_RE) < FLOAT32_END).all(axis=1)
     return [row if ok else None for row, ok in zip(numbers_RE.tolist(), known.tolist(), strict=True)]

@@ -23,6 +23,7 @@ from infra.data.columns import (
     join_vectors,
     spell_numbers,
 )
+from schemas.events import ItemFeaturesUpdate
 from schemas.ids import IdKind
 
 NOON_MS = 1_709_294_400_000  # 2024-03-01 12:00 UTC
@@ -85,7 +86,8 @@ def test_a_vector_reads_the_same_in_every_spelling(numbers: list[float], separat
 
 def test_a_vector_with_a_hole_is_none() -> None:
     assert decode_vectors(pa.array(["1 x", "", "[]", None, "nan 1"])) == [None] * 5
-    assert decode_vectors(pa.array([[1.0, None], [math.inf, 1.0]])) == [None, None]
+    assert decode_vectors(pa.array([[1.0, None], [math.inf, 1.0], [1e39, 1.0]])) == [None, None, None], "events hold float32"
+    assert join_vectors([pa.array([1e39]), pa.array([1.0])]) == [None]
     assert join_vectors([pa.array([1.0, None]), pa.array([2.0, 3.0])]) == [[1.0, 2.0], None]
 
 
@@ -131,6 +133,16 @@ def test_bags_and_categories_drop_what_is_empty() -> None:
     assert decode_categories(pa.array([1, None])) == [1, None]
     assert decode_categories(pa.array([True, None])) == ["True", None]
     assert len(decode_categories(pa.array(["ä" * 5_000]))[0].encode()) <= 1_024  # type: ignore[union-attr]
+
+
+def test_a_whole_number_outside_int64_is_a_category_of_its_own() -> None:
+    """An event would carry it as a fraction, which no category is, and near ones would be equal."""
+    hashes = [2**63 - 1, 2**63, 2**63 + 1, None]
+    told = [2**63 - 1, str(2**63), str(2**63 + 1)]
+    assert decode_categories(pa.array(hashes, pa.uint64())) == [*told, None]
+    assert decode_bags(pa.array([hashes], pa.list_(pa.uint64()))) == [told]
+    for value in told:
+        assert ItemFeaturesUpdate(item_id=1, version=1, features={"hash": value}).features["hash"] == value
 
 
 def test_of_several_categories_in_a_cell_the_first_counts() -> None:

@@ -126,17 +126,16 @@ def _over_records(updates: list[ItemFeaturesUpdate]) -> list[ItemFeaturesUpdate]
 
 
 def _latest_embeddings(spec: ModelSpec, new_items: Iterable[NewItem], wanted: Collection[Id] | None) -> dict[Id, np.ndarray]:
-    """The last embedding of each item in the log, [M] float64; one of another width is none."""
-    width = spec.schema.mm_width
-    found = {n.item_id: n.embedding for n in new_items if (wanted is None or n.item_id in wanted) and len(n.embedding) == width}
-    return dict(zip(found, np.array(list(found.values()), np.float64), strict=True))
+    """The last embedding of each item in the log, [M] float32; one of another width is none. As in the rows of an index (streams/encoder.py)."""
+    last = {n.item_id: n.embedding for n in new_items if wanted is None or n.item_id in wanted}
+    found = {item: embedding for item, embedding in last.items() if len(embedding) == spec.schema.mm_width}
+    return dict(zip(found, np.array(list(found.values()), np.float32), strict=True))
 
 
 def _with_embedding(spec: ModelSpec, update: ItemFeaturesUpdate, embeddings: Mapping[Id, np.ndarray]) -> Mapping[str, Any]:
-    embedding = embeddings.get(update.item_id)
-    return (
-        update.features if embedding is None or spec.schema.multimodal is None else {**update.features, spec.schema.multimodal: embedding}
-    )
+    """The features of a row. One of the embedding's name never stands in for it."""
+    name = spec.schema.multimodal
+    return update.features if name is None else {**update.features, name: embeddings.get(update.item_id)}
 
 
 def _signatures(

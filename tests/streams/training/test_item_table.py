@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.features import encode_features
 from schemas.ids import Id, IdKind
-from schemas.model.lsh import encode_signatures, make_w_hash
+from schemas.model.checkpoint import encode_checkpoint, read_checkpoint
+from schemas.model.lsh import make_w_hash
+from schemas.model.network import AifNetwork
+from streams.encoder import RowEncoder
 from streams.training.item_table import NOT_AN_ITEM, build_item_table
 from tests.schemas.catalogue import small_spec
 from tests.streams.training.shop import item
@@ -40,17 +43,25 @@ def test_only_a_version_that_can_be_a_time_in_milliseconds_is_taken_for_one(vers
 
 
 @pytest.mark.parametrize("kind", list(IdKind), ids=str)
-def test_the_latest_embedding_of_the_right_width_counts(kind: IdKind) -> None:
+def test_the_last_embedding_counts_as_it_does_in_the_rows_of_an_index(kind: IdKind) -> None:
+    """Of another width it is none, a feature of its name never stands in for it, and it is rounded to float32 before it is hashed."""
     spec, w_hash = small_spec(kind), make_w_hash(3, 16, 16)
-    ids = [item(n, kind) for n in range(3)]
+    w_hash[0, :2] = 1.0, -1.0
+    w_hash[0, 2:] = 0.0
+    ids = [item(n, kind) for n in range(4)]
     chance = np.random.default_rng(0)
     first, second = chance.standard_normal((2, 16))
-    embeddings = [(ids[0], first), (ids[0], second), (ids[1], first), (ids[1], second[:5])]
-    news = [NewItem(item_id=i, embedding=e.tolist()) for i, e in embeddings]
-    table = build_item_table(spec, w_hash, [upsert(i, 1, 2.0) for i in ids], news, None)
-    expected = encode_signatures(np.stack([second, first]), w_hash)
-    assert np.array_equal(table.signatures_RW[:2].numpy(), expected) and table.has_signature_R.tolist() == [True, True, False]
-    raw = [{"price": 2.0, "category": 3, **({"image": e.tolist()} if e is not None else {})} for e in (second, first, None)]
+    near = np.array([600_000.5 + 1e-6, 600_000.0, *np.zeros(14)]) / 2**20  # the first number rounds to another step of the grid as float32
+    sent = [(ids[0], first), (ids[0], second), (ids[1], first), (ids[1], second[:5]), (ids[3], near)]
+    features = {"price": 2.0, "category": 3, "image": [1.0] * 16}
+    updates = [ItemFeaturesUpdate(item_id=i, version=1, features=features) for i in ids]
+    table = build_item_table(spec, w_hash, updates, [NewItem(item_id=i, embedding=e.tolist()) for i, e in sent], None)
+    encoder = RowEncoder(1, read_checkpoint(encode_checkpoint(AifNetwork(spec, w_hash), "model", {})))
+    last = {i: e.astype(np.float32).tobytes() for i, e in sent}
+    rows = encoder.encode([features] * 4, [last.get(i) for i in ids])
+    assert table.has_signature_R.tolist() == rows["has_signature"].astype(bool).tolist() == [True, False, False, True]
+    assert np.array_equal(table.signatures_RW.numpy(), rows["signature"].reshape(4, -1))
+    raw = [{"price": 2.0, "category": 3, **({"image": e.tolist()} if e is not None else {})} for e in (second, None, None, near)]
     assert np.array_equal(table.inputs.embeddings.numpy(), encode_features(spec.schema.item_half_inputs, raw).embeddings_RE)
 
 

@@ -222,7 +222,8 @@ def join_table(
     statistics = statistics or CountedStatistics(spec.schema.user_statistics, users, impressions)
     histories = build_histories(spec, items, dict(users) | {i.user_id: UserHistory() for i in impressions if i.user_id not in users})
     shown = [impression for impression in impressions if any(s.item_id in items.index for s in impression.items)]
-    time_Q = np.fromiter((i.time_ms for i in shown), np.int64, len(shown)).clip(max=frozen_ms)
+    time_Q = np.fromiter((i.time_ms for i in shown), np.int64, len(shown))
+    time_Q = time_Q if frozen_ms is None else np.minimum(time_Q, frozen_ms)
     user_Q = np.fromiter((histories.index[i.user_id] for i in shown), np.int64, len(shown))
     columns = _Columns(shown)
     item_QC = columns.padded(items.items_of([s.item_id for s in columns.listed]), NOT_AN_ITEM)

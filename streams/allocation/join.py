@@ -1,6 +1,7 @@
 """Joins outcomes of decisions with impressions by request id.
 
-A decision is in allocation-outcomes, what became of it in impressions, up to `JOIN_MS` later. A value is the sum of the bids of clicked items. A request that
+A decision is in allocation-outcomes, what became of it in impressions, at most `JOIN_MS` apart. Which of the two is earlier says nothing: an impression has the
+publisher's time, often that of the request, and an outcome the server's. A value is the sum of the bids of clicked items. A request that
 was ranked and has no impression in time has no outcome: neither "shown" nor "invalid". One that was not ranked (dropped, refused, failed) never has one.
 A request may have several impressions, and one may be published twice: each item counts once.
 
@@ -76,7 +77,7 @@ def by_request(impressions: Iterable[ImpressionRecord]) -> Mapping[str, Sequence
 
 def items_shown(outcome: AllocationOutcome, shown: Mapping[str, Sequence[ImpressionRecord]]) -> Mapping[str, float | None] | None:
     """The bid of each item that was shown in time, None if it was not clicked. None without any impression in time."""
-    within = [one for one in shown.get(outcome.request_id, ()) if 0 <= one.time_ms - outcome.time_ms <= JOIN_MS]
+    within = [one for one in shown.get(outcome.request_id, ()) if abs(one.time_ms - outcome.time_ms) <= JOIN_MS]
     if not within:
         return None
     bids: dict[str, float | None] = {}

@@ -42,6 +42,12 @@ def test_what_was_not_ranked_or_not_shown_has_no_outcome() -> None:
     assert np.isnan(joined.took_R).tolist() == [False, False, True, True, False, False]
 
 
+@pytest.mark.parametrize("at_ms", [0, 999, 1_000 + JOIN_MS])
+def test_an_impression_may_have_the_time_of_its_request_or_of_a_clock_that_is_behind(at_ms: int) -> None:
+    joined = join_outcomes([_outcome("a")], [_impression("a", True, at_ms=at_ms)], ACTIONS)
+    assert joined.samples.outcome_R.tolist() == [2.0]
+
+
 def test_sums_are_found_by_name_and_a_list_that_ends_early_is_full_work() -> None:
     """The server's actions are others than the fit's. Sums that lack one of the fit's are no probe."""
     names = [action.name for action in ACTIONS if action.kind is Kind.RANK]

@@ -48,8 +48,10 @@ from infra.kafka.dead_letters import (
 from infra.kafka.producer import open_producer, produce
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.kafka.security import Bootstrap
+from schemas.decoding import STATISTICS_OP, user_features_key
 from schemas.errors import Corrupted, Incompatible, RejectedInput, Unavailable
-from schemas.ids import Id, IdKind, decode_id, encode_kafka_key, partition_of
+from schemas.ids import Id, IdKind, decode_id, partition_of
+from schemas.topics import USER_FEATURES
 
 AUDIT = "audit/redrive/"
 _AUDIT_BYTES_MAX = 64 << 20
@@ -181,7 +183,8 @@ def _fields_of(letter: DeadLetter, owner: str) -> Mapping[str, Any]:
 def _place(update: Mapping[str, Any], letter: DeadLetter, partitions: int, id_kind: IdKind, owner: str) -> tuple[int, bytes]:
     try:
         found: Id = decode_id(update[owner], id_kind)
-        return partition_of(found, partitions), encode_kafka_key(found)
+        is_statistics = letter.source.topic == USER_FEATURES and update.get("op") == STATISTICS_OP
+        return partition_of(found, partitions), user_features_key(found, is_statistics)
     except (KeyError, TypeError, RejectedInput):  # it is sent where it came from, and will come back, unless only that partition was wrong
         return min(letter.source.partition, partitions - 1), letter.record.key or b""
 

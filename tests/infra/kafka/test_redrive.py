@@ -21,7 +21,7 @@ from infra.kafka.admin import GROW, apply_topics, end_offsets
 from infra.kafka.dead_letters import DeadLetterSource, attempt_of, encode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.kafka.redrive import AUDIT, DeadLetter, Filter, encode_redriven, plan_redrive, read_dead_letters, read_sent, run_redrive
-from schemas.decoding import Rejection
+from schemas.decoding import Rejection, decode_user_features
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind, partition_of
 from schemas.index.control import Init
@@ -226,6 +226,19 @@ def test_a_record_of_one_user_goes_to_the_partition_of_its_id_and_one_that_does_
         source = DeadLetterSource("user-features", 1 - home, 5, 0, "wrong_partition", "because", "semantic")
         again = encode_redriven(DeadLetter(source, SourceRecord("dlq", 0, 0, *letter[:2], tuple(letter[2]))), 2, IdKind.INT64, "user_id")
         assert (again.partition, again.key, again.value) == (partition, sent_key, body)
+
+
+def test_statistics_of_a_user_keep_their_own_key() -> None:
+    """With that of the profile they are rejected again, and compaction removes the profile."""
+    home = partition_of(7, 2)
+    value = json.dumps({"schema": 1, "op": "statistics", "user_id": 7, "features": {"a": 1}, "time_ms": 5}).encode()
+    source = DeadLetterSource("user-features", home, 5, 0, "bad_record", "op is unknown", "schema")
+    again = encode_redriven(DeadLetter(source, SourceRecord("dlq", 0, 0, b"\xff7", value)), 2, IdKind.INT64, "user_id")
+    assert again.value == value and decode_user_features(again.key, again.value, IdKind.INT64, again.partition, 2).user_id == 7
+    source = dataclasses.replace(source, topic="item-features", code="wrong_partition")
+    update = json.dumps({"updates": [{"op": "statistics", "item_id": 7, "version": 5, "features": {}}]}).encode()
+    again = encode_redriven(DeadLetter(source, SourceRecord("dlq", 0, 0, None, update)), 2, IdKind.INT64, "item_id")
+    assert again.key == b"7"
 
 
 def test_a_record_that_leaves_the_number_of_its_schema_out_goes_to_the_partition_of_its_id_too() -> None:

@@ -41,13 +41,15 @@ def find_period(mapping: DataMapping, times: np.ndarray, last_told: int) -> Held
     if holdout.split == "user":
         if mapping.impressions is not None or holdout.start is not None or holdout.end is not None:
             raise _refuse(mapping, "split", '= "user" is for sampled impressions, without from and until; leave it out')
-        return HeldOutPeriod(last, last + 1)
+        return HeldOutPeriod(last_told, last_told + 1)
     end = usual_times(times)[1] + 1 if holdout.end is None else _evaluation_time(mapping, times, holdout.end, "until")
     if holdout.start is not None:
         start = _evaluation_time(mapping, times, holdout.start, "from")
     else:
         count = bisect_left(times, end)
         start = int(times[min(count - 1, int(count * (1 - _HELD_OUT_SHARE)))])
+    if start >= end and holdout.end is None:
+        raise _refuse(mapping, "from", f"= {holdout.start} leaves nothing to measure: nearly all positives are before {spell_time(end)}")
     if start >= end:
         raise _refuse(mapping, "until", f"= {holdout.end} must come after the time from which is measured, {spell_time(start)}")
     return HeldOutPeriod(start, min(end, last + 1))

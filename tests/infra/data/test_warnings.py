@@ -130,6 +130,20 @@ def test_a_time_far_from_all_others_decides_no_window_and_no_split(tmp_path: Pat
     assert "windows and the evaluation do not go by these" in doubt
 
 
+def test_a_period_that_leaves_nothing_to_measure_is_refused_by_the_key_that_gives_it(tmp_path: Path) -> None:
+    far = [*rows_of_a_log(), ("u1", "i1", START_MS + 30_000 * DAY_MS, 1, 1)]
+    with pytest.raises(Misconfigured, match=r"\[evaluation\] from = 2030-01-01 leaves nothing to measure: nearly all positives are before"):
+        _ = open_log(tmp_path, far, more="[evaluation]\nfrom = 2030-01-01").sources.period
+
+
+def test_a_split_by_user_that_holds_out_no_positive_measures_nobody(tmp_path: Path) -> None:
+    """The last positives of all are none that were held out."""
+    rows = [(f"u{u}", f"i{(7 * u + n) % 40}", START_MS + n * DAY_MS + u, 1, n < 4) for n in range(10) for u in range(20)]
+    more = 'kind = "click"\n[impressions]\npositive_kinds = "True"\n[evaluation]\nsplit = "user"'
+    with pytest.raises(Misconfigured, match="leaves no user to measure on"):
+        open_log(tmp_path, rows, more=more).evaluation()
+
+
 def test_a_key_of_another_section_is_told_where_it_belongs(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=r"features\.tags start is not known here; it belongs into \[train\]"):
         open_log(tmp_path, [], tags='{ taken_together = 8, start = "similarity" }')

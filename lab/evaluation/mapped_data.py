@@ -12,7 +12,6 @@ The figures are those of DATA, below. Each measure has `_low` and `_high`, the b
 Arrays: U users, C candidates (padded), T tasks.
 """
 
-import datetime as dt
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from infra.command import say
 from infra.data.doubts import find_doubts
 from infra.data.interactions import Log
 from infra.data.mapping import DataMapping, read_mapping
+from infra.data.periods import spell_time
 from infra.figures import Figures
 from infra.progress import counted, open_progress, tell_parts
 from lab.catalogues.catalogue import Evaluation
@@ -270,7 +270,7 @@ def _period(catalogue: MeasuredCatalogue) -> dict[str, str]:
     """The split, and the period that is measured as ISO text."""
     times = {"from": catalogue.sources.now_ms, "until": catalogue.sources.end_ms}
     split = {"split": catalogue.mapping.holdout.split}
-    return split | {key: dt.datetime.fromtimestamp(ms / 1_000, dt.UTC).isoformat(timespec="seconds") for key, ms in times.items()}
+    return split | {key: spell_time(ms) for key, ms in times.items()}
 
 
 def model_scores(

@@ -58,6 +58,9 @@ class MeasuredCatalogue(MappedCatalogue):
 
     def evaluation(self) -> Evaluation:
         found = self._evaluation(HeldOutPeriod(self.sources.now_ms, self.sources.end_ms), self.mapping.holdout.users_max)
+        return self._require(found)
+
+    def _require(self, found: Evaluation | None) -> Evaluation:
         if found is None:
             raise self.sources.reject(
                 "[evaluation] from", "leaves no user to measure on: none has a history before it and a positive on a known item after it"
@@ -76,7 +79,9 @@ class MeasuredCatalogue(MappedCatalogue):
             return
         users_max = -(-self.mapping.holdout.users_max // len(self.parts))
         found = (self.until([part.start_ms])._evaluation(part, users_max) for part in self.parts)
-        yield from (evaluation for evaluation in found if evaluation is not None)
+        measured = (evaluation for evaluation in found if evaluation is not None)
+        yield self._require(next(measured, None))
+        yield from measured
 
     def _evaluation(self, part: HeldOutPeriod, users_max: int) -> Evaluation | None:
         """None if no user can be measured."""

@@ -16,9 +16,9 @@ USERS, ITEMS, ROWS = 7, 12, 200
 LOG = [(n % USERS, n % ITEMS, START_MS + n * DAY_MS // 2) for n in range(ROWS)]
 
 
-def open_log(folder: Path, more: str) -> MeasuredCatalogue:
+def open_log(folder: Path, more: str, log: list[tuple[int, int, int]] = LOG) -> MeasuredCatalogue:
     items = "item\n" + "".join(f"{n}\n" for n in range(ITEMS))
-    return open_shop(folder, PLAIN_MAPPING + more, items=items, log="user,item,at\n" + "".join(f"{u},{i},{t}\n" for u, i, t in LOG))
+    return open_shop(folder, PLAIN_MAPPING + more, items=items, log="user,item,at\n" + "".join(f"{u},{i},{t}\n" for u, i, t in log))
 
 
 def newest(updates: list[ItemFeaturesUpdate], time_ms: int) -> dict[object, float]:
@@ -38,6 +38,14 @@ def test_a_period_of_several_windows_is_measured_window_by_window(tmp_path: Path
             own = [(i, t) for u, i, t in LOG if u == user.user_id]
             assert [(b.item_id, b.time_ms) for b in user.behaviours] == [(i, t) for i, t in own if t < part.start_ms]
             assert user.relevant == {i for i, t in own if part.start_ms <= t < part.end_ms}
+
+
+@pytest.mark.parametrize("days", [5, 100])
+def test_a_period_in_which_nobody_comes_back_is_refused_whether_it_has_parts_or_not(tmp_path: Path, days: int) -> None:
+    strangers = [(n, item, at) for n, (_, item, at) in enumerate(LOG)]
+    catalogue = open_log(tmp_path, f"[impressions]\nwindow_days = {days}\n[evaluation]\nfrom = 2024-05-20\n", strangers)
+    with pytest.raises(Misconfigured, match="leaves no user to measure on"):
+        list(catalogue.evaluations())
 
 
 def test_a_split_by_user_holds_out_the_latest_fifth_of_each_user(tmp_path: Path) -> None:

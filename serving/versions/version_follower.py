@@ -235,12 +235,12 @@ class VersionFollower:
             del self._held[version]
         return True
 
-    def _free_arena(self, wanted: int) -> int | None:
-        """A free arena; the former version gives up its arena once nothing uses it. None: not yet."""
+    def _free_arena(self) -> int | None:
+        """A free arena; the version that is not served gives up its arena once nothing uses it. None: not yet."""
         current = self._engine.status().current
         for version, held in list(self._held.items()):
             is_served = current is not None and current.version == version
-            if len(self._held) == ARENAS and not is_served and version != wanted and not self._release(version, held):
+            if len(self._held) == ARENAS and not is_served and not self._release(version, held):
                 return None
         used = {held.arena for held in self._held.values()}
         return next((arena for arena in range(ARENAS) if arena not in used), None)
@@ -254,7 +254,7 @@ class VersionFollower:
         alone = self._engine.current is None
         if self._waiting != wanted.token and not alone:  # the broker is asked once, and not at every poll until an arena is free
             self._catch_up.check(wanted.version, positions)
-        arena = self._free_arena(wanted.version)
+        arena = self._free_arena()
         self._waiting = wanted.token if arena is None else None
         if arena is None:
             return

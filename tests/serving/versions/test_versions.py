@@ -124,6 +124,19 @@ def test_a_version_that_waits_for_an_arena_asks_the_broker_once_and_not_at_every
     assert (d.live, len(asked)) == (3, 2)
 
 
+def test_a_rollback_to_a_former_version_that_lost_its_deltas_loads_it_again(deployment: Deployment) -> None:
+    d, first = deployment, deployment.version
+    d.follower.prepare()
+    for number, version in ((1, first), (2, make_version(SPECS["full"], ITEMS, seed=2))):
+        d.publish(number, version)
+        d.follower.step()
+    d.follower._held[1].resident.error = "its deltas cannot be followed"
+    decide(d.log, EntryKind.ROLLBACK, 1)
+    d.follower.step()
+    d.assert_serves(first, 1)
+    assert d.follower.last_error == "" and sorted(d.follower._held) == [1, 2]
+
+
 def test_an_arena_from_before_a_freeze_is_never_continued_not_even_after_a_further_revision(deployment: Deployment) -> None:
     d, stale = deployment, deployment.version
     fresh = with_bids(stale, [3], 90.0)  # changed while no worker wrote changes for the version

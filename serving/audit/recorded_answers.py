@@ -60,7 +60,7 @@ def encode_line(request: RankRequest | PrerankRequest, history: "KnownUser", ans
         {"item_id": encode_wire_id(b.item_id), "kind": b.kind, "time_ms": b.time_ms, "features": dict(b.features)}
         for b in history.behaviours
     ]
-    asked = request.model_dump(mode="json", include={"user_id", "item_ids", "top_k", "context", "final"})
+    asked = request.model_dump(mode="json", include={"user_id", "item_ids", "top_k", "context", "final", "retrieval_scores"})
     known = {"features": dict(history.profile), "behaviours": behaviours}
     return json.dumps({"request": asked, "history": known, "answer": json.loads(answer)}) + "\n"
 

@@ -10,7 +10,7 @@ from serving.audit.recorded_answers import AnswerRecorder, read_answers
 from serving.users.user_store import KnownUser
 
 HISTORY = KnownUser({"country": "UK"}, EMPTY.append([(5, "click", 7, {}), (2**60, "buy", 8, {"n": 1})], 10), (1, 2))
-REQUEST = PrerankRequest(user_id=1, item_ids=[5, 6], top_k=1, context={"hour": 3})
+REQUEST = PrerankRequest(user_id=1, item_ids=[5, 6], top_k=1, context={"hour": 3}, retrieval_scores=[0.1, 0.2])
 ANSWER = {
     "request_id": "r",
     "version_token": "1.0-00000000",
@@ -38,6 +38,7 @@ def test_the_file_is_bounded_and_reads_back_with_the_history(tmp_path: Path) -> 
     asyncio.run(record())
     first, _second = read_answers(path)
     assert first.request.features == {"country": "UK"} and first.request.context == {"hour": 3}
+    assert first.request.retrieval_scores == [0.1, 0.2], "by which fewer candidates were chosen, under load"
     assert [(b.item_id, b.kind, b.time_ms, b.features) for b in first.request.behaviours or ()] == [
         (5, "click", 7, {}),
         (str(2**60), "buy", 8, {"n": 1}),

@@ -8,6 +8,7 @@ Invariants:
 - A snapshot shows one moment and never changes afterwards. One thread folds, one deletes records whose letters were sent, any thread may read.
 - Memory is bounded by the number of decoded users and of their behaviours; the least recently used user is dropped first. Everything is on disk, and
   losing the disk costs a replay of the log.
+- The event loop looks in memory alone, under a lock that nobody holds while the disk works: a disk that stalls delays no ranking of a user in memory.
 
 Directory: <data_dir>/<hash of the view's identity>/<number>. Each server of an index on one host takes the first that no other process holds. A view from an
 earlier run continues from its offsets, so a restart takes seconds. One that cannot be opened is deleted and built again, which costs time but never an answer.
@@ -102,7 +103,8 @@ class UserStore:
         self._bounds = bounds or StoreBounds()
         self._decoded: OrderedDict[Id, KnownUser] = OrderedDict()
         self._decoded_behaviours = 0
-        self._lock = threading.Lock()
+        self._disk = threading.Lock()  # of the database; taken before the other one
+        self._lock = threading.Lock()  # of the decoded users
         self.state = self._read_state()
         self.refused_bytes = sum(len(raw) for _, raw in database.scan(REFUSED))
         self.skipped = 0
@@ -119,14 +121,14 @@ class UserStore:
         if known is not None:
             return known
         try:
-            with self._lock:
+            with self._disk:
                 head, told, blocks = self._read_user(encode_index_key(user))
             own, statistics = (decode_profile(raw) if raw else {} for raw in told)
             history = KnownUser.of(own, statistics, decode_events(blocks), (head.profile_offset, head.behaviours_offset))
         except Corrupted as error:
             self.damage = error
             return _UNKNOWN
-        with self._lock:
+        with self._disk:
             if self._read_head(encode_index_key(user)) == head:  # nothing was folded while it was decoded
                 self._keep_decoded(user, history)
             return history
@@ -166,11 +168,12 @@ class UserStore:
         return head, [self._database.get(family, key) for family in (PROFILES, STATISTICS)], [value for _, value in scan]
 
     def _keep_decoded(self, user: Id, history: KnownUser) -> None:
-        """REQUIRES: the lock. A history that is larger than the whole bound is not kept."""
-        self._forget_decoded(user)
-        self._decoded[user] = history
-        self._decoded_behaviours += len(history.behaviours)
-        self._keep_bounds()
+        """A history that is larger than the whole bound is not kept."""
+        with self._lock:
+            self._forget_decoded(user)
+            self._decoded[user] = history
+            self._decoded_behaviours += len(history.behaviours)
+            self._keep_bounds()
 
     def _keep_bounds(self) -> None:
         while len(self._decoded) > self._bounds.decoded_users_max or self._decoded_behaviours > self._bounds.decoded_behaviours_max:
@@ -234,12 +237,13 @@ class UserStore:
         batch.put(META, STATE_KEY, encode_view_state(state))
         for key, raw in refused.items():
             batch.put(REFUSED, key, raw)
-        with self._lock:  # a reader sees a user before or after, on disk and in memory alike
+        with self._disk:  # a reader of the disk sees a user before or after, on disk and in memory alike
             self._database.write(batch)
             self.state = state
             self.refused_bytes += sum(map(len, refused.values()))
-            for change in folded:
-                self._fold_decoded(change)
+            with self._lock:
+                for change in folded:
+                    self._fold_decoded(change)
 
     def _fold_decoded(self, change: UserChange) -> None:
         """Applies a change to a decoded user, by the rules of schemas/users.py. REQUIRES: the lock."""
@@ -268,7 +272,7 @@ class UserStore:
     def read_refused(self, bytes_max: int, after: bytes = b"") -> list[tuple[bytes, bytes]]:
         """Refused records after the key `after`, as (key, bytes of `encode_refused`): about `bytes_max` in all, at least one if there is any."""
         rows: list[tuple[bytes, bytes]] = []
-        with self._lock:
+        with self._disk:
             for row in self._database.scan(REFUSED, after + b"\0"):
                 rows.append(row)
                 bytes_max -= len(row[1])
@@ -278,7 +282,7 @@ class UserStore:
 
     def forget_refused(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Deletes rows whose dead letters are in the topic. A row whose stored bytes differ by now (the view was built again) stays."""
-        with self._lock:
+        with self._disk:
             stored = self._database.multi_get(REFUSED, [key for key, _ in rows])
             batch, same = self._database.new_batch(), [row for row, now in zip(rows, stored, strict=True) if row[1] == now]
             for key, _ in same:
@@ -290,12 +294,13 @@ class UserStore:
 
     def rebuild(self) -> None:
         """Deletes everything, so that the log is folded again from its start."""
-        with self._lock:
+        with self._disk:
             self._database.close()
+            with self._lock:
+                self._decoded.clear()
+                self._decoded_behaviours = 0
             shutil.rmtree(self._database.path)
             self._database = open_database(self._database.path, FAMILIES)
-            self._decoded.clear()
-            self._decoded_behaviours = 0
             self.state, self.refused_bytes, self.damage = ViewState(), 0, None
 
     @property
@@ -310,12 +315,12 @@ class UserStore:
 
     def reopen(self) -> None:
         """Opens the database again, which a failed write (a full disk) has made unusable."""
-        with self._lock:
+        with self._disk:
             self._database.reopen()
 
     def close(self) -> None:
         """Closes the database, so that another process can open the directory."""
-        with self._lock:
+        with self._disk:
             self._database.close()
 
 

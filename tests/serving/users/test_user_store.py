@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
 from infra.processes import wait_until
-from infra.rocks import open_database
+from infra.rocks import Batch, open_database
 from schemas.decoding import STATISTICS_OP, user_features_key
 from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
 from schemas.ids import Id, IdKind, encode_index_key, encode_kafka_key, partition_of
@@ -268,6 +269,29 @@ def test_looking_in_memory_never_reads_the_disk_and_sees_what_is_folded_afterwar
     store.fold_record(behaviours(3, Behaviour(user_id=1, item_id=1, time_ms=1), partition=home(1)))
     known = store.find_in_memory(1)
     assert known is not None and len(known.behaviours) == 1 and store.offsets_in_memory(1) == (-1, 3)
+
+
+def test_a_disk_that_stalls_delays_no_look_in_memory(open_store: Open) -> None:
+    """The event loop waited for the lock that a write held, and with it every ranking."""
+    store, writes, ends, seen = open_store(), threading.Event(), threading.Event(), list[object]()
+    store.find(1)
+
+    def stall(batch: Batch) -> None:
+        writes.set()
+        ends.wait(60)
+
+    store._database.write = stall  # type: ignore[method-assign]
+    record = behaviours(3, Behaviour(user_id=1, item_id=1, time_ms=1), partition=home(1))
+    writer = threading.Thread(target=store.fold_record, args=(record,))
+    reader = threading.Thread(target=lambda: seen.extend((store.find_in_memory(1), store.offsets_in_memory(1))))
+    writer.start()
+    assert writes.wait(60)
+    reader.start()
+    reader.join(5)
+    assert len(seen) == 2 and seen[1] == (-1, -1)
+    ends.set()
+    writer.join()
+    assert store.offsets_in_memory(1) == (-1, 3)
 
 
 def _cut(path: Path) -> None:

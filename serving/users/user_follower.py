@@ -138,9 +138,9 @@ class UserFollower:
                 self._log_at_start = None
             elif error.code in REOPEN_CODES:
                 self._store.reopen()
-            elif error.code == "database_corrupted":
-                self._rebuild(str(error))
+            elif error.code in ("database_corrupted", "bad_user_view"):
                 self._log_at_start = None  # ready again once it has what the log holds now
+                self._rebuild(str(error))
 
     def _follow(self) -> None:
         if (

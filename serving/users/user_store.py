@@ -106,7 +106,7 @@ class UserStore:
         self._disk = threading.Lock()  # of the database; taken before the other one
         self._lock = threading.Lock()  # of the decoded users
         self.state = self._read_state()
-        self.refused_bytes = sum(len(raw) for _, raw in database.scan(REFUSED))
+        self.refused_bytes = self._count_refused()
         self.skipped = 0
         self.damage: Corrupted | None = None  # what a reader found: the follower makes the view again
 
@@ -155,6 +155,9 @@ class UserStore:
     def _read_state(self) -> ViewState:
         raw = self._database.get(META, STATE_KEY)
         return ViewState() if raw is None else decode_view_state(raw)
+
+    def _count_refused(self) -> int:
+        return sum(len(raw) for _, raw in self._database.scan(REFUSED))
 
     def _read_head(self, key: bytes) -> Head:
         raw = self._database.get(HEADS, key)
@@ -314,9 +317,11 @@ class UserStore:
         return self._database.is_open
 
     def reopen(self) -> None:
-        """Opens the database again, which a failed write (a full disk) has made unusable."""
+        """Opens the database again, which a failed write (a full disk) has made unusable. A `rebuild` that failed has left an empty one: it says where the
+        view stands, not the memory."""
         with self._disk:
             self._database.reopen()
+            self.state, self.refused_bytes = self._read_state(), self._count_refused()
 
     def close(self) -> None:
         """Closes the database, so that another process can open the directory."""

@@ -3,7 +3,7 @@
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,16 @@ from infra.kafka.publisher import Publisher
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
 from infra.processes import wait_until
-from infra.rocks import Batch, open_database
+from infra.rocks import Batch, Database, open_database
 from schemas.decoding import STATISTICS_OP, user_features_key
+from schemas.errors import Unavailable
 from schemas.events import Behaviour, BehavioursRecord, UserFeaturesRecord, encode_record
 from schemas.ids import Id, IdKind, encode_index_key, encode_kafka_key, partition_of
 from schemas.limits import BEHAVIOURS_PER_USER_MAX
 from schemas.topics import USER_BEHAVIOURS, USER_FEATURES
 from schemas.users import BehaviourEvent, UserHistory, fold_behaviours, fold_profile, fold_statistics
 from serving.core.user_view import BLOCK
+from serving.users import user_store
 from serving.users.user_batch import HEADS, PROFILES, decode_refused
 from serving.users.user_follower import UserFollower
 from serving.users.user_store import FAMILIES, StoreBounds, UserStore
@@ -136,6 +138,9 @@ def test_a_stored_user_that_does_not_read_is_cold_and_the_view_is_to_be_built_ag
     database.close()
     store = open_store()
     assert store.find(7).profile == {} and store.damage is not None and store.damage.code == "bad_user_view"
+    follower = UserFollower("127.0.0.1:1", "", store, Metrics())
+    follower._mend(store.damage)
+    assert follower.rebuilt_because.startswith("bad_user_view") and store.damage is None
 
 
 def test_users_beyond_the_bound_are_not_kept_and_counted(open_store: Open) -> None:
@@ -292,6 +297,26 @@ def test_a_disk_that_stalls_delays_no_look_in_memory(open_store: Open) -> None:
     ends.set()
     writer.join()
     assert store.offsets_in_memory(1) == (-1, 3)
+
+
+def test_a_view_that_could_not_be_built_again_does_not_go_on_from_offsets_that_it_lost(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed, and not made anew on a full disk: the empty one that was opened later went on from the former offsets, without any user."""
+    store, record = open_store(), behaviours(3, Behaviour(user_id=1, item_id=1, time_ms=1), partition=home(1))
+    store.fold_record(record)
+
+    def refuse(path: Path, families: Sequence[str]) -> Database:
+        raise Unavailable("disk_full", "no space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(user_store, "open_database", refuse)
+        with pytest.raises(Unavailable, match="disk_full"):
+            store.rebuild()
+    store.reopen()
+    assert len(store) == 0 and store.state.next_offsets == {}
+    store.fold_record(record)
+    assert len(store.find(1).behaviours) == 1
 
 
 def _cut(path: Path) -> None:

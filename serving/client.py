@@ -181,7 +181,8 @@ class Client(Closeable):
 
 
 class AsyncClient:
-    """`Client` for one event loop: the same calls, options and errors, to be awaited. Close it, or use it with `async with`."""
+    """`Client` for one event loop, to be awaited: the calls that rank, `status` and readiness, with the same options and errors. Close it, or use it with
+    `async with`."""
 
     def __init__(self, url: str, timeout_s: float = _TIMEOUT_S, token: SecretStr | str | None = None, ca: Path | None = None) -> None:
         """As of `Client`."""

@@ -37,7 +37,7 @@ class FinalCall:
         asked = await self._users.identify(request)
         token = decode_token(request.version_token) if request.version_token else None
         version = self._choose(token, check_consistency(request.consistency, token))
-        found = await self._users.find(asked)
+        found = await self._users.find(asked, deadline)
         wanted = asked.user, found.history, version.version, asked.request_id, request.candidates or self._candidates
         decision = await asyncio.to_thread(self._relay.signal, *wanted)
         return PrefixAnswer(request_id=asked.request_id, version_token=str(version), decision=decision.value, took_ms=deadline.took_ms())
@@ -49,12 +49,12 @@ class FinalCall:
         spec = self._relay.spec(result.token.version)
         if spec is None or not result.ids:
             return cut(result, top_k), _report(FinalRung.AIF_ORDER)
-        known = history or (await self._users.find(asked)).history
         due_s = deadline.received_s + deadline.budget_ms / 1000
         logits_CT = logits_of(result.probabilities_AT)
-        of_request = asked.user, known, result.token.version, asked.request_id
-        work = FinalWork(*of_request, result.ids, logits_CT, context, due_s)
         try:
+            known = history or (await self._users.find(asked, deadline)).history
+            of_request = asked.user, known, result.token.version, asked.request_id
+            work = FinalWork(*of_request, result.ids, logits_CT, context, due_s)
             final = await deadline.wait_for(self._relay.submit_rank(work))
         except Unavailable:  # it took longer than predicted, or the server is stopping
             return cut(result, top_k), _report(FinalRung.AIF_ORDER)

@@ -156,7 +156,7 @@ class RankCall:
         except Incompatible as error:
             if error.code != "version_gone" or plan.pinned:
                 raise
-            found = await self._users.find(plan.asked)  # the version was dropped in between: again, on the current one
+            found = await self._users.find(plan.asked, deadline)  # the version was dropped in between: again, on the current one
             half = Half(Rung.INLINE, work=found.work(None), found=found)
             result, work, choice = await self._score(plan, half, version.version, deadline)
         if not choice.cached:

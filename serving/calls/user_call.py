@@ -28,7 +28,7 @@ class UserCall:
         asked = await self._users.identify(request)
         token = decode_token(request.version_token) if request.version_token else None
         pinned = check_consistency(request.consistency, token)
-        found = await self._users.find(asked)
+        found = await self._users.find(asked, deadline)
         state, used = await self._state(asked, found, token, pinned, deadline)
         user_state = self._users.carried.seal(asked.user, used, state) if request.carry_state else None
         return UserAnswer(

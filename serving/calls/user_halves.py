@@ -144,13 +144,17 @@ class Users:
         history = KnownUser(request.features or {}, behaviours, (-1, -1))
         return Asked(user, request_id, FoundUser(history, None))
 
-    async def find(self, asked: Asked) -> FoundUser:
-        """The history to use. If it is not in memory it is read from disk, in a thread next to the event loop."""
+    async def find(self, asked: Asked, deadline: Deadline) -> FoundUser:
+        """The history to use. If it is not in memory it is read from disk, in a thread next to the event loop. Raises Unavailable (`deadline_passed`)."""
         if asked.given is not None:
             return asked.given
         known = self.store.find_in_memory(asked.user)
         if known is None:
-            known = await asyncio.to_thread(self.store.find, asked.user)
+            try:
+                async with asyncio.timeout(deadline.left_s()):
+                    known = await asyncio.to_thread(self.store.find, asked.user)
+            except TimeoutError as error:
+                raise deadline.passed("the user's history was not read from disk") from error
         return FoundUser(known, known.offsets)
 
     def keep(self, asked: Asked, found: FoundUser, state: UserState) -> None:

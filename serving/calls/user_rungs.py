@@ -50,7 +50,7 @@ class UserRungs:
     async def find(self, asked: Asked, version: VersionToken, candidates: int, deadline: Deadline, pinned: bool = False) -> Half:
         """The user half on `version`. The caller must call `end` on it."""
         if asked.given is not None:  # a request with its own history makes its user half itself
-            found = await self._users.find(asked)
+            found = await self._users.find(asked, deadline)
             return Half(Rung.INLINE, work=found.work(version.version), found=found)
         if asked.carried is not None and asked.carried.token.is_compatible(version):
             return Half(Rung.CARRIED, asked.carried.state)
@@ -77,13 +77,13 @@ class UserRungs:
             assert flight is not None
             return await _wait(flight, deadline, situation.rank_ms)
         if rung is Rung.INLINE:
-            found = await self._users.find(asked)
+            found = await self._users.find(asked, deadline)
             return Half(rung, work=self._users.work(asked, found, number), found=found)
         if rung is Rung.LAST_CACHED:
             lease = self._users.pool.find_last(asked.user, self._versions(version, pinned))
             return None if lease is None else Half(rung, lease.state, lease=lease)
         if rung is Rung.PROFILE_ONLY:
-            found = await self._users.find(asked)
+            found = await self._users.find(asked, deadline)
             return Half(rung, work=found.profile_work(number))
         return self._prior(number)
 

@@ -132,7 +132,7 @@ async def call_two_waiting_for_call_one(server: Server) -> Any:
     """Call 1 is another process's, who goes on waiting for it."""
     asked = Asked(1, "other")
     deadline = Deadline(time.monotonic(), 60_000)
-    flight = server.users.fly(server.paced, asked, await server.users.find(asked), 7, deadline)
+    flight = server.users.fly(server.paced, asked, await server.users.find(asked, deadline), 7, deadline)
     other = asyncio.create_task(flight.wait(deadline))
     try:
         return await server.call_two()

@@ -102,6 +102,21 @@ def test_call_two_waits_for_the_call_one_that_is_under_way(front: Front, client:
     assert client.rank(1, [1]).rung == "cached"
 
 
+def test_a_disk_that_stalls_costs_whoever_is_not_in_memory_the_deadline_and_nobody_else(front: Front) -> None:
+    """Such requests had no end. They stayed in work, until that was full and everybody was refused."""
+    front.engine.let_go = True
+    front.tell(1)
+    with Client(front.url, timeout_s=10.0) as client:
+        assert client.rank(1, [1, 2]).rung == "inline"
+        with front.store._disk:
+            assert client.rank(1, [1, 2]).rung == "cached"
+            for ask in (lambda: client.rank(2, [1, 2], deadline_ms=200), lambda: client.user(2, deadline_ms=200)):
+                with pytest.raises(Unavailable, match=r"deadline_passed.*was not read from disk"):
+                    ask()
+            assert front.in_work() == 0
+        assert client.rank(2, [1, 2]).rung == "inline"
+
+
 def test_a_slow_user_half_is_replaced_by_the_last_state_and_the_answer_says_so(front: Front, client: Client) -> None:
     front.engine.let_go = True
     front.tell(1)

@@ -3,7 +3,7 @@
     start    the ports open first: the process is alive, but not ready until a version is live and the users' logs are read (C4)
     index    once the control log has an identity, everything that needs the index's kind of id is created
     steady   the event loop answers, one engine thread computes, the version follower and the user follower are threads of their own
-    SIGTERM  not ready any more; for `leave_s` requests are still accepted; running ones are answered; then all is closed in reverse order
+    SIGTERM  not ready any more; for `leave_s` requests are still accepted; running ones are answered; then all is closed, ports first, engine next
 
 An error at the start is Misconfigured or Incompatible and ends the process.
 """
@@ -309,7 +309,7 @@ class RankingServer:
         return server_status(self.engine.status(), self.versions, self.user_follower, topics_error, *of_process)
 
     async def _close(self) -> None:
-        """Closes everything in reverse order of the start: the ports first, so that no new request comes."""
+        """Closes the ports first, so that no new request comes, then the engine, then all that waits for it."""
         end = time.monotonic() + self.settings.serve.drain_s
         if self.grpc_listener is not None:
             await self.grpc_listener.close(self.settings.serve.drain_s)
@@ -319,6 +319,7 @@ class RankingServer:
         if self._engine_start is not None:
             await asyncio.wait({self._engine_start})
         for close in (
+            self.engine.close,  # first: threads wait for it, and one that hangs would never answer them
             self.relay.close,
             self.ends.close,
             self.statistics.close,
@@ -329,7 +330,6 @@ class RankingServer:
             *((self.topic_watch.close,) if self.topic_watch else ()),
             *((self.user_follower.close,) if self.user_follower else ()),
             self.parity.close,
-            self.engine.close,
         ):
             await asyncio.to_thread(close)
         logger.info("stopped", in_work=self.front.intake.in_work)

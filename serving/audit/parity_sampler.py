@@ -50,7 +50,7 @@ class _Copied:
 
 
 class ParitySampler:
-    """Checks `share` of the answers, at most one in `every_s` seconds. Created and called in the event loop; close it before the engine."""
+    """Checks `share` of the answers, at most one in `every_s` seconds. Created and called in the event loop."""
 
     def __init__(
         self,

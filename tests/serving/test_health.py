@@ -1,10 +1,14 @@
 """Readiness falls when a server cannot answer, and every one of its threads that is ended begins again."""
 
 import threading
+import time
 from pathlib import Path
+
+import pytest
 
 from infra.guarded_thread import report_threads
 from infra.processes import wait_until
+from serving.engine.loop import engine
 from serving.engine.work import EngineStatus
 from serving.health import FAULTS_MIN, HUNG_S_MAX, TURN_S_MAX, WINDOW_S, Health
 from tests.infra.threads import raise_in
@@ -46,6 +50,27 @@ def test_readiness_falls_when_the_engine_hangs_or_has_ended_and_then_the_process
     assert process.health.is_hung
     process.turn_age_s = float("inf")
     assert "the engine has not turned" in process.after(1) and process.health.describe()["engine"]["alive"] is False
+
+
+def test_a_server_whose_engine_hangs_ends_though_changes_wait_for_it(
+    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that follows index-deltas waited for room in the engine's queue, and the end of the server for that thread."""
+    monkeypatch.setattr(engine, "CHANGES_QUEUED_MAX", 1)
+    monkeypatch.setattr(engine, "CLOSE_S_MAX", 0.1)
+    goes_on = threading.Event()
+    try:
+        with serve("full", tmp_path, bootstrap_servers, topic_prefix) as served:
+            write_identity(served.log, served.versions[1])
+            served.publish(1)
+            served.client.wait_ready(WAIT_S)
+            served.server.engine.run(goes_on.wait)
+            for place in range(4):
+                served.change(1, place)
+            wait_until(lambda: served.server.engine.status().queued_changes == 1, WAIT_S, "the queue to be full")
+            time.sleep(1.0)  # the next change has come
+    finally:
+        goes_on.set()
 
 
 def test_every_thread_of_a_server_that_is_ended_begins_again(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:

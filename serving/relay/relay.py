@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 PIECE = 128  # tokens of a prefix between two looks at what else there is to do: 0.3 to 2 ms
 _GIVE_WAY_S = 0.001
 _KEEP_HOUSE_S, _CHECK_S = 1.0, 60.0
+_CLOSE_S_MAX = 10.0
 _TRUNCATED_MIN = 32  # behaviours
 
 
@@ -391,7 +392,7 @@ class Relay:
         self._prefixes.put(None)
         self._rankings.put(None)
         for thread in self._threads:
-            thread.join()
+            thread.join(_CLOSE_S_MAX)  # one that hangs in a device must not keep the process
         while not self._rankings.empty():  # of a thread that ended with a fault
             entry = self._rankings.get()
             if entry is not None and entry[1].set_running_or_notify_cancel():

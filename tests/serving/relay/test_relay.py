@@ -17,8 +17,9 @@ from schemas.model.ranker.layers import Kv
 from schemas.model.ranker.spec import window_start
 from serving.core.relay_rungs import FinalRung
 from serving.core.relay_trigger import Decision
+from serving.relay import relay
 from serving.relay.backend import RankerBackend
-from serving.relay.final_work import FinalResult, FinalWork
+from serving.relay.final_work import FinalResult, FinalWork, aif_order
 from serving.relay.kv_pool import PrefixKey
 from serving.relay.window import Window, open_window
 from tests.serving.relay.stage import SPEC, Bench, longer, open_bench, user_of, work_of
@@ -264,6 +265,26 @@ def test_a_cancelled_ranking_wastes_no_prefix_and_one_that_waits_at_the_end_is_a
     closing.join(30)
     assert [one.result(30).rung for one in (waiting, late)] == [FinalRung.AIF_ORDER] * 2
     assert not bench.prefix(1).request_ids and not bench.prefix(1).leases
+
+
+def test_the_end_does_not_wait_for_a_ranking_that_hangs_in_its_device(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_CLOSE_S_MAX", 0.1)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hang(work: FinalWork) -> FinalResult:
+        begun.set()
+        goes_on.wait(60)
+        return aif_order(work)
+
+    monkeypatch.setattr(bench.relay, "_rank", hang)
+    bench.relay.submit_rank(work_of(user_of(50)))
+    assert begun.wait(30)
+    closing = threading.Thread(target=bench.relay.close)
+    closing.start()
+    closing.join(10)
+    is_over = not closing.is_alive()
+    goes_on.set()
+    assert is_over
 
 
 def test_a_signal_is_charged_for_what_it_lacks_and_only_if_it_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ _IDLE_POLL_S = 0.02
 _RETRY_S = 1.0
 _SEEN_EVERY_S = 60.0
 _LOOK_EVERY_S = 5.0
+_LONG_SILENCE_S = 3_600.0
 _ALONE_S, _SILENT_S = 3.0, 8.0  # without a first answer of the broker; without another, which is longer than from one look to the next
 _log = logging.getLogger("aif.serving.users")
 
@@ -157,7 +158,7 @@ class UserFollower:
                     raise self._store.damage
                 if self._clock.monotonic() - looked_s > _LOOK_EVERY_S:
                     looked_s = self._clock.monotonic()
-                    if self._has_other_partitions(followers):
+                    if self._is_to_begin_again(followers):
                         self._log_at_start = None
                         return
                 if self._store.is_full_of_refused:  # the sender of dead letters reports why
@@ -169,20 +170,23 @@ class UserFollower:
                 self._error = str(self._faults.last or "")
                 if not self._ready.is_set() and all(f.has_reached(log[f.topic].ends) for f in followers):
                     self._ready.set()
+                is_at_end = self._ready.is_set() and max(moved) < _RECORDS_MAX and self.silent_s() <= self._silent_s_max
+                if is_at_end and self._clock.monotonic() - seen_s > _SEEN_EVERY_S:
+                    self._store.note_seen(self._clock.now_ms(), {topic: found.topic_id for topic, found in log.items()})
+                    seen_s = self._clock.monotonic()
                 if not any(moved):
-                    if self._ready.is_set() and self._clock.monotonic() - seen_s > _SEEN_EVERY_S:
-                        self._store.note_seen(self._clock.now_ms(), {topic: found.topic_id for topic, found in log.items()})
-                        seen_s = self._clock.monotonic()
                     self._stopping.wait(_IDLE_POLL_S)
 
-    def _has_other_partitions(self, followers: Sequence[TopicFollower]) -> bool:
-        """Whether a topic has not the partitions that are followed. A broker that is away is noted as silent."""
+    def _is_to_begin_again(self, followers: Sequence[TopicFollower]) -> bool:
+        """Whether a topic has not the partitions that are followed, or the broker was silent for so long that the view may no longer fit to the log. A broker
+        that is away is noted as silent."""
+        silent_s = self.silent_s()
         try:
             found = [self._watch.count(self._prefix + follower.topic) for follower in followers]
         except Unavailable:
             return False
         self._note_answer()
-        return any(count != len(follower.positions) for count, follower in zip(found, followers, strict=True))
+        return silent_s > _LONG_SILENCE_S or any(count != len(one.positions) for count, one in zip(found, followers, strict=True))
 
     def _check_log(self) -> dict[str, TopicRange]:
         """The state of the log at the start. A view that does not fit to it is built again; but not from another cluster than the index's, whose log the view
@@ -234,14 +238,14 @@ class UserFollower:
         positions = {partition: kept.get(partition, start) for partition, start in found.starts.items()}
         return TopicFollower(self._bootstrap, topic, positions, prefix=self._prefix, topic_id=found.topic_id)
 
-    def _step(self, follower: TopicFollower) -> bool:
-        """Folds the records of one poll. Returns whether there were any."""
+    def _step(self, follower: TopicFollower) -> int:
+        """Folds the records of one poll. Returns how many there were."""
         before = dict(follower.positions)
-        records = self._before_gap(follower, before, follower.poll(_RECORDS_MAX))
-        skipped = self._store.fold_records(records)
+        records = follower.poll(_RECORDS_MAX)
+        skipped = self._store.fold_records(self._before_gap(follower, before, records))
         if skipped:
             self._metrics.counter("user_updates_skipped").labels(follower.topic).inc(skipped)
-        return bool(records)
+        return len(records)
 
     def _before_gap(self, follower: TopicFollower, expected: dict[int, int], records: Sequence[SourceRecord]) -> Sequence[SourceRecord]:
         """The records up to the first gap of each partition of user-behaviours. A gap is read again; if it is still there, it is passed."""

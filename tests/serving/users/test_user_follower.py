@@ -39,6 +39,9 @@ class AheadClock(SystemClock):
     def monotonic(self) -> float:
         return super().monotonic() + self.ahead_s
 
+    def now_ms(self) -> int:
+        return super().now_ms() + int(1_000 * self.ahead_s)
+
 
 def follow(store: UserStore, bootstrap: str, prefix: str, clock: AheadClock | None = None) -> UserFollower:
     follower = UserFollower(bootstrap, prefix, store, Metrics(), clock)

@@ -68,8 +68,8 @@ class Feature:
                 raise Misconfigured("bad_feature", f"feature {self.name!r} ({self.scope}, {self.kind}): {expectation}")
 
         require(
-            self.name.isidentifier() and len(self.name) <= NAME_CHARS_MAX,
-            f"a name is a Python identifier of at most {NAME_CHARS_MAX} characters",
+            self.name.isidentifier() and self.name.isascii() and len(self.name) <= NAME_CHARS_MAX,  # as events have them
+            f"a name is a Python identifier of at most {NAME_CHARS_MAX} characters, in ASCII",
         )
         fault = self.kind.find_fault(self)
         require(fault is None, str(fault))

@@ -64,6 +64,7 @@ def test_no_raw_value_breaks_an_encode_and_every_number_is_finite(records: list[
     ("change", "expectation"),
     [
         ({"name": "not a name"}, "identifier"),
+        ({"name": "größe"}, "in ASCII"),
         ({"buckets": 1}, "buckets = 1"),
         ({"buckets": 50.0}, "buckets = 50.0, expected a whole number"),
         ({"kind": EMBEDDING, "width": 0}, "width = 0"),

@@ -12,7 +12,7 @@ import bisect
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,13 +27,24 @@ from streams.training.user_statistics import ServedStatistics
 _version, _time_ms = attrgetter("version"), attrgetter("time_ms")
 
 
+_NO_RECORD: Mapping[str, Any] = {}
+_NO_STATISTICS: Mapping[str, Any] = {}
+
+
+class _Row(NamedTuple):
+    """An item as of a version: the latest record and the latest statistics, which hold over it. Rows with the same one share the object."""
+
+    version: int
+    record: Mapping[str, Any]
+    statistics: Mapping[str, Any]
+
+
 class View:
     """Items and users for one model. `settled_ms`: no earlier impression is expected; one that still comes may find its items unknown."""
 
     def __init__(self, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> None:
         self._spec, self._w_hash_KM = spec, w_hash_KM
-        self._items: dict[Id, list[ItemFeaturesUpdate]] = {}  # ascending versions
-        self._statistics: dict[Id, Mapping[str, Any]] = {}  # the latest of each item, which hold over its records
+        self._items: dict[Id, list[_Row]] = {}  # ascending versions
         self._embeddings: dict[Id, NewItem] = {}
         self._users: dict[Id, UserHistory] = {}
         self._user_statistics: dict[Id, list[tuple[int, Mapping[str, Any]]]] = {}  # ascending times
@@ -60,22 +71,29 @@ class View:
             self._fold_behaviour(behaviour)
 
     def _fold_item(self, update: ItemFeaturesUpdate) -> None:
-        versions = self._items.setdefault(update.item_id, [])
-        if update.op == "statistics":
-            if not versions:
-                return
-            self._statistics[update.item_id] = {**self._statistics.get(update.item_id, {}), **update.features}
-            update = update.model_copy(update={"op": "upsert", "features": versions[-1].features})
-        if (counted := self._statistics.get(update.item_id)) is not None:
-            update = update.model_copy(update={"features": {**update.features, **counted}})
-        at = bisect.bisect_right(versions, update.version, key=_version)
-        same = at > 0 and versions[at - 1].version == update.version
-        versions[at - same : at] = [update]
-        del versions[: self._settled(versions)]
+        """Puts a row into its place by version. Later rows that have what it replaces have the new one too: a record may come after statistics that were
+        counted later, and the other way round."""
+        rows = self._items.setdefault(update.item_id, [])
+        at = bisect.bisect_right(rows, update.version, key=_version)
+        before = rows[at - 1] if at else _Row(-1, _NO_RECORD, _NO_STATISTICS)
+        if update.op == "upsert":
+            changed, row = "record", before._replace(version=update.version, record=update.features)
+        elif at:
+            changed, row = "statistics", before._replace(version=update.version, statistics={**before.statistics, **update.features})
+        else:
+            return  # of an item without a record
+        begin = at - (before.version == update.version)
+        replaced, new = getattr(before, changed), getattr(row, changed)
+        for place in range(at, len(rows)):
+            if getattr(rows[place], changed) is not replaced:
+                break
+            rows[place] = rows[place]._replace(**{changed: new})
+        rows[begin:at] = [row]
+        del rows[: self._settled(rows)]
 
-    def _settled(self, versions: Sequence[ItemFeaturesUpdate]) -> int:
-        """How many of the first versions are no longer needed: all before the last one that is not after `settled_ms`."""
-        return max(0, bisect.bisect_right(versions, self.settled_ms, key=_version) - 1)
+    def _settled(self, rows: Sequence[_Row]) -> int:
+        """How many of the first rows are no longer needed: all before the last one that is not after `settled_ms`."""
+        return max(0, bisect.bisect_right(rows, self.settled_ms, key=_version) - 1)
 
     def _fold_behaviour(self, b: Behaviour) -> None:
         """A late event keeps its place in the log and gets the time of the event before it: times do not decrease within a user."""
@@ -95,9 +113,11 @@ class View:
         served = ServedStatistics(self._spec.schema.user_statistics, self._user_statistics)
         return join_table(self._spec, table, users, impressions, statistics=served)
 
-    def _versions_of(self, item: Id) -> Sequence[ItemFeaturesUpdate]:
-        versions = self._items.get(item, [])
-        return versions[self._settled(versions) :]
+    def _versions_of(self, item: Id) -> Iterable[ItemFeaturesUpdate]:
+        rows = self._items.get(item, [])
+        for row in rows[self._settled(rows) :]:
+            features = {**row.record, **row.statistics}
+            yield ItemFeaturesUpdate.model_construct(item_id=item, version=row.version, features=features)
 
     def _users_of(self, impressions: Iterable[ImpressionRecord]) -> dict[Id, UserHistory]:
         """The users of the impressions, each with only the behaviours that a batch can read."""

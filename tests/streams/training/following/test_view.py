@@ -5,13 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schemas.events import ItemFeaturesUpdate
 from schemas.model.inputs import map_tensors
 from schemas.model.spec import ModelSpec
 from streams.training.following.view import View
-from streams.training.impressions import Batch, TrainingSet, join_events
+from streams.training.impressions import Batch, Events, TrainingSet, join_events
 from tests.streams.training.following.stream import TasteStream, joined
+from tests.streams.training.shop import shop
 
 BEHAVIOURS = 4
 
@@ -89,3 +92,21 @@ def test_what_is_forgotten_is_a_function_of_the_place_and_not_of_when_it_was_fol
     item = now[0].items[0].model_copy(update={"item_id": 3})
     joined_of = [view.join([now[0].model_copy(update={"items": [item]})]) for view in (early, late)]
     assert [data.items.version_R.tolist() for data in joined_of] == [[20, 30], [20, 30]]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 99)), max_size=12))
+def test_records_and_statistics_hold_as_of_their_times_in_whatever_order_they_come(log: list[tuple[bool, int, int]]) -> None:
+    """A record may have waited in a queue while statistics were counted as of a later time, and a training over the whole log reads both by time."""
+    spec, events = shop()
+    items = [ItemFeaturesUpdate(item_id=1, version=0, features={"price": 1.0, "stock": 0})]
+    for is_record, version, number in log:
+        told = {"price": number, "stock": -1} if is_record else {"stock": number}
+        items.append(ItemFeaturesUpdate(op="upsert" if is_record else "statistics", item_id=1, version=version, features=told))
+    view, told = View(spec, None), Events(items, [], [], [], [])
+    view.fold(told)
+    asked = [events.impressions[0].model_copy(update={"time_ms": at, "request_id": str(at)}) for at in range(11)]
+    seen = []
+    for data in (view.join(asked), join_events(spec, None, dataclasses.replace(told, impressions=asked))):
+        row_Q = data.row_QC[:, 0]
+        seen.append((data.items.bid_R[row_Q].tolist(), data.items.realtime_RQ[row_Q].tolist()))
+    assert seen[0] == seen[1]

@@ -1,9 +1,9 @@
 """What a rejected record becomes in its dead-letter topic. Pure.
 
 Invariants: key, value and headers are kept byte for byte; the reason is in further headers, with the names that existing consoles show. An oversized record
-is larger than input topics take by their settings. Its letter has the beginning of its key and value, and a header with the size of the value; the record
-itself is at its source position. One dead letter is one rejected update with the identity (topic, partition, offset, `aif.index`). So a redrive sends that
-update alone, and a checker counts distinct identities (A5).
+is larger than input topics take by their settings, or has more than 64 KiB of key and headers, which each of its letters would hold. Its letter has the
+beginning of its key and value, and a header with the size of the value; the record itself is at its source position. One dead letter is one rejected update
+with the identity (topic, partition, offset, `aif.index`). So a redrive sends that update alone, and a checker counts distinct identities (A5).
 """
 
 import dataclasses
@@ -32,6 +32,7 @@ _ADDED = 11  # headers of `encode_dead_letter`, after those of the record
 _ATTEMPT_DIGITS_MAX = 6
 _REASON_CHARS_MAX = 1_000
 _KEPT_BYTES_MAX = RECORD_BYTES_MAX + 64 * KIB  # as much as an input topic takes; the dead-letter topics take 64 KiB more
+_KEY_AND_HEADERS_BYTES_MAX, _HEADERS_MAX = 64 * KIB, 1_000  # a record has up to 256 letters
 _TRUNCATED_KEY_BYTES, _TRUNCATED_VALUE_BYTES = 1 * KIB, 64 * KIB
 
 
@@ -87,7 +88,8 @@ def encode_dead_letter(
 def truncate_oversized(record: "SourceRecord") -> "SourceRecord":
     """The record as its dead letters keep it. A truncated one stays as it is."""
     key, value = record.key or b"", record.value or b""
-    if len(key) + len(value) + sum(len(name) + len(content or b"") for name, content in record.headers) <= _KEPT_BYTES_MAX:
+    beside = len(key) + sum(len(name.encode(errors="replace")) + len(content or b"") for name, content in record.headers)
+    if beside <= _KEY_AND_HEADERS_BYTES_MAX and len(record.headers) <= _HEADERS_MAX and beside + len(value) <= _KEPT_BYTES_MAX:
         return record
     return dataclasses.replace(
         record,

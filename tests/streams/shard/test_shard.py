@@ -1,5 +1,6 @@
 """A shard over real RocksDB: one WriteBatch a micro-batch, exact counts, restarts, bounds, checkpoints."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from infra.rocks import Database
 from schemas.errors import Incompatible
 from schemas.ids import encode_index_key, partition_of
 from schemas.index.layout import decode_increment
-from schemas.limits import WRITE_BATCH_UPDATES_MAX
+from schemas.limits import UPDATES_PER_RECORD_MAX, WRITE_BATCH_UPDATES_MAX
 from schemas.topics import DEAD_LETTER_PREFIX, ITEM_FEATURES, NEW_ITEMS
 from streams.core.shard_state import TopicCounts
 from streams.shard.batch_result import BatchResult
-from streams.shard.outbox import OutboxEntry
+from streams.shard.outbox import OUTBOX, OutboxEntry
 from streams.shard.shard import Shard, open_shard
 from streams.shard.shard_reader import open_shard_reader
 from tests.streams.shard_world import (
@@ -84,6 +85,19 @@ def test_bad_updates_become_dead_letters_and_their_neighbours_are_applied(shard:
     whole = next(e for e in letters if e.key == b"k" and e.topic.endswith(ITEM_FEATURES))
     assert whole.value == b"{not json" and ("h", None) in whole.headers
     assert sum(result.dead_letters.values()) == 9
+
+
+@pytest.mark.parametrize("headers", [(("", b""),) * 70_000, (("h", b"x" * 200_000),)])
+def test_a_record_with_many_or_large_headers_stops_nothing_and_takes_little_room(
+    shard: Shard, headers: Sequence[tuple[str, bytes]]
+) -> None:
+    """Its dead letters share its value, but each has a key and headers."""
+    bad = dataclasses.replace(features_record(0, *[{"op": "?"}] * UPDATES_PER_RECORD_MAX), headers=tuple(headers))
+    shard.apply([bad, dataclasses.replace(features_record(1, upsert(A, 1)), key=b"k" * 200_000)])
+    letters = [e for e in shard.pending_outbox(1_000) if e.topic.startswith(DEAD_LETTER_PREFIX)]
+    assert len(letters) == UPDATES_PER_RECORD_MAX and {e.value for e in letters} == {bad.value}
+    assert sum(len(raw) for _, raw in shard.database.scan(OUTBOX)) < 1 << 20
+    assert shard.state.counters[ITEM_FEATURES] == TopicCounts(257, 1, 0, 256)
 
 
 def test_an_embedding_alone_is_stored_and_makes_no_row(shard: Shard) -> None:

@@ -25,11 +25,11 @@ def decode_file_uri(uri: str) -> PurePosixPath:
     else:
         try:
             parts = urlsplit(uri)
+            path = unquote(parts.path, errors="strict") if "%" in parts.path else parts.path
         except ValueError as error:
             raise _bad_uri(uri, str(error)) from error
         if parts.scheme != "file" or parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
             raise _bad_uri(uri, "only local files are read")
-        path = unquote(parts.path, errors="strict") if "%" in parts.path else parts.path
     pure = PurePosixPath(path)
     if not pure.is_absolute() or "\0" in path or ".." in pure.parts or path.startswith("//"):
         raise _bad_uri(uri, "its path must be absolute and plain")

@@ -167,6 +167,7 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], dict[str, Any], str]] = {
     "another feature schema": (lambda d: d, {"feature_schema": "0" * 16}, "checkpoint_schema"),
     "outside the root": (lambda d: d, {"uri": "/etc/passwd"}, "checkpoint_outside_root"),
     "a parent folder": (lambda d: d, {"uri": "/allowed/../../etc/passwd"}, "checkpoint_uri"),
+    "an encoded byte that is not UTF-8": (lambda d: d, {"uri": "file:///allowed/%ff"}, "checkpoint_uri"),
     "an encoded parent folder": (lambda d: d, {"uri": "file:///allowed/%2e%2e/etc/passwd"}, "checkpoint_uri"),
     "another host": (lambda d: d, {"uri": "file://host/allowed/x"}, "checkpoint_uri"),
     "another scheme": (lambda d: d, {"uri": "http://127.0.0.1/x"}, "checkpoint_uri"),

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ class Scope(enum.StrEnum):
 
 
 _SALTS_KEPT = 4_096  # without the cache it would be computed for every value
+_FINITE_MAX = sys.float_info.max  # compared, because math.isfinite raises for a larger int
 _PLAIN_NUMBERS = frozenset({int, float})
 _LAYOUTS = (Layout.BUCKET, Layout.BAG, Layout.NUMBER, Layout.VECTOR)
 
@@ -74,7 +76,7 @@ class Feature:
         fault = self.kind.find_fault(self)
         require(fault is None, str(fault))
         require(
-            all(map(math.isfinite, (self.mean, self.scale, self.default))) and self.scale > 0,
+            all(abs(number) <= _FINITE_MAX for number in (self.mean, self.scale, self.default)) and self.scale > 0,
             "mean, scale, default must be finite and scale positive",
         )
         if self.realtime:

@@ -70,6 +70,8 @@ def test_no_raw_value_breaks_an_encode_and_every_number_is_finite(records: list[
         ({"kind": EMBEDDING, "width": 0}, "width = 0"),
         ({"kind": EMBEDDING, "width": True}, "width = True, expected a whole number"),
         ({"kind": NUMERIC, "scale": 0.0}, "scale"),
+        ({"kind": NUMERIC, "default": float("nan")}, "default must be finite"),
+        ({"kind": NUMERIC, "mean": 10**400}, "must be finite"),
         ({"realtime": True, "buckets": 257}, "realtime"),
         ({"realtime": True, "scope": Scope.USER}, "realtime"),
     ],

@@ -218,7 +218,8 @@ def find_misfit(state: ViewState, log: Mapping[str, TopicRange], now_ms: int) ->
                 return f"log_shorter: {topic} partition {partition} ends at {found.ends.get(partition)}, the view goes on at {offset}"
             if offset < found.starts[partition]:
                 return f"log_gone: {topic} partition {partition} starts at {found.starts[partition]}, the view goes on at {offset}"
-    asleep_ms = now_ms - state.seen_ms
+    asleep_ms = abs(now_ms - state.seen_ms)  # one that was ahead hides so much of a sleep
     if state.next_offsets and asleep_ms > UNSEEN_MS_MAX:
-        return f"too_old: the view was last up to date {asleep_ms // 3_600_000} h ago; a profile deleted since may be gone from the log"
+        away = f"{asleep_ms // 3_600_000} h away from the time when the view was last up to date"
+        return f"too_old: this machine's clock is {away}; a profile deleted since may be gone from the log"
     return ""

@@ -46,6 +46,8 @@ def state(offset: int = 15, ids: dict[str, str] | None = None, seen_ms: int = 0,
         (state(ids={**IDS, USER_FEATURES: "other"}), 1, "other_topic"),
         (state(seen_ms=5), UNSEEN_MS_MAX + 5, ""),
         (state(seen_ms=5), UNSEEN_MS_MAX + 6, "too_old"),
+        (state(seen_ms=UNSEEN_MS_MAX + 5), 5, ""),
+        (state(seen_ms=UNSEEN_MS_MAX + 6), 5, "too_old"),
     ],
 )
 def test_a_view_goes_on_only_where_the_log_still_holds_what_comes_next(before: ViewState, now_ms: int, code: str) -> None:

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from structlog.contextvars import bind_contextvars
@@ -27,6 +27,7 @@ from serving.engine.work import UserResult, UserState, UserWork
 from serving.users.user_store import HistoryOffsets, KnownUser, UserStore
 
 FlightKey = tuple[StateKey, HistoryOffsets | None]
+_READERS = 4  # threads that read users from disk
 _AT_ONCE_MAX = 500  # behaviours of a request that the event loop reads itself: 1 ms
 
 
@@ -124,6 +125,7 @@ class Users:
         self.store, self.pool, self.id_kind, self.metrics = store, pool, id_kind, metrics
         self.carried = carried or CarriedStates(None, "", 0.0)
         self.flights = Flights()
+        self._readers = ThreadPoolExecutor(_READERS, "user-readers")  # not the loop's own threads: a disk that stalls takes them all
         self._shown: Counter[str] = Counter()
 
     async def identify(self, request: UserRequest | PrerankRequest | RankRequest | PrefixRequest) -> Asked:
@@ -151,8 +153,8 @@ class Users:
         known = self.store.find_in_memory(asked.user)
         if known is None:
             try:
-                async with asyncio.timeout(deadline.left_s()):
-                    known = await asyncio.to_thread(self.store.find, asked.user)
+                async with asyncio.timeout(left_s := deadline.left_s()):
+                    known = await asyncio.get_running_loop().run_in_executor(self._readers, self.store.find, asked.user, left_s)
             except TimeoutError as error:
                 raise deadline.passed("the user's history was not read from disk") from error
         return FoundUser(known, known.offsets)

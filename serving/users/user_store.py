@@ -14,6 +14,7 @@ Directory: <data_dir>/<hash of the view's identity>/<number>. Each server of an 
 earlier run continues from its offsets, so a restart takes seconds. One that cannot be opened is deleted and built again, which costs time but never an answer.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -115,23 +116,35 @@ class UserStore:
 
     # --- looking -------------------------------------------------------------------------------------------------------
 
-    def find(self, user: Id) -> KnownUser:
-        """A user's profile and history; an unknown user is cold, and so is one on a damaged disk. Reads the disk if the user is not in memory."""
+    def find(self, user: Id, within_s: float = -1) -> KnownUser:
+        """A user's profile and history; an unknown user is cold, and so is one on a damaged disk. Reads the disk if the user is not in memory.
+
+        Raises TimeoutError if that is not free `within_s` seconds (-1: no limit): threads must not pile up before a disk that stalls.
+        """
         known = self.find_in_memory(user)
         if known is not None:
             return known
         try:
-            with self._disk:
+            with self._reading(within_s):
                 head, told, blocks = self._read_user(encode_index_key(user))
             own, statistics = (decode_profile(raw) if raw else {} for raw in told)
             history = KnownUser.of(own, statistics, decode_events(blocks), (head.profile_offset, head.behaviours_offset))
         except Corrupted as error:
             self.damage = error
             return _UNKNOWN
-        with self._disk:
+        with self._reading(within_s):
             if self._read_head(encode_index_key(user)) == head:  # nothing was folded while it was decoded
                 self._keep_decoded(user, history)
             return history
+
+    @contextlib.contextmanager
+    def _reading(self, within_s: float) -> Iterator[None]:
+        if not self._disk.acquire(timeout=within_s):
+            raise TimeoutError("the disk of the view of users is busy")
+        try:
+            yield
+        finally:
+            self._disk.release()
 
     def find_in_memory(self, user: Id) -> KnownUser | None:
         """The same from memory only; None if the user is not there."""

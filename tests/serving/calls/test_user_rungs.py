@@ -1,6 +1,7 @@
 """Call 2's way down the ladder in a running front: each rung taken where the one above gives way, and one computation for all who wait."""
 
 import dataclasses
+import gzip
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -113,7 +114,16 @@ def test_a_disk_that_stalls_costs_whoever_is_not_in_memory_the_deadline_and_nobo
             for ask in (lambda: client.rank(2, [1, 2], deadline_ms=200), lambda: client.user(2, deadline_ms=200)):
                 with pytest.raises(Unavailable, match=r"deadline_passed.*was not read from disk"):
                     ask()
+            with ThreadPoolExecutor(16) as threads:
+                asked = [threads.submit(client.rank, user, [1, 2], deadline_ms=4_000) for user in range(10, 26)]
+                wait_until(lambda: front.in_work() >= 16, 10, "many who are not in memory to wait")
+                body = gzip.compress(b'{"user_id": 1, "item_ids": [1, 2]}')
+                packed = client._http.post("/v1/rank", content=body, headers={"content-encoding": "gzip"})
+                assert packed.status_code == 200, "its body is unpacked in a thread"
+                assert not any(one.done() for one in asked)
+                assert all(isinstance(one.exception(), Unavailable) for one in asked)
             assert front.in_work() == 0
+            wait_until(lambda: front.users._readers._work_queue.qsize() == 0, 10, "no look to be left")
         assert client.rank(2, [1, 2]).rung == "inline"
 
 

@@ -231,8 +231,9 @@ class RankingServer:
         self.metrics.gauge("user_table_files").set_function(lambda: store.table_files)
         self.metrics.gauge("user_disk_fault").set_function(lambda: float(follower.waits_for_disk))
         self.user_follower.start()
-        self.topic_watch = TopicWatch(self.bootstrap, self.settings.kafka.topic_prefix, init, self.metrics)
-        self.topic_watch.start()
+        watch = self.topic_watch = TopicWatch(self.bootstrap, self.settings.kafka.topic_prefix, init, self.metrics)
+        self.ends.is_lost = lambda: watch.has_lost_items
+        watch.start()
         self.versions.before_flip = UserMoves(self.paced, users).move_from_thread
         rank_call = RankCall(
             self.paced,

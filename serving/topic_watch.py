@@ -16,7 +16,15 @@ from infra.kafka.security import Bootstrap
 from infra.metrics import Metrics
 from schemas.errors import Incompatible, Unavailable
 from schemas.index.control import Init
-from schemas.topics import ALLOCATION_OUTCOMES, INDEX_DELTAS, SERVER_REPORTS, STATISTICS_REPORTS, USER_BEHAVIOURS, USER_FEATURES
+from schemas.topics import (
+    ALLOCATION_OUTCOMES,
+    INDEX_DELTAS,
+    SERVER_REPORTS,
+    SHARD_TOPICS,
+    STATISTICS_REPORTS,
+    USER_BEHAVIOURS,
+    USER_FEATURES,
+)
 
 _EVERY_S = 5.0
 _ASK_S_MAX = 2.0  # a topic that is deleted in the middle of a question is asked for until then
@@ -27,7 +35,7 @@ _log = logging.getLogger("aif.serving.topics")
 
 
 class TopicWatch:
-    """`index`: the index as it was begun. `last_error`: the fault of its topics, or ""."""
+    """`index`: the index as it was begun. `last_error`: the fault of its topics, or "". `has_lost_items`: an item topic is gone, or another one of its name."""
 
     def __init__(self, bootstrap: Bootstrap, prefix: str, index: Init, metrics: Metrics, every_s: float = _EVERY_S) -> None:
         self._bootstrap, self._prefix, self._index, self._every_s = bootstrap, prefix, index, every_s
@@ -35,7 +43,7 @@ class TopicWatch:
         self._has_rights = False
         self._stopping = threading.Event()
         self._thread = GuardedThread(self._run, "topic-watch", self._stopping)
-        self.last_error = ""
+        self.last_error, self.has_lost_items = "", False
 
     def start(self) -> None:
         """Starts the thread."""
@@ -56,6 +64,7 @@ class TopicWatch:
             topics = fetch_topics(self._bootstrap, self._prefix, deadline_s=_ASK_S_MAX)
             found = {name: topic.topic_id for name, topic in topics.items()}
             gone = self._index.topic_ids.keys() - found.keys()
+            self.has_lost_items = any(found.get(topic) != self._index.topic_ids.get(topic, found.get(topic)) for topic in SHARD_TOPICS)
             self._gone.set(len(gone))
             check_topic_ids(self._index.topic_ids, found, self._prefix)
             check_surplus(topics, self._prefix, self._index.shards)

@@ -7,7 +7,7 @@ event of a moment before. So their age is the time since the last report that na
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import structlog
@@ -38,6 +38,7 @@ class EndWatch:
 
     def __init__(self, kafka: KafkaTopics) -> None:
         self._kafka, self._ends, self._shards = kafka, SourceEnds(), 0
+        self.is_lost: Callable[[], bool] = lambda: False  # whether the topics there are not those of the index: their ends say nothing
         self._stopped = threading.Event()
         self._thread = GuardedThread(self._run, "source-ends", self._stopped)
 
@@ -52,6 +53,8 @@ class EndWatch:
 
     def ages(self, watermark: Watermark) -> RowAges:
         """How old the rows of an answer or a version with this watermark are now."""
+        if self.is_lost():
+            return RowAges([None] * len(watermark))
         return self._ends.ages(watermark, time.monotonic())
 
     def _run(self) -> None:

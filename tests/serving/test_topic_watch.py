@@ -3,11 +3,13 @@
 import pytest
 
 from infra.kafka.admin import GROW, apply_topics, describe_index
+from infra.kafka.security import KafkaTopics
 from infra.metrics import Metrics
 from infra.processes import wait_until
 from schemas.ids import IdKind
-from schemas.topics import INDEX_DELTAS
+from schemas.topics import INDEX_DELTAS, ITEM_FEATURES
 from serving.topic_watch import TopicWatch
+from serving.versions.freshness import EndWatch
 from tests.infra.kafka.deleted_topics import delete_topics
 
 
@@ -23,7 +25,28 @@ def test_deleted_and_remade_deltas_are_named_with_a_remedy_that_keeps_the_index(
     assert metrics.registry.get_sample_value("aif_topics_gone") == 1
     apply_topics(bootstrap_servers, topic_prefix, 1, 1)
     wait_until(lambda: watch.last_error.startswith("other_topic"), 20, "the topic that is another one")
+    assert not watch.has_lost_items
     watch.close()
+
+
+def test_rows_are_not_called_fresh_where_an_item_topic_was_made_again(bootstrap_servers: str, topic_prefix: str) -> None:
+    """They were beyond its end, and so called up to date, for as long as no worker brought any change."""
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    index, kafka = describe_index(bootstrap_servers, topic_prefix, 1, 1, IdKind.INT64), KafkaTopics(bootstrap_servers, topic_prefix)
+    watch, ends = TopicWatch(bootstrap_servers, topic_prefix, index, Metrics(), every_s=0.05), EndWatch(kafka)
+    ends.is_lost = lambda: watch.has_lost_items
+    watermark = [{"item-features": 9, "new-items": 9}]
+    try:
+        watch.start()
+        ends.start(1)
+        wait_until(lambda: ends.ages(watermark).worst_s is not None, 20, "a look")
+        delete_topics(bootstrap_servers, [topic_prefix + ITEM_FEATURES])
+        apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+        wait_until(lambda: watch.last_error.startswith("other_topic"), 20, "the topic that is another one")
+        assert watch.has_lost_items and ends.ages(watermark).worst_s is None
+    finally:
+        ends.close()
+        watch.close()
 
 
 def test_partitions_that_somebody_added_to_an_item_topic_are_named_once(

@@ -46,5 +46,6 @@ class Bootstrap:
         drawn_R = figure(self.means)
         value = figure(lambda values: np.array(values.mean()))
         tail = 100 * (1 - CONFIDENCE) / 2
-        low, high = np.nanpercentile(drawn_R, [tail, 100 - tail])
+        known_R = drawn_R[~np.isnan(drawn_R)]
+        low, high = np.percentile(known_R, [tail, 100 - tail]) if len(known_R) else (value, value)  # of nobody: not a number
         return Interval(float(value), float(low), float(high))

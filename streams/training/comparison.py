@@ -54,8 +54,9 @@ def compare(measured: Mapping[str, Mapping[str, UserValues]]) -> list[Gain]:
 
 
 def judge(gains: list[Gain]) -> list[str]:
-    """What a user should read first: each measure in which the model does not beat the best plain score, and that few are measured."""
-    return [str(gain) for gain in gains if not gain.is_sure] + doubt_few(gains)
+    """What a user should read first: each measure in which the model does not beat the best plain score, and that few are measured. A measure that says
+    nothing of anybody, such as of new items where nobody takes any, has no winner."""
+    return [str(gain) for gain in gains if gain.counted and not gain.is_sure] + doubt_few(gains)
 
 
 def doubt_few(gains: list[Gain]) -> list[str]:

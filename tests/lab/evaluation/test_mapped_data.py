@@ -25,6 +25,7 @@ from schemas.model.checkpoint import read_checkpoint
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.train_choices import TrainChoices
+from streams.training.comparison import MODEL, compare, judge
 from streams.training.impressions import join_events
 from streams.training.measures import UserValues
 from streams.training.plain_scores import simple_scores
@@ -112,6 +113,12 @@ def test_a_model_that_is_not_better_than_a_plain_score_is_named_with_the_score()
     assert figures.value("shop.best_plain.gauc") == pytest.approx(0.8)
     assert "DOES NOT BEAT item_knn in gauc: 0.7000 against 0.8000, a gain of -0.1000 [-0.1000, -0.1000]" in warnings[0]
     assert "only 9 are measured" in warnings[1] and len(warnings) == 2
+
+
+def test_a_measure_of_nobody_has_no_winner() -> None:
+    of_all, of_nobody = UserValues(np.ones(200), np.ones(200)), UserValues(np.zeros(200), np.zeros(200))
+    found = judge(compare({name: {"gauc": of_all, "gauc_new": of_nobody} for name in (MODEL, "popularity")}))
+    assert found == [found[0], "only 0 are measured: the intervals are rough, measure more"] and " in gauc: " in found[0]
 
 
 def test_with_impressions_the_first_figure_is_the_order_of_the_items_shown_later(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from infra.clock import Clock
 from schemas.index.manifest import Manifest
+from schemas.index.shard_snapshot import snapshot_manifest_path
 from streams.builders.full_part import encode_blocks
-from streams.core.replay_plan import Forecast, Sample, plan_forecast
+from streams.core.replay_plan import Forecast, Sample, ShardReplay, plan_forecast
 from streams.encoder import RowEncoder
 from streams.replay.points import ReplayPlan, ReplaySource
 from streams.replay.replay import ReplayPace, apply_shard, checkpoint_place
 from streams.shard.shard_reader import open_shard_reader
+from streams.shard.snapshot_files import decode_stored_snapshot
 
 _SAMPLE_RECORDS = 2_000
 
@@ -32,8 +34,15 @@ def _measure(source: ReplaySource, plan: ReplayPlan, encoder: RowEncoder, clock:
     apply_shard(source, one, folder, clock, ReplayPace(batch_records), lambda *_: None, _SAMPLE_RECORDS)
     apply_s = clock.monotonic() - before
     with open_shard_reader(checkpoint_place(folder, one.shard)) as reader:
-        updates = sum(counts.consumed for counts in reader.state.counters.values())
+        updates = sum(counts.consumed for counts in reader.state.counters.values()) - _updates_of_base(source, one)
         live = sum(map(len, reader.scan_blocks()))
         before = clock.monotonic()
         rows = sum(map(len, encode_blocks(encoder, itertools.islice(reader.scan_blocks(), 1))))
     return Sample(min(one.records, _SAMPLE_RECORDS), updates, live, apply_s, rows, clock.monotonic() - before)
+
+
+def _updates_of_base(source: ReplaySource, one: ShardReplay) -> int:
+    """The updates that the counters of the shard's snapshot hold already."""
+    if not one.snapshot:
+        return 0
+    return decode_stored_snapshot(source.store, snapshot_manifest_path(one.shard, one.snapshot)).updates

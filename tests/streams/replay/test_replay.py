@@ -30,11 +30,12 @@ from streams.builders.jobs import BuildJob
 from streams.core.shard_state import encode_identity
 from streams.encoder import EncoderCache
 from streams.replay.cli import register
-from streams.replay.points import choose_manifest, open_replay_source
+from streams.replay.forecast import _measure
+from streams.replay.points import choose_manifest, open_replay_source, plan_replay
 from streams.replay.replay import ReplayPace
 from streams.shard.log_ends import LogEnds
 from streams.shard.shard import Shard, open_shard
-from streams.shard.snapshot_files import write_snapshot
+from streams.shard.snapshot_files import list_snapshots, write_snapshot
 from streams.versions.checkpoints import CheckpointGate, handle_checkpoints
 from streams.versions.publication import Publication
 from tests.streams.digests import digest_blocks
@@ -206,6 +207,18 @@ def test_a_replay_from_a_snapshot_has_the_digest_of_the_live_version_and_reads_o
     assert by_offset.digest_equal and sum(s.records for s in by_offset.shards) == whole - 6
     too_early = replay(nearline, tmp_path / "too-early", start="0")
     assert too_early.digest_equal and sum(s.records for s in too_early.shards) == whole
+
+
+def test_the_sample_of_a_forecast_counts_no_updates_of_the_snapshot(nearline: Nearline, tmp_path: Path) -> None:
+    snapshot_at(nearline, tmp_path / "base", "item-features=2,2;new-items=1,1")
+    source, state = nearline.source, ControlLog(nearline.store).refresh()
+    encoder, updates = EncoderCache(nearline.store).get(1, nearline.manifest.checkpoint_sha256), list[int]()
+    for number, start in enumerate(("earliest", "snapshot")):
+        plan = plan_replay(source, state, start, "1.0")
+        plan = dataclasses.replace(plan, shards=plan.shards[:1])
+        updates.append(_measure(source, plan, encoder, SystemClock(), 10, tmp_path / str(number)).updates)
+    before = next(one.snapshot.updates for one in list_snapshots(nearline.store, 0)[0] if one.snapshot.unique == plan.shards[0].snapshot)
+    assert before > 0 and updates[1] == updates[0] - before
 
 
 def test_a_replay_from_a_snapshot_that_was_killed_goes_on_from_its_own_offsets(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.clock import SystemClock
 from infra.command import AsJson, group_of, print_data, print_parts, read_settings, say
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Join allocation-outcomes with impressions and fit costs, values, the drop rule and the gate. A table serves its values only if the gate is open."""
-    import time
-
+    from infra.index.store import fetch_store_time_ms
     from schemas.allocation import encode_table
     from streams.allocation.join import join_outcomes
     from streams.allocation.program import actions_of, fit_cached, fit_table, publish_table, read_impressions, read_outcomes
@@ -44,7 +44,9 @@ def fit(
     impressions = read_impressions(settings, outcomes)
     joined = join_outcomes(outcomes, impressions, actions)
     say(f"fitting {len(joined.took_R)} requests")
-    table, why = fit_table(joined, actions, version, time.time_ns() // 1_000_000, budget)
+    # Servers follow the newest table, whichever machine it was fitted on.
+    now_ms = fetch_store_time_ms(_store()) if publish else SystemClock().now_ms()
+    table, why = fit_table(joined, actions, version, now_ms, budget)
     table = fit_cached(table, outcomes, impressions)
     if out is not None:
         out.write_bytes(encode_table(table))

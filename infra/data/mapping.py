@@ -240,7 +240,7 @@ class Holdout(Part):
 
     @property
     def holds_out_the_end(self) -> bool:
-        """Whether what is held out is the end of the log."""
+        """Whether the end of the log is held out."""
         return self.hold_out and self.split == "time"
 
 

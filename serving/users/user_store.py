@@ -8,7 +8,7 @@ Invariants:
 - A snapshot shows one moment and never changes afterwards. One thread folds, one deletes records whose letters were sent, any thread may read.
 - Memory is bounded by the number of decoded users and of their behaviours; the least recently used user is dropped first. Everything is on disk, and
   losing the disk costs a replay of the log.
-- The event loop looks in memory alone, under a lock that nobody holds while the disk works: a disk that stalls delays no ranking of a user in memory.
+- The event loop looks in memory alone, under a lock that no thread holds while the disk works. So a disk that stalls delays no ranking of a user in memory.
 
 Directory: <data_dir>/<hash of the view's identity>/<number>. Each server of an index on one host takes the first that no other process holds. A view from an
 earlier run continues from its offsets, so a restart takes seconds. One that cannot be opened is deleted and built again, which costs time but never an answer.
@@ -69,7 +69,7 @@ HistoryOffsets = tuple[int, int]  # last offset folded of user-features and of u
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class KnownUser:
-    """An immutable snapshot of one user; a newer one shares the unchanged parts. `profile`: its own features with the statistics over them, `parts`.
+    """An immutable snapshot of one user. A newer one shares the unchanged parts. `profile`: its own features with the statistics over them, `parts`.
     `offsets` differ whenever the history does."""
 
     profile: Mapping[str, Any]

@@ -37,7 +37,7 @@ def test_that_the_log_was_read_is_noted_while_records_come_without_a_pause(
 def test_a_view_that_missed_half_a_day_of_the_log_is_built_again_when_the_broker_answers(
     tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log was noted as read while nobody answered. Profiles deleted meanwhile can be gone from it, and stayed in the view."""
+    """The log was noted as read while no broker answered. Profiles deleted meanwhile can be gone from it, and stayed in the view."""
     monkeypatch.setattr(user_follower, "_SEEN_EVERY_S", 0.0)
     monkeypatch.setattr(user_follower, "_LOOK_EVERY_S", 0.1)
     apply_topics(bootstrap_servers, topic_prefix, 1, M)

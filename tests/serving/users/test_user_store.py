@@ -302,7 +302,7 @@ def test_a_disk_that_stalls_delays_no_look_in_memory(open_store: Open) -> None:
 def test_a_view_that_could_not_be_built_again_does_not_go_on_from_offsets_that_it_lost(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Removed, and not made anew on a full disk: the empty one that was opened later went on from the former offsets, without any user."""
+    """Removed, and not built again on a full disk: the empty one that was opened later went on from the former offsets, without any user."""
     store, record = open_store(), behaviours(3, Behaviour(user_id=1, item_id=1, time_ms=1), partition=home(1))
     store.fold_record(record)
 

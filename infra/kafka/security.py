@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -270,8 +271,8 @@ def as_connection(bootstrap: Bootstrap) -> KafkaConnection:
 
 
 def _is_loopback(address: str) -> bool:
-    host = address.strip().rpartition("://")[2].rpartition(":")[0].strip("[]")
     try:
+        host = urlsplit("//" + address.strip().rpartition("://")[2]).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

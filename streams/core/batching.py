@@ -16,6 +16,7 @@ from schemas.limits import UPDATES_PER_RECORD_MAX, WRITE_BATCH_UPDATES_MAX
 assert UPDATES_PER_RECORD_MAX <= WRITE_BATCH_UPDATES_MAX
 
 Partition = tuple[str, int]  # topic without prefix, partition
+_FETCHED_AHEAD_MAX = 20_000  # records of a partition that arrive after a seek from before it: a client and a stream hold fewer
 
 
 def plan_fresh(partition: int, next_offsets: Mapping[str, int], records: Iterable[tuple[str, int]]) -> list[int]:
@@ -63,25 +64,27 @@ class Remedy(enum.Enum):
 
 
 class GapWatch:
-    """Remembers for each partition the last record that was refused because of a hole."""
+    """Remembers for each partition the last record that was refused because of a hole, and how many have been refused since the seek."""
 
     def __init__(self) -> None:
-        self._refused_to: dict[Partition, int] = {}
+        self._refused: dict[Partition, tuple[int, int]] = {}
 
     def choose_remedy(self, partition: Partition, offsets: Sequence[int]) -> Remedy:
         """After records of `partition` with these offsets were refused because of a hole.
 
-        Records that were fetched before a seek still arrive, and they begin where the refused ones ended; a fetch after the seek begins lower.
+        Records that were fetched before a seek still arrive, and they begin where the refused ones ended; a fetch after the seek begins lower. It does not if
+        retention has passed the refused records meanwhile. So after more records than a client fetches ahead comes another seek.
         """
-        refused_to = self._refused_to.get(partition)
+        refused_to, count = self._refused.get(partition, (None, 0))
         if refused_to is not None and offsets[0] <= refused_to:
             return Remedy.STOP
-        self._refused_to[partition] = offsets[-1]
-        return Remedy.SEEK if refused_to is None else Remedy.WAIT
+        waits = refused_to is not None and count < _FETCHED_AHEAD_MAX
+        self._refused[partition] = (offsets[-1], count + len(offsets) if waits else 0)
+        return Remedy.WAIT if waits else Remedy.SEEK
 
     def passed(self, partition: Partition) -> None:
         """Records of `partition` were applied: if there was a hole, it is closed."""
-        self._refused_to.pop(partition, None)
+        self._refused.pop(partition, None)
 
 
 def plan_runs(offsets: Sequence[int]) -> list[slice]:

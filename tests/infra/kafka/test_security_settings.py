@@ -27,7 +27,9 @@ def test_plain_text_beyond_loopback_needs_a_setting_that_says_so() -> None:
     assert client_config(load(AIF_KAFKA_SECURITY__PROTOCOL="SSL").connection())["security.protocol"] == "SSL"
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:9092", "localhost:9092,kafka:9092", "[2001:db8::1]:9092", "localhost.example.com:1", "kafka", "[1:9092"])
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1:9092", "localhost:9092,kafka:9092", "[2001:db8::1]:9092", "localhost.example.com:1", "kafka", "[1:9092"]
+)
 def test_every_address_counts(address: str) -> None:
     with pytest.raises(Misconfigured, match="kafka_plain_text"):
         client_config(address)

@@ -52,6 +52,14 @@ def test_the_first_hole_asks_for_a_seek_and_the_same_hole_again_for_a_stop() -> 
     assert watch.choose_remedy(P, [7, 8]) is Remedy.STOP
 
 
+def test_a_hole_ends_a_process_although_retention_passed_the_refused_records_before_the_seek() -> None:
+    """Every later fetch then begins after the refused records, like those that were fetched before the seek."""
+    watch = GapWatch()
+    remedies = [watch.choose_remedy(P, range(first, first + 500)) for first in range(1_000, 100_000, 500)]
+    assert remedies[:2] == [Remedy.SEEK, Remedy.WAIT] and Remedy.SEEK in remedies[2:]
+    assert watch.choose_remedy(P, range(1_000, 1_500)) is Remedy.STOP, "the fetch after that seek begins at the start of the log"
+
+
 def test_a_hole_that_closed_may_open_again_elsewhere() -> None:
     watch = GapWatch()
     assert watch.choose_remedy(P, [7]) is Remedy.SEEK

@@ -254,6 +254,11 @@ class MappedCatalogue:
         window = sources.window_ms()
         first, last = sources.usual_times
         cuts = plan_cuts(first, sources.now_ms, window, cut_of(self.mapping, window))
+        if not cuts and first == last:
+            raise sources.reject(
+                "[behaviours] time",
+                f"gives every positive one time, {spell_time(first)}; a model learns from behaviours what comes after them: name a column of different times",
+            )
         if not cuts:
             raise sources.reject(
                 "[impressions] window_days",

@@ -143,6 +143,11 @@ def test_the_mapping_without_a_mistake_is_read(tmp_path: Path) -> None:
             "[impressions]\nwindow_days = 90",
             "evaluation at 2024-03-25T00:00:00+00:00: the positives are from 2024-03-01T00:00:00+00:00 to 2024-03-29T00:00:00+00:00; give a smaller one",
         ),
+        (
+            'time = "when"\nwhere = "count > 0"\n[evaluation]\nfrom = 2024-03-20',
+            'time = { value = "2024-03-20" }',
+            "gives every positive one time, 2024-03-20",
+        ),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, before: str, after: str, words: str) -> None:

@@ -323,7 +323,7 @@ def measure_crash(kills: int, seed: int, items: int, updates_per_s: float, kinds
     figures = Figures(CRASH, {**config, "session_timeout_s": SESSION_TIMEOUT_S})
     flaky = has_compiler()
     catalogue, plans = open_world(items), plan_kills(kills, seed, {k: w for k, w in kinds.items() if flaky or k != FLAKY})
-    settings: dict[str, Any] = {"AIF_WORKER__SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}", "AIF_BUILD__SNAPSHOT_EVERY_UPDATES": "2000"}
+    settings = {"AIF_WORKER__SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}", "AIF_BUILD__SNAPSHOT_EVERY_UPDATES": "2000"}
     with open_bench_stage(**settings) as stage, AppliedWatch(stage) as watch:
         stage.publish_catalogue(catalogue)
         (disk := stage.directory / "failing-disk").mkdir()

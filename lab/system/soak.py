@@ -26,6 +26,7 @@ from lab.system.crash_traffic import Traffic
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from schemas.errors import Unavailable
 from schemas.events import Behaviour
+from schemas.ids import IdKind
 
 SOAK = read_bench("bench soak")
 
@@ -90,7 +91,7 @@ def measure_soak(seconds: float, settle_s: float, items: int, rate: float, versi
     """The mixed load for `seconds`; slopes from `settle_s` on. Raises Unavailable where a process ends."""
     config = {"seconds": seconds, "settle_s": settle_s, "items": items, "rate": rate, "version_every_s": version_every_s}
     figures, catalogue = Figures(SOAK, config), open_world(items)
-    with open_bench_stage(broker_heap_mib=_BROKER_HEAP_MIB, **_BOUNDS) as stage:
+    with open_bench_stage(IdKind.INT64, _BROKER_HEAP_MIB, **_BOUNDS) as stage:
         began = tell("publish the catalogue, build, load")
         stage.publish_catalogue(catalogue)
         worker = stage.start_worker()

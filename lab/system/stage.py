@@ -114,7 +114,7 @@ class BenchStage(Stage):
 
 
 @contextmanager
-def open_bench_stage(id_kind: IdKind = IdKind.INT64, /, broker_heap_mib: int = HEAP_MIB, **settings: str) -> Iterator[BenchStage]:
+def open_bench_stage(id_kind: IdKind = IdKind.INT64, broker_heap_mib: int = HEAP_MIB, /, **settings: str) -> Iterator[BenchStage]:
     """A stage with its broker, removed at the end with everything in it, also when a TERM ends the bench. After an error its logs are kept."""
     leave_in_order()
     directory = Path(tempfile.mkdtemp(prefix="aif-bench-"))

@@ -69,28 +69,27 @@ def test_clicked_items_are_looked_for_among_those_shown_and_drawn(
     assert (found["requests"], found["users"]) == (len(held), len(users_of(held)))
 
 
+def pairs_shown(users: int, apart: int, items: list[ItemFeaturesUpdate]) -> TrainingSet:
+    """A request of each user at 300, with two items of which the first is clicked; the items of the next user come `apart` later."""
+    spec, events = shop()
+    impressions = [
+        ImpressionRecord(request_id=str(u), user_id=u, time_ms=300, items=shown(IdKind.INT64, (apart * u, True), (apart * u + 1, False)))
+        for u in range(users)
+    ]
+    return join_events(spec, None, dataclasses.replace(events, items=items, impressions=impressions), every_item=True)
+
+
 def test_a_model_that_tells_nothing_apart_finds_the_clicked_by_chance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shown items come before those drawn, and ties are broken by the order: it must not reveal the clicks."""
-    spec, events = shop()
     items = [ItemFeaturesUpdate(item_id=n, version=0, features={"category": 1, "price": 1.0, "stock": 1}) for n in range(1_500)]
-    impressions = [
-        ImpressionRecord(request_id=str(u), user_id=u, time_ms=300, items=shown(IdKind.INT64, (7 * u, True), (7 * u + 1, False)))
-        for u in range(200)
-    ]
-    held = join_events(spec, None, dataclasses.replace(events, items=items, impressions=impressions), every_item=True)
+    held = pairs_shown(200, 7, items)
     monkeypatch.setattr(held_out, "score_tasks", lambda network, asked: np.zeros((*asked.row_QC.shape, 1), np.float32))
     found = HeldOut(held, held).measure(None)  # type: ignore[arg-type]
     assert found is not None and found["gauc"][0] == 0.5 and 0.05 < found["recall_at_100"][0] < 0.15
 
 
 def test_a_request_whose_items_came_later_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, events = shop()
-    items = [ItemFeaturesUpdate(item_id=n, version=0 if n < 40 else 500, features={"category": 1}) for n in range(60)]
-    impressions = [
-        ImpressionRecord(request_id=str(u), user_id=u, time_ms=300, items=shown(IdKind.INT64, (2 * u, True), (2 * u + 1, False)))
-        for u in range(30)
-    ]
-    held = join_events(spec, None, dataclasses.replace(events, items=items, impressions=impressions), every_item=True)
+    held = pairs_shown(30, 2, [ItemFeaturesUpdate(item_id=n, version=0 if n < 40 else 500, features={"category": 1}) for n in range(60)])
     monkeypatch.setattr(held_out, "score_tasks", lambda network, asked: np.zeros((*asked.row_QC.shape, 1), np.float32))
     found = HeldOut(held, held).measure(None)  # type: ignore[arg-type]
     assert found is not None and (len(held), found["requests"], found["users"]) == (30, 20, 20)

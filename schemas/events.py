@@ -211,7 +211,7 @@ class ServerReport(Record):
         answers            rankings that were given; `not_finite` of them hold a score or a probability that is not a number
         failed             requests that ended in an internal error of the server
         parity_checked     answers that the reference recomputed; `parity_mismatched` of them differed by more than a rounding
-        processor_ms       processor time of the engine's own thread for all these rankings together
+        candidates         of all these rankings; `processor_ms` is the processor time of the engine's own thread for them
         latency_..., probability_...   of the answers; null without answers
     """
 
@@ -227,6 +227,7 @@ class ServerReport(Record):
     parity_mismatched: Count = 0
     latency_p50_ms: Milliseconds | None = None
     latency_p99_ms: Milliseconds | None = None
+    candidates: Count = 0
     processor_ms: Milliseconds = 0.0
     probability_p05: Probability | None = None
     probability_p50: Probability | None = None

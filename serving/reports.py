@@ -1,6 +1,6 @@
 """What this server observed of the version it serves: a record in server-reports every few seconds, for the workers' rollback rule.
 
-    answers, not finite, processor time, probabilities    from every ranking (`note`), by the version that answered
+    answers, their candidates and processor time, not finite, probabilities    from every ranking (`note`), by the version that answered
     failed, latencies                     from the process's metrics: the change since the last report
     parity                                from the parity sampler (`note_parity`)
 
@@ -50,6 +50,7 @@ class _Counts:
 
     answers: int = 0
     not_finite: int = 0
+    candidates: int = 0
     processor_ms: float = 0.0
     parity_checked: int = 0
     parity_mismatched: int = 0
@@ -94,6 +95,7 @@ class Reporter:
             counts = self._counts.setdefault(result.token.version, _Counts())
             counts.answers += 1
             counts.not_finite += not fine
+            counts.candidates += result.candidates
             counts.processor_ms += result.processor_ms
             if fine and result.ids and len(counts.probabilities) * len(result.ids) < _PROBABILITIES_KEPT:
                 counts.probabilities.append(result.probabilities_AT[:, 0])
@@ -129,6 +131,7 @@ class Reporter:
             parity_mismatched=counts.parity_mismatched,
             latency_p50_ms=p50_ms,
             latency_p99_ms=p99_ms,
+            candidates=counts.candidates,
             processor_ms=counts.processor_ms,
             probability_p05=probabilities[0],
             probability_p50=probabilities[1],

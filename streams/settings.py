@@ -95,7 +95,7 @@ class RollbackSection(Section):
         _REPORTS.parity_share_max, ge=0.0, le=1.0, description="Share of recomputed answers that may differ from the reference"
     )
     parity_min: int = Field(_REPORTS.parity_min, ge=1, description="Recomputed answers before their share counts")
-    slower_max: float = Field(_REPORTS.slower_max, ge=1.0, description="Growth of an answer's processor time over the previous version")
+    slower_max: float = Field(_REPORTS.slower_max, ge=1.0, description="Growth of a candidate's processor time over the previous version")
     slow_ms_min: float = Field(
         _REPORTS.slow_ms_min, ge=0.0, description="Processor time of an answer below which a version never counts as slow"
     )

@@ -1,7 +1,7 @@
 """The one rule by which the live version is rolled back without an operator: servers report that it misbehaves. Pure.
 
     fault of a server   in the last `window_s` it answered at least `answers_min` requests with the live version, and too many of them failed or were not
-                        finite, or too many answers differ from the reference, or an answer takes much more processor time. Each must also be
+                        finite, or too many answers differ from the reference, or a candidate takes much more processor time. Each must also be
                         `worse_by` times as bad as what the same server reported of the backup version: a fault that was there before is not the
                         live version's
     rule                more than a `quorum` of the working servers have a fault
@@ -30,7 +30,8 @@ class ReportRules:
 
     bad_share_max     largest share of requests that failed or whose answer is not finite; a healthy server has 0.
     parity_share_max  largest share of answers that differ from the reference, of at least `parity_min`. One may differ because of a change in between.
-    slower_max        largest ratio of the processor time of an answer to the backup version's; below `slow_ms_min` nothing is too slow.
+    slower_max        largest ratio of the processor time of a candidate to the backup version's. Lists are shorter under load, so that of an answer differs
+                      without a fault; but no version is too slow whose answers take less than `slow_ms_min`.
     """
 
     enabled: bool = True
@@ -57,7 +58,8 @@ class Report:
     failed: int = 0
     parity_checked: int = 0
     parity_mismatched: int = 0
-    processor_ms: float = 0.0  # of all answers
+    candidates: int = 0  # of all answers, as is the processor time
+    processor_ms: float = 0.0
 
 
 ReportHistory = Mapping[Place, Sequence[Report]]  # ascending in time
@@ -77,26 +79,28 @@ def fold_report(history: ReportHistory, report: Report, horizon_ms: int) -> Repo
 
 @dataclass(frozen=True, slots=True)
 class ReportTotals:
-    """Some reports of one server on one version, taken together; `answer_ms`: processor time of an answer, None without answers."""
+    """Some reports of one server on one version, taken together. answer_ms, candidate_us: processor time of each."""
 
     requests: int
     bad_share: float
     parity_checked: int
     parity_share: float
-    answer_ms: float | None
+    answer_ms: float
+    candidate_us: float
 
 
 def sum_reports(reports: Sequence[Report]) -> ReportTotals:
-    """The totals; all shares are 0 where there is no report."""
+    """The totals; all shares and times are 0 where there is no report."""
     requests = sum(r.answers + r.failed for r in reports)
     checked = sum(r.parity_checked for r in reports)
-    answers = sum(r.answers for r in reports)
+    processor_ms = sum(r.processor_ms for r in reports)
     return ReportTotals(
         requests,
         sum(r.not_finite + r.failed for r in reports) / max(requests, 1),
         checked,
         sum(r.parity_mismatched for r in reports) / max(checked, 1),
-        sum(r.processor_ms for r in reports) / answers if answers else None,
+        processor_ms / max(sum(r.answers for r in reports), 1),
+        1e3 * processor_ms / max(sum(r.candidates for r in reports), 1),
     )
 
 
@@ -108,8 +112,8 @@ def find_fault(seen: ReportTotals, before: ReportTotals, rules: ReportRules) -> 
         return f"{seen.bad_share:.1%} of {seen.requests} requests failed or were not finite, {before.bad_share:.1%} before"
     if seen.parity_checked >= rules.parity_min and seen.parity_share > max(rules.parity_share_max, rules.worse_by * before.parity_share):
         return f"{seen.parity_share:.0%} of {seen.parity_checked} answers are not what the reference computes"
-    if seen.answer_ms and before.answer_ms and seen.answer_ms > max(rules.slow_ms_min, rules.slower_max * before.answer_ms):
-        return f"an answer takes {seen.answer_ms:.0f} ms of processor time, {before.answer_ms:.0f} ms before"
+    if seen.answer_ms > rules.slow_ms_min and seen.candidate_us > rules.slower_max * before.candidate_us > 0:
+        return f"a candidate takes {seen.candidate_us:.2g} us of processor time, {before.candidate_us:.2g} us before"
     return ""
 
 

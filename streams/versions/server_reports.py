@@ -32,7 +32,7 @@ def decode_report(record: SourceRecord) -> Report:
     told = decode_record(ServerReport, record.value)
     at_ms = record.timestamp_ms if record.timestamp_ms >= 0 else told.at_ms
     counts = told.answers, told.not_finite, told.failed, told.parity_checked, told.parity_mismatched
-    return Report(told.server_id, told.version, at_ms, *counts, told.processor_ms)
+    return Report(told.server_id, told.version, at_ms, *counts, told.candidates, told.processor_ms)
 
 
 class ServerReports(FollowerThread):

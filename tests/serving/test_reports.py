@@ -52,7 +52,7 @@ def test_a_report_counts_what_was_since_the_last_one(served: Served) -> None:
     assert report is not None
     assert (report.version, report.version_token, report.answers, report.not_finite, report.failed) == (4, "4.0-aaaaaaaa", 98, 1, 1)
     assert (report.parity_checked, report.parity_mismatched) == (2, 1)
-    assert report.processor_ms == pytest.approx(1.5 * 98)
+    assert report.processor_ms == pytest.approx(1.5 * 98) and report.candidates == 2 * 98
     assert report.probability_p05 == report.probability_p50 == report.probability_p95 == 0.25
     assert (
         report.latency_p50_ms is not None and 1.0 <= report.latency_p50_ms <= 2.0 and report.latency_p99_ms == pytest.approx(2.0, rel=0.1)

@@ -23,7 +23,7 @@ def history_of(*reports: Report) -> ReportHistory:
 
 
 def said(server: str = "a", version: int = 2, at_ms: int = NOW - 5_000, answers: int = 1_000, **what: float) -> Report:
-    return Report(server, version, at_ms, answers, **what)  # type: ignore[arg-type]
+    return Report(server, version, at_ms, answers, **{"candidates": 1_000 * answers, **what})  # type: ignore[arg-type]
 
 
 TWO = log(*lived(1, 2))
@@ -42,6 +42,11 @@ REPORTS: dict[str, tuple[tuple[Report, ...], bool]] = {
     "answers are unlike the reference": ((said(parity_checked=4, parity_mismatched=3),), True),
     "one of them is": ((said(parity_checked=1, parity_mismatched=1),), False),
     "much slower": ((BEFORE, said(processor_ms=50_000.0)), True),
+    "ten times longer lists": (
+        (dataclasses.replace(BEFORE, processor_ms=2_400.0), said(candidates=10_000_000, processor_ms=24_000.0)),
+        False,
+    ),
+    "short lists that are slow": ((dataclasses.replace(BEFORE, candidates=10_000_000), said(processor_ms=22_000.0)), True),
     "much slower and still fast": ((dataclasses.replace(BEFORE, processor_ms=400.0), said(processor_ms=12_000.0)), False),
     "slow, and its earlier time is unknown": ((said(processor_ms=900_000.0),), False),
     "one server of two": ((said("a", failed=300), said("b")), False),

@@ -257,7 +257,7 @@ class MappedCatalogue:
         if not cuts and first == last:
             raise sources.reject(
                 "[behaviours] time",
-                f"gives every positive one time, {spell_time(first)}; a model learns from behaviours what comes after them: name a column of different times",
+                f"gives every positive one time, {spell_time(first)}; a model learns which behaviours come after others: name a column of different times",
             )
         if not cuts:
             raise sources.reject(

@@ -1,7 +1,7 @@
 """The contents of an index store as retention sees them, and the removal of files (protocol B12).
 
-Invariants: a manifest or snapshot that cannot be read stops the removal, because the files that it names are then unknown. If the name of a
-file may be put again, its time is read before it is removed: another process may have put the same bytes since the plan was made.
+Invariants: a manifest or snapshot that cannot be read stops the removal, because the files that it names are then unknown. Before a file
+whose name may be put again is removed, its time is read: another process may have put the same bytes since the plan was made.
 """
 
 from collections.abc import Callable, Collection, Iterable

@@ -47,5 +47,5 @@ class Bootstrap:
         value = figure(lambda values: np.array(values.mean()))
         tail = 100 * (1 - CONFIDENCE) / 2
         known_R = drawn_R[~np.isnan(drawn_R)]
-        low, high = np.percentile(known_R, [tail, 100 - tail]) if len(known_R) else (value, value)  # of nobody: not a number
+        low, high = np.percentile(known_R, [tail, 100 - tail]) if len(known_R) else (value, value)  # of no user: not a number
         return Interval(float(value), float(low), float(high))

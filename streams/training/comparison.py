@@ -54,8 +54,8 @@ def compare(measured: Mapping[str, Mapping[str, UserValues]]) -> list[Gain]:
 
 
 def judge(gains: list[Gain]) -> list[str]:
-    """What a user should read first: each measure in which the model does not beat the best plain score, and that few are measured. A measure that says
-    nothing of anybody, such as of new items where nobody takes any, has no winner."""
+    """What a user should read first: each measure in which the model does not beat the best plain score, and that few are measured. A measure of no
+    user, such as that of new items where no user takes any, has no winner."""
     return [str(gain) for gain in gains if gain.counted and not gain.is_sure] + doubt_few(gains)
 
 

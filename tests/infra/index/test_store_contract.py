@@ -124,7 +124,7 @@ def test_what_a_killed_process_was_putting_is_never_seen_and_can_be_put_again(pl
     with pytest.raises(Unavailable, match="missing_file"):
         place.store.get(path)
     place.store.scratch.remove_dead(0.0)
-    assert list(place.store.local_root.rglob(f"{TEMPORARY_PREFIX}*")) == [], "a worker removes what is left at its start"
+    assert list(place.store.local_root.rglob(f"{TEMPORARY_PREFIX}*")) == [], "a worker removes the rest at its start"
     place.store.put_file(path, local)
     assert place.store.get(path) == local.read_bytes()
 

@@ -75,7 +75,7 @@ def test_a_batch_has_the_numbers_as_of_each_request_over_those_of_the_profile() 
     table = build_item_table(counting_spec(), None, told.items, told.new_items, None)
     frozen = join_table(counting_spec(), table, users, told.impressions, frozen_ms=60)
     assert read(frozen) == [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
-    assert read(ask(frozen, [1], 151, np.array([[1]]))) == [[3.0, 1.0]], "who asks later knows more"
+    assert read(ask(frozen, [1], 151, np.array([[1]]))) == [[3.0, 1.0]], "a later question knows more"
 
 
 def test_requests_after_a_time_see_items_and_histories_as_of_it() -> None:

@@ -228,8 +228,9 @@ async def call_at_rate(call: Callable[[int, float], Coroutine[None, None, None]]
     return await call_at(call, [number / rate_per_s for number in range(max(1, round(rate_per_s * seconds)))])
 
 
-async def call_at(call: Callable[[int, float], Coroutine[None, None, None]], moments_s: Sequence[float]) -> float:
-    """`call(number, intended_s)` at each of the moments, in seconds after the start; else as `call_at_rate`."""
+async def call_at(call: Callable[[int, float], Coroutine[None, None, None]], moments_s: Iterable[float]) -> float:
+    """`call(number, intended_s)` at each of the moments, in seconds after the start; else as `call_at_rate`. Each moment is taken when the call before
+    it has begun."""
     start_s = time.perf_counter()
     async with asyncio.TaskGroup() as calls:
         for number, moment_s in enumerate(moments_s):

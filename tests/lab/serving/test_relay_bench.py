@@ -1,6 +1,7 @@
 """The relay's bench: what counts as good, its grid of lengths, and the differences that it reports."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -21,10 +22,22 @@ from lab.serving.relay import (
 MS_PER_BEHAVIOUR = 0.01
 
 
-def test_a_window_is_good_if_99_of_100_requests_are_answered_within_the_budget() -> None:
-    assert Window(latencies_ms=[30.0] * 99 + [31.0]).good(30.0)
-    assert not Window(latencies_ms=[30.0] * 98 + [31.0] * 2).good(30.0)
-    assert not Window(latencies_ms=[30.0] * 99, failed=2).good(30.0)
+def test_bad_requests_are_late_or_failed() -> None:
+    assert Window(latencies_ms=[30.0] * 98 + [31.0], failed=2).bad(30.0) == 3
+
+
+class LateLoad(Load):
+    """Every answer comes at once, and counts as late."""
+
+    async def _run(self, window: Window, users: Sequence[int], moments_s: Iterable[float]) -> None:
+        for _ in moments_s:
+            window.latencies_ms.append(31.0)
+
+
+def test_a_window_ends_when_it_has_too_many_bad_requests() -> None:
+    load = LateLoad(BenchServer("", 0, np.zeros((1, 1))), RelayPlan(), signals=False)
+    assert len(load.run([0], 12.0, 120, bad_max=1.2).latencies_ms) == 2
+    assert len(load.run([0], 12.0, 120).latencies_ms) == 120, "a window that is no search runs to its end"
 
 
 def test_lengths_double_every_eight_steps() -> None:
@@ -42,7 +55,7 @@ def test_fp32_in_pieces_is_one_pass_and_stores_of_fewer_bits_are_farther_from_it
 class FakeLoad(Load):
     """Answers of a server that takes MS_PER_BEHAVIOUR for each behaviour, and more the busier it is."""
 
-    def run(self, users: Sequence[int], rate_per_s: float, requests: int) -> Window:
+    def run(self, users: Sequence[int], rate_per_s: float, requests: int, bad_max: float = math.inf) -> Window:
         length = self.plan.grid[users[0] // self.plan.users]
         return Window([length * MS_PER_BEHAVIOUR * (1 + rate_per_s / 100)] * requests)
 

@@ -25,7 +25,7 @@ from schemas.limits import CONTROL_ENTRY_BYTES_MAX, MIB
 FOLD_EVERY = 100  # entries: what a reader has to read at most, give or take a crash
 FOLDS_KEPT = 3
 _FOLD_BYTES_MAX = 64 * MIB
-_REMOVED_MAX = 10_000  # files in one call, so that the caller's other work goes on
+_REMOVED_MAX = 1_000  # files in one call, so that the caller's other work goes on
 _ENTRY = re.compile(r"control/(\d{9})")
 _FOLD = re.compile(r"folds/(\d{9})")
 _log = logging.getLogger("aif.index.folds")

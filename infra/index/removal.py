@@ -31,8 +31,10 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
     manifests: dict[tuple[int, int], Manifest] = {}
     snapshots, seals = [], []
     for path in [f.path for f in files if f.path.endswith(".json")]:
+        segments, seal = path.split("/"), SEAL_PATH.fullmatch(path)
+        if seal is not None and (int(seal[1]), int(seal[2])) not in wanted:
+            continue
         raw = read_if_there(store, path)
-        segments = path.split("/")
         if raw is None:
             continue
         if segments[0] == "snapshots" and len(segments) == 4:
@@ -41,7 +43,7 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
             manifest = _decode(store, path, partial(decode_manifest, expected_sha256=published.get(path)), raw)
             if manifest_path(manifest.version, manifest.revision) == path:
                 manifests[manifest.version, manifest.revision] = manifest
-        elif (named := SEAL_PATH.fullmatch(path)) and (int(named[1]), int(named[2])) in wanted:
+        elif seal is not None:
             seals.append(_decode(store, path, partial(decode_seal, path=path), raw))
     return StoreContent(files, manifests, seals, snapshots, used)
 

@@ -4,9 +4,11 @@ Snapshots: the store is asked once after a shard was opened. From then on only t
 updates lie at most `every_s` and about `every_updates` updates. The setting `every_s` is at most half of the shortest retention of its topics (A6, A8). So
 the log always completes the last two snapshots. With `every_updates` a new owner is ready in seconds.
 Retention: first comes the `drop` entry, and the files go a grace period later. Only the owner of a shard removes its files, because the owner knows which
-parts the shard still uses. Files of no shard may be removed by any worker, also by several at once.
+parts the shard still uses. Files of no shard may be removed by any worker, also by several at once. A step removes files for about a second, because an
+object store takes minutes for thousands of them, and rollbacks and seals wait for the end of the step.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +19,7 @@ from infra.index.removal import read_store_content, remove_due
 from infra.index.store import IndexStore
 from schemas.index.control import ControlState, Entry
 from schemas.index.lifecycle import EntryKind
-from schemas.index.retention import RetentionRules, plan_drops, plan_freezes, plan_removals
+from schemas.index.retention import Removal, RetentionRules, plan_drops, plan_freezes, plan_removals
 from schemas.index.shard_snapshot import ShardSnapshot
 from schemas.topics import SNAPSHOT_INTERVAL_HOURS
 from streams.builders.running_jobs import OwnedShard, on_shard
@@ -25,6 +27,7 @@ from streams.shard.shard import Shard
 from streams.shard.snapshot_files import FoundSnapshot, list_snapshots
 
 _REMOVE_EVERY_S_MAX = 600.0
+_REMOVE_S_MAX = 1.0  # in one step
 SNAPSHOT = -1  # stands for the version in the key of a snapshot job
 
 
@@ -71,6 +74,7 @@ class StoreKeeper:
     def __init__(self, control_log: ControlLog, store: IndexStore, clock: Clock, rules: RetentionRules, by: str) -> None:
         self._control_log, self._store, self._clock, self._rules, self._by = control_log, store, clock, rules, by
         self._next_at = float("-inf")
+        self._planned: deque[Removal] = deque()
 
     def freeze(self) -> list[int]:
         """Freezes the published versions that newer ones make needless, with one entry each. Returns those it froze."""
@@ -91,17 +95,23 @@ class StoreKeeper:
         return done
 
     def remove(self, tasks: Sequence[OwnedShard]) -> int:
-        """Removes the files that are due, at most every few minutes; how many. Raises what the store raises, and Corrupted for a damaged manifest."""
-        if self._clock.monotonic() < self._next_at:
-            return 0
+        """Plans every few minutes which files are due, and removes some of them in each step; how many. Raises what the store raises, and Corrupted for a
+        damaged manifest."""
+        removed = self._plan(tasks) if self._clock.monotonic() >= self._next_at else 0
+        until, shards = self._clock.monotonic() + _REMOVE_S_MAX, {task.number for task in tasks}
+        while self._planned and self._clock.monotonic() < until:  # one that fails stays the next one: a manifest goes before its files
+            removed += len(remove_due(self._store, [self._planned[0]], self._clock.now_ms(), self._rules, shards))
+            self._planned.popleft()
+        return removed
+
+    def _plan(self, tasks: Sequence[OwnedShard]) -> int:
         self._next_at = self._clock.monotonic() + min(_REMOVE_EVERY_S_MAX, self._rules.grace_ms / 2_000)
         folded = remove_folded(self._store, self._clock.now_ms(), self._rules.grace_ms)
         # The shards first, then the store: a part that a shard takes in between is younger than the grace period.
         used = {directory for task in tasks for directory in on_shard(task, _used_directories)}
         content = read_store_content(self._store, self._control_log.state, used)
-        removals = plan_removals(self._control_log.state, content, self._rules)
-        removed = remove_due(self._store, removals, self._clock.now_ms(), self._rules, {task.number for task in tasks})
-        return folded + len(removed)
+        self._planned = deque(plan_removals(self._control_log.state, content, self._rules))
+        return folded
 
 
 def _used_directories(shard: Shard) -> list[str]:

@@ -60,6 +60,27 @@ def test_old_versions_are_dropped_then_their_files_go_and_what_is_left_verifies(
     started.close()
 
 
+def test_a_step_ends_though_the_store_takes_minutes_to_remove_what_is_due(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollback waits for the end of the step. An object store takes tens of milliseconds for each file."""
+    worker = Worker(world, keep=RetentionRules(2, 100_000), reseal_interval_s=1e12)
+    live_four_times(world, worker)
+    remove, removed = world.store.remove, list[str]()
+
+    def remove_slowly(path: str) -> None:
+        world.clock.seconds += 0.3
+        removed.append(path)
+        remove(path)
+
+    monkeypatch.setattr(world.store, "remove", remove_slowly)
+    world.clock.seconds = LATE_S
+    worker.step()
+    assert world.store.list("versions/1/") and world.clock.seconds < LATE_S + 3
+    for _ in range(20):
+        worker.step()
+    assert not world.store.list("versions/1/") and not world.store.list("versions/2/")
+    assert [path.endswith(".json") for path in removed] == sorted((path.endswith(".json") for path in removed), reverse=True)
+
+
 def test_checkpoints_during_a_hold_add_neither_increments_nor_files_without_end(world: World) -> None:
     worker = Worker(world, keep=RetentionRules(2, 100_000), reseal_interval_s=1e12)
     worker.settle()

@@ -4,7 +4,8 @@ This thread decodes; the engine gets arrays, one whole record at a time (at most
 answer sees half a record, and none claims more than was applied.
 Invariant: a position that the log no longer holds is an error (`delta_position_gone`), never a silent jump; a record of another cluster's index-deltas is
 one too (`other_topic`). A record that no shard wrote holds nothing of the index: it is logged and passed over. If the next record's sequence leaves one out,
-the record was the shard's own, damaged. That is an error (`delta_lost`), or the watermark would include changes that were never applied.
+the record was the shard's own, damaged. That is an error (`delta_lost`), or the watermark would include changes that were never applied. So the follower
+also reads the record before a version's position, if the log still has it: only its sequence shows that the first record is damaged.
 
 Before it goes live, a version catches up. A server that serves a version waits: the next one goes live with every delta that was in the log at the hand-over
 (C2). A server that has just started may be unable to: the broker is away, or the deltas are damaged or gone. It serves the sealed files with the deltas that
@@ -85,13 +86,19 @@ class DeltaFollower(FollowerThread):
         on_stranger: Callable[[SourceRecord], None],
     ) -> None:
         effect, name = f"version {resident.version} answers without newer changes", f"deltas-{resident.version}"
-        super().__init__(kafka, INDEX_DELTAS, lambda _: self._positions, self._hand_over, RETRY_S, effect, name, topic_id, self._stops_at)
+        super().__init__(kafka, INDEX_DELTAS, self._begin_at, self._hand_over, RETRY_S, effect, name, topic_id, self._stops_at)
         self.version, self.layout, self._resident = resident.version, resident.tables.layout, resident
         self._on_stranger = on_stranger
         self.error: AifError | None = None
         self._engine, self._positions = engine, dict(resident.positions)
         self._sequences: dict[int, int] = {}  # by partition, of its last record that a shard wrote
         self._passed_over: dict[int, int] = {}  # by partition, the offset of one that does not read, since that record
+
+    def _begin_at(self, topic: str) -> dict[int, int]:
+        """The positions, one record earlier where no sequence is known yet."""
+        unknown = self._positions.keys() - self._sequences.keys()
+        starts = start_offsets(self._kafka.bootstrap, topic, deadline_s=ALONE_S_MAX) if unknown else {}
+        return {p: at - 1 if p in unknown and starts.get(p, at) < at else at for p, at in self._positions.items()}
 
     def _stops_at(self, error: Exception) -> bool:
         """Where the broker is away, it continues from the last position that was handed over. Any other error needs a new load of the version."""
@@ -104,6 +111,10 @@ class DeltaFollower(FollowerThread):
 
     def _hand_over(self, record: SourceRecord) -> None:
         delta = find_delta({self.version: self.layout}, record.partition, record.value or b"")
+        if record.offset < self._positions[record.partition]:
+            if delta is not None:
+                self._sequences[record.partition] = delta.header.sequence
+            return
         if delta is None:
             self._on_stranger(record)
             self._passed_over[record.partition] = record.offset

@@ -77,6 +77,24 @@ def test_a_server_that_starts_on_a_damaged_delta_serves_what_came_before_it_and_
     assert d.follower.behind == ""
 
 
+def test_a_damaged_delta_that_is_the_first_one_of_a_version_is_an_error(deployment: Deployment) -> None:
+    """The version begins after the record with sequence 4, which shows that 5 is missing. A foreign record there leaves none out."""
+    d = deployment
+    for sequence, damage in ((3, False), (4, False), (5, True), (6, False)):
+        record = foreign_delta(d.version, shard=0, sequence=sequence)
+        d.deltas.write_raw(0, flipped(record) if damage else record)
+    d.publish(1, d.version, positions=(2, 0))
+    d.follower.start()
+    wait_until(lambda: "delta_lost" in d.follower.behind, WAIT_S, "the reason")
+    assert d.engine.status().residents[0].watermark[0]["index-deltas"] == 2
+    d.deltas.write_raw(0, b"not a delta")
+    d.deltas.write_raw(0, foreign_delta(d.version, shard=0, number=2, sequence=7))
+    d.publish(2, d.version, positions=(4, 0))
+    d.wait_live(2)
+    second = next(report for report in d.engine.status().residents if report.token.version == 2)
+    assert second.watermark[0]["index-deltas"] == 6 and d.follower.behind == ""
+
+
 def test_a_record_with_a_right_checksum_and_wrong_rows_is_counted_and_passed_over(deployment: Deployment) -> None:
     """A decode of one that took its keys for ids gave more ids than rows, and compiled code read past its arrays."""
     d = deployment

@@ -31,7 +31,10 @@ def fit(
     publish: Annotated[bool, typer.Option("--publish", help="Put it into the index store: servers of the version follow it.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Join allocation-outcomes with impressions and fit costs, values, the drop rule and the gate. A table serves its values only if the gate is open."""
+    """Join allocation-outcomes with impressions and fit costs, values, the drop rule and the gate. A table serves its values only if the gate is open.
+
+    It reads all retained records of both topics. Of more than 300,000 outcomes it keeps those of some users, chosen by hash: `users_share` of all.
+    """
     from infra.index.store import fetch_store_time_ms
     from schemas.allocation import encode_table
     from streams.allocation.join import join_outcomes
@@ -39,7 +42,7 @@ def fit(
 
     settings = read_settings()
     say("reading allocation-outcomes and impressions")
-    outcomes = read_outcomes(settings, version)
+    outcomes, users_share = read_outcomes(settings, version)
     actions = actions_of(outcomes)
     impressions = read_impressions(settings, outcomes)
     joined = join_outcomes(outcomes, impressions, actions)
@@ -51,7 +54,7 @@ def fit(
     if out is not None:
         out.write_bytes(encode_table(table))
     path = publish_table(_store(), table) if publish else ""
-    print_data(_head(table) | {"drop_rule": why, "published": path}, as_json)
+    print_data(_head(table) | {"drop_rule": why, "users_share": users_share, "published": path}, as_json)
 
 
 def show(
@@ -78,8 +81,9 @@ def replay(version: _Version, as_json: AsJson = False) -> None:
     from streams.allocation.program import newest_table, read_outcomes, replay_table
 
     table = newest_table(_store(), version)
-    requests = join_outcomes(read_outcomes(read_settings(), version), (), table.actions).samples.requests
-    print_parts(_head(table) | {"replayed": len(requests)}, {"budgets": replay_table(table, requests)}, as_json)
+    outcomes, users_share = read_outcomes(read_settings(), version)
+    requests = join_outcomes(outcomes, (), table.actions).samples.requests
+    print_parts(_head(table) | {"replayed": len(requests), "users_share": users_share}, {"budgets": replay_table(table, requests)}, as_json)
 
 
 def _store() -> "IndexStore":

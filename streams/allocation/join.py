@@ -6,13 +6,14 @@ was ranked and has no impression in time has no outcome: neither "shown" nor "in
 A request may have several impressions, and one may be published twice: each item counts once.
 
 Outcomes may be lost or come twice: servers drop them under load and count the loss, and a repeated request id counts once. So this needs no exactly-once
-reading: `aif allocate fit` reads the retained records at each fit, and no agent keeps a state.
+reading: `aif allocate fit` reads the retained records at each fit, and no agent keeps a state. Of more outcomes than fit into memory it takes those of some
+users: all requests of a user, whatever decided them, because propensities hold for such a sample and the drop rule reads rows of a user's requests.
 
 Here: records to columns. Not here: the fits (value_fit.py, cost_fit.py), reading the topics (program.py). Arrays: R requests, A actions.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from streams.allocation.value_fit import Samples
 
 JOIN_MS = 30 * 60_000
 _RATIO_MAX = 1e3  # of the sums of two actions: the items of one request
+_NUMBER_BITS = 64  # of the number of a user
 _NOT_RANKED = ("dropped", "refused", "failed")
 
 
@@ -65,6 +67,24 @@ def is_plausible(outcome: AllocationOutcome) -> bool:
 def has_plausible_bids(impression: ImpressionRecord) -> bool:
     """Whether the value of an impression is a number that a table can hold."""
     return sum(item.bid for item in impression.items) <= NUMBER_MAX
+
+
+def sample_users(outcomes: Iterable[AllocationOutcome], most: int) -> tuple[list[AllocationOutcome], float]:
+    """(at most `most` outcomes: all of those users whose number is low enough, the share of users that this is)."""
+    kept, below = list[AllocationOutcome](), 1 << _NUMBER_BITS
+    for outcome in outcomes:
+        if user_number(outcome.user_id) < below:
+            kept.append(outcome)
+        while len(kept) > most:
+            below //= 2
+            kept = [one for one in kept if user_number(one.user_id) < below]
+    return kept, below / (1 << _NUMBER_BITS)
+
+
+def keep_needed(impression: ImpressionRecord, answered: Collection[str]) -> ImpressionRecord:
+    """The impression with its clicked items and those of a cached answer (`answered`), from whose clicks a calibration is fitted. Most items are neither."""
+    needed = [item for item in impression.items if item.clicked or str(item.item_id) in answered]
+    return impression.model_copy(update={"items": needed, "context": {}})
 
 
 def by_request(impressions: Iterable[ImpressionRecord]) -> Mapping[str, Sequence[ImpressionRecord]]:
@@ -114,5 +134,5 @@ def _samples(rows: Sequence[tuple[AllocationOutcome, float]], actions: Sequence[
 
 
 def user_number(user_id: int | str) -> int:
-    """A number that stands for a user in splits: equal ids, equal numbers."""
-    return int.from_bytes(hashlib.blake2b(str(user_id).encode(), digest_size=8).digest())
+    """A number that stands for a user in samples and splits: equal ids, equal numbers."""
+    return int.from_bytes(hashlib.blake2b(str(user_id).encode(), digest_size=_NUMBER_BITS // 8).digest())

@@ -41,25 +41,28 @@ from streams.allocation.calibration_fit import fit_ages, join_clicks
 from streams.allocation.cost_fit import fit_costs
 from streams.allocation.drop_fit import fit_drops
 from streams.allocation.gate import judge_table
-from streams.allocation.join import Joined, has_plausible_bids, is_plausible
+from streams.allocation.join import Joined, has_plausible_bids, is_plausible, keep_needed, sample_users
 from streams.allocation.value_fit import fit_values
 
 R = TypeVar("R", AllocationOutcome, ImpressionRecord)
 _GATE_SHARE, _GATE_PARTS = 4, 10  # users of so many parts of ten judge
+OUTCOMES_MAX = 300_000  # with their impressions about 2 GB
 _NEWEST = 4_000  # requests from which prices and the mix are found: those of now
 
 
-def read_outcomes(settings: InfraSettings, version: int) -> list[AllocationOutcome]:
-    """The retained outcomes of a version; records that cannot be read, or not be true, are left out."""
+def read_outcomes(settings: InfraSettings, version: int) -> tuple[list[AllocationOutcome], float]:
+    """(the retained outcomes of a version, of what share of the users); records that cannot be read, or not be true, are left out."""
     found = _records(settings, ALLOCATION_OUTCOMES, AllocationOutcome)
-    return [one for one in found if one.version == version and is_plausible(one)]
+    return sample_users((one for one in found if one.version == version and is_plausible(one)), OUTCOMES_MAX)
 
 
 def read_impressions(settings: InfraSettings, outcomes: Iterable[AllocationOutcome]) -> list[ImpressionRecord]:
-    """The retained impressions of the requests of these outcomes, without those that cannot be read, or not be true."""
-    wanted = {one.request_id for one in outcomes}
+    """The retained impressions of the requests of these outcomes, with the needed items, without those that cannot be read, or not be true."""
+    answered: dict[str, set[str]] = {}
+    for outcome in outcomes:
+        answered.setdefault(outcome.request_id, set()).update(map(str, outcome.items))
     found = _records(settings, IMPRESSIONS, ImpressionRecord)
-    return [one for one in found if one.request_id in wanted and has_plausible_bids(one)]
+    return [keep_needed(one, answered[one.request_id]) for one in found if one.request_id in answered and has_plausible_bids(one)]
 
 
 def _records(settings: InfraSettings, topic: str, kind: type[R]) -> Iterator[R]:

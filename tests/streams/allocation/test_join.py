@@ -11,7 +11,7 @@ from schemas.allocation import NUMBER_MAX, Costs, Kind, LevelCost, Requests, dec
 from schemas.errors import Unavailable
 from schemas.events import AllocationOutcome, ImpressionRecord
 from streams.allocation.cost_fit import fit_costs
-from streams.allocation.join import JOIN_MS, Joined, has_plausible_bids, is_plausible, join_outcomes
+from streams.allocation.join import JOIN_MS, Joined, has_plausible_bids, is_plausible, join_outcomes, keep_needed, sample_users, user_number
 from streams.allocation.program import actions_of, fit_table, newest_table, publish_table, replay_table
 from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
@@ -40,6 +40,29 @@ def test_what_was_not_ranked_or_not_shown_has_no_outcome() -> None:
     assert value["a"] == 4.0, "an impression that was published twice counts once"
     assert value["b"] == 0.0 and all(np.isnan(value[name]) for name in "cdef")
     assert np.isnan(joined.took_R).tolist() == [False, False, True, True, False, False]
+
+
+def test_of_more_outcomes_than_fit_into_memory_all_of_some_users_are_kept() -> None:
+    """A server of 1,000 requests a second leaves 600 million outcomes in a week. A sample of requests would break a user's rows of invalid ones."""
+    outcomes = [_outcome(f"{turn}-{user}", user=user) for turn in range(4) for user in range(3_000)]
+    kept, share = sample_users(iter(outcomes), 1_000)
+    users = {one.user_id for one in kept}
+    assert 400 < len(kept) <= 1_000 and share == 2**-4 and len(users) == pytest.approx(3_000 * share, rel=0.3)
+    assert kept == [one for one in outcomes if one.user_id in users]
+    judges = [user for user in users if user_number(user) % 10 < 4]
+    assert len(judges) == pytest.approx(0.4 * len(users), rel=0.3), "the sample does not decide who judges"
+    assert sample_users(outcomes, len(outcomes)) == (outcomes, 1.0)
+
+
+def test_of_an_impression_the_clicked_items_and_those_of_a_cached_answer_are_kept() -> None:
+    """Of 48 shown items most are neither. All of 300,000 impressions would take 18 GB."""
+    shown = _impression("a", True, False, False, True)
+    kept = keep_needed(shown, {"2"})
+    assert [item.item_id for item in kept.items] == [0, 2, 3] and len(shown.items) == 4
+    values = [join_outcomes([_outcome("a")], [one], ACTIONS).samples.outcome_R.tolist() for one in (shown, kept)]
+    assert values == [[4.0], [4.0]]
+    unclicked = keep_needed(_impression("a", False, False), ())
+    assert not unclicked.items and join_outcomes([_outcome("a")], [unclicked], ACTIONS).samples.outcome_R.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("at_ms", [0, 999, 1_000 + JOIN_MS])
@@ -158,7 +181,7 @@ def test_show_without_a_version_shows_the_served_ones_table(tmp_path: Path, monk
 def test_a_published_table_has_the_stores_time_because_servers_follow_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path))
     samples, _ = draw_samples(2_000, 0, "probe")
-    for name, found in (("read_outcomes", []), ("actions_of", ACTIONS), ("read_impressions", [])):
+    for name, found in (("read_outcomes", ([], 1.0)), ("actions_of", ACTIONS), ("read_impressions", [])):
         monkeypatch.setattr(f"streams.allocation.program.{name}", lambda *_, found=found: found)
     monkeypatch.setattr("streams.allocation.join.join_outcomes", lambda *_: Joined(samples, np.full(2_000, np.nan)))
     monkeypatch.setattr("time.time_ns", lambda: 5_000_000)

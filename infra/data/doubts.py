@@ -116,7 +116,8 @@ def _find_far_times(sources: MappedSources) -> Iterator[str]:
     if (low, high) != (first, last):
         yield (
             f"nearly all times of [{source.section}] are from {spell_time(low)} to {spell_time(high)}, but the first is {spell_time(first)} and the last "
-            f"{spell_time(last)}: windows and the evaluation do not go by these; if they are wrong, `where` leaves their rows out"
+            f"{spell_time(last)}: windows and the evaluation do not go by these, and rows that are too late become no events; if the times are wrong, "
+            "`where` leaves their rows out"
         )
 
 

@@ -86,19 +86,20 @@ class Log:
     shown: Interactions | None
 
 
-def hold_out_latest(log: Interactions, share: float, bounds: SpoolBounds) -> Interactions:
-    """The log with that share of each user's rows, the latest ones, at one time after all others."""
+def hold_out_latest(log: Interactions, share: float, end_ms: int, bounds: SpoolBounds) -> Interactions:
+    """The log with that share of each user's rows, the latest ones, at the time `end_ms` after all others. Others from then on are left out."""
     by_user = np.argsort(log.user_X, kind="stable")
     count_U = np.bincount(log.user_X)
     place_X = np.empty(len(log), np.int64)
     place_X[by_user] = np.arange(len(log)) - np.repeat(np.cumsum(count_U) - count_U, count_U)
     held_X = place_X >= count_U[log.user_X] - np.floor(count_U * share).astype(np.int64)[log.user_X]
+    kept_X = ~held_X & (log.time_X < end_ms)
     assert log.rows is not None
-    spool, later = Spool(log.rows.schema, bounds), pa.array([int(log.time_X[-1]) + 1], pa.int64())
-    for wanted in (False, True):
+    spool, later = Spool(log.rows.schema, bounds), pa.array([end_ms], pa.int64())
+    for is_held, wanted_X in ((False, kept_X), (True, held_X)):
         for first, table in log.rows.blocks():
-            kept = table.filter(pa.array(held_X[first : first + len(table)] == wanted))
-            if wanted:
+            kept = table.filter(pa.array(wanted_X[first : first + len(table)]))
+            if is_held:
                 kept = kept.set_column(kept.schema.get_field_index("#time"), "#time", later.take(pa.array(np.zeros(len(kept), np.int64))))
             for batch in kept.combine_chunks().to_batches():
                 spool.append(batch)

@@ -110,7 +110,7 @@ class MappedSources:
             columns = self.table(behaviours).spool.schema.names if behaviours.features else (ROW, FILE)
             found = read_interactions(self.table(behaviours), self.id_kind, self.item_rows.ids, self.bounds, columns)
             per_user = self.mapping.holdout.hold_out and self.mapping.holdout.split == "user" and len(found)
-            return hold_out_latest(found, _HELD_OUT_OF_USER, self.bounds) if per_user else found
+            return hold_out_latest(found, _HELD_OUT_OF_USER, usual_times(found.time_X)[1] + 1, self.bounds) if per_user else found
         if self.shown is not None:
             return self._clicks
         nothing = np.zeros(0, np.int64)
@@ -138,7 +138,7 @@ class MappedSources:
     def period(self) -> HeldOutPeriod | None:
         """The period in which held-out users are measured; None for an empty log."""
         times = self.positives.time_X
-        return find_period(self.mapping, times, int(self.history.time_X[-1])) if len(times) else None
+        return find_period(self.mapping, times, usual_times(self.history.time_X)[1]) if len(times) else None
 
     @cached_property
     def usual_times(self) -> tuple[int, int]:

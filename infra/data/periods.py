@@ -34,15 +34,16 @@ class HeldOutPeriod:
 
 
 def find_period(mapping: DataMapping, times: np.ndarray, last_told: int) -> HeldOutPeriod:
-    """From the [evaluation] of the mapping, or the last part of the positives, whose `times` ascend. `last_told`: of any behaviour. Raises Misconfigured."""
-    holdout, last = mapping.holdout, int(times[-1])
+    """From the [evaluation] of the mapping, or the last part of the positives, whose `times` ascend. `last_told`: the last usual time of any behaviour.
+    Raises Misconfigured."""
+    holdout, last, usual = mapping.holdout, int(times[-1]), usual_times(times)[1]
     if not holdout.hold_out:
-        return HeldOutPeriod(max(last, last_told) + 1, last + 1)
+        return HeldOutPeriod(max(usual, last_told) + 1, usual + 1)
     if holdout.split == "user":
         if mapping.impressions is not None or holdout.start is not None or holdout.end is not None:
             raise _refuse(mapping, "split", '= "user" is for sampled impressions, without from and until; leave it out')
         return HeldOutPeriod(last_told, last_told + 1)
-    end = usual_times(times)[1] + 1 if holdout.end is None else _evaluation_time(mapping, times, holdout.end, "until")
+    end = usual + 1 if holdout.end is None else _evaluation_time(mapping, times, holdout.end, "until")
     if holdout.start is not None:
         start = _evaluation_time(mapping, times, holdout.start, "from")
     else:

@@ -84,14 +84,14 @@ class StoreContent:
 
 
 def plan_freezes(state: ControlState) -> list[int]:
-    """Published versions that are not among the newest `PUBLISHED_KEPT`, oldest first. Those that an operator approved stay.
+    """Published versions that are not among the newest `PUBLISHED_KEPT`, oldest first. Those stay that an operator approved, or revived to go live.
 
     While an operator holds or pins, or the canary withholds each version, none is promoted, and checkpoints still come."""
     if state.unknown_entry:
         return []
     published = sorted((s for s in state.versions.values() if s.state is State.PUBLISHED), key=lambda s: -s.version)
-    older = (s for s in published[PUBLISHED_KEPT:] if s.wanted_revision is None and s.version != state.pinned and not s.approved)
-    return sorted(s.version for s in older)
+    older = (s for s in published[PUBLISHED_KEPT:] if s.wanted_revision is None and s.version != state.pinned)
+    return sorted(s.version for s in older if not (s.approved or s.wish))
 
 
 def plan_drops(state: ControlState, rules: RetentionRules) -> list[int]:

@@ -16,7 +16,7 @@ from schemas.index.lifecycle import FINAL, Cause, EntryKind, State
 from schemas.index.manifest import Manifest, Part, PartFile, Seal, checkpoint_path, manifest_path, seal_path
 from schemas.index.retention import Removal, RetentionRules, StoreContent, StoreFile, plan_drops, plan_freezes, plan_removals
 from schemas.index.shard_snapshot import ShardSnapshot, snapshot_file_path, snapshot_manifest_path
-from tests.schemas.index.entries import act, lived, log, publish, want
+from tests.schemas.index.entries import act, appended, lived, log, publish, want
 
 GRACE = 100
 RULES = RetentionRules(keep_versions=3, grace_ms=GRACE)
@@ -107,6 +107,9 @@ def test_of_versions_published_in_a_hold_only_the_newest_get_increments_and_only
     ) == [3]
     approved = [want(3), publish(3, 0), act(EntryKind.APPROVE, 3), want(4), publish(4, 0), want(5), publish(5, 0)]
     assert plan_freezes(log(*lived(1, 2), act(EntryKind.HOLD), *approved)) == []
+    wished = dataclasses.replace(want(3, 1, Cause.REVIVE), wish="promote")
+    revived = appended(held(3, 4, 5, 6, 7), act(EntryKind.FREEZE, 3), wished, publish(3, 1))
+    assert plan_freezes(revived) == [4, 5], "a freeze would end the operator's wish before a worker promotes it"
     frozen = log(
         *lived(1, 2),
         act(EntryKind.HOLD),

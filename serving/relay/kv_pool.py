@@ -22,6 +22,7 @@ from schemas.model.ranker.spec import RankerSpec
 from serving.core.kv_pages import KvPages
 from serving.relay.window import Window
 
+_EXPECTED_MAX = 1_000  # rankings of a prefix: callers may share one user id, such as that of all visitors who are not logged in
 PAGE_ELEMENTS = 64 * 1024  # fp16 numbers of a page: 256 tokens of two layers of width 64
 
 
@@ -34,7 +35,8 @@ class PrefixKey(NamedTuple):
 
 @dataclass
 class Prefix:
-    """A prefix in the pool. `done`: its tokens whose keys and values are in the pages. `request_ids`: the signals that no ranking has followed yet."""
+    """A prefix in the pool. `done`: its tokens whose keys and values are in the pages. `request_ids`: the signals that no ranking has followed yet, the oldest
+    first."""
 
     key: PrefixKey
     spec: RankerSpec
@@ -43,7 +45,7 @@ class Prefix:
     expires_s: float
     done: int = 0
     leases: int = 0
-    request_ids: set[str] = field(default_factory=set)
+    request_ids: dict[str, None] = field(default_factory=dict)
     taken_over: bool = False  # a ranking computes the rest; the prefix thread leaves it alone
     dropped: bool = False
 
@@ -148,7 +150,10 @@ class KvPool:
         """Notes that the ranking of this request will come for the prefix, and holds it until then."""
         with self.lock:
             prefix.leases += not prefix.request_ids
-            prefix.request_ids.add(request_id)
+            prefix.request_ids[request_id] = None
+            if len(prefix.request_ids) > _EXPECTED_MAX:
+                del prefix.request_ids[next(iter(prefix.request_ids))]
+                self.wasted += 1
             prefix.expires_s = self._clock() + self._signal_s
 
     def arrive(self, prefix: Prefix, request_id: str) -> bool:
@@ -156,7 +161,7 @@ class KvPool:
         with self.lock:
             if request_id not in prefix.request_ids:
                 return False
-            prefix.request_ids.discard(request_id)
+            del prefix.request_ids[request_id]
             if not prefix.request_ids:
                 self.release(prefix)
             return True

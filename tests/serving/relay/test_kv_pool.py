@@ -150,6 +150,17 @@ def test_a_signal_without_a_ranking_is_wasted_and_its_pages_come_back() -> None:
     assert (pool.wasted, pool.resident_bytes) == (1, 0)
 
 
+def test_of_signals_that_keep_coming_without_their_rankings_the_oldest_are_forgotten() -> None:
+    """Each new one extends the prefix's time, so no expiry ended the others: their request ids stayed in memory."""
+    pool = KvPool(Memory(), PAGES, 0, signal_s=5.0, keep_s=50.0)
+    prefix = pool.reserve(PrefixKey("visitor", 1), SPEC, window_of(9))
+    assert prefix is not None
+    for number in range(1_050):
+        pool.expect(prefix, f"r{number}")
+    assert (len(prefix.request_ids), pool.wasted) == (1_000, 50)
+    assert not pool.arrive(prefix, "r49") and pool.arrive(prefix, "r50") and prefix.leases == 2
+
+
 @pytest.mark.parametrize(
     ("newer", "fits"),
     [(window_of(9), True), (window_of(12), True), (window_of(8), False), (window_of(12, start=1), False)],

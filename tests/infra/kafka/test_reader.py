@@ -66,6 +66,20 @@ class NotUtf8(str):
         return b"\xff"
 
 
+def test_a_broker_that_takes_a_second_to_say_what_a_topic_is_is_followed(
+    bootstrap_servers: str, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try opens a connection of its own. If none was given the time, no record ever came, and nothing said why."""
+
+    def answer_slowly(*_: object, deadline_s: float) -> None:
+        if deadline_s < 1.0:
+            raise Unavailable("kafka_unreachable", "timed out")
+
+    monkeypatch.setattr("infra.kafka.reader.check_topic_id", answer_slowly)
+    with TopicFollower(bootstrap_servers, TOPIC, {0: 0}, prefix=numbers, topic_id="its id") as follower:
+        assert len(_poll_until(follower, lambda records: len(records) >= 100)) == 100
+
+
 def test_a_record_with_a_header_name_that_is_not_utf8_is_read_without_headers(
     bootstrap_servers: str, numbers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ class StoreKeeper:
         self._control_log, self._store, self._clock, self._rules, self._by = control_log, store, clock, rules, by
         self._next_at = float("-inf")
         self._planned: deque[Removal] = deque()
+        self._planned_with: Sequence[OwnedShard] = ()  # whose used parts the plan leaves out
 
     def freeze(self) -> list[int]:
         """Freezes the published versions that newer ones make needless, with one entry each. Returns those it froze."""
@@ -98,7 +99,7 @@ class StoreKeeper:
         """Plans every few minutes which files are due, and removes some of them in each step; how many. Raises what the store raises, and Corrupted for a
         damaged manifest."""
         removed = self._plan(tasks) if self._clock.monotonic() >= self._next_at else 0
-        until, shards = self._clock.monotonic() + _REMOVE_S_MAX, {task.number for task in tasks}
+        until, shards = self._clock.monotonic() + _REMOVE_S_MAX, {task.number for task in tasks if task in self._planned_with}
         while self._planned and self._clock.monotonic() < until:  # one that fails stays the next one: a manifest goes before its files
             removed += len(remove_due(self._store, [self._planned[0]], self._clock.now_ms(), self._rules, shards))
             self._planned.popleft()
@@ -110,7 +111,7 @@ class StoreKeeper:
         # The shards first, then the store: a part that a shard takes in between is younger than the grace period.
         used = {directory for task in tasks for directory in on_shard(task, _used_directories)}
         content = read_store_content(self._store, self._control_log.state, used)
-        self._planned = deque(plan_removals(self._control_log.state, content, self._rules))
+        self._planned, self._planned_with = deque(plan_removals(self._control_log.state, content, self._rules)), tasks
         return folded
 
 

@@ -81,6 +81,36 @@ def test_a_step_ends_though_the_store_takes_minutes_to_remove_what_is_due(world:
     assert [path.endswith(".json") for path in removed] == sorted((path.endswith(".json") for path in removed), reverse=True)
 
 
+def test_a_plan_removes_no_part_of_a_shard_that_came_after_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the owner knows that the shard uses a part that it has not sealed yet."""
+    worker = Worker(world, reseal_interval_s=1e12)
+    worker.settle()
+    world.want(4)
+    worker.settle()
+    worker.close()
+    (world.folder / "shard-0").rename(world.folder / "lost")
+    first = Worker(world, reseal_interval_s=1e12)  # builds its full part again, and seals it at the next revision
+    first.settle()
+    full = first.tasks[0].shard.versions[4].full
+    assert full is not None and full != world.manifest(4).seals[0].full
+    for number in range(10):
+        world.store.put_bytes(f"checkpoints/{number:064x}.safetensors", b"of no version")
+    second, remove = Worker(world, numbers=(), name="second", reseal_interval_s=1e12), world.store.remove
+
+    def remove_slowly(path: str) -> None:
+        world.clock.seconds += 0.3
+        remove(path)
+
+    monkeypatch.setattr(world.store, "remove", remove_slowly)
+    world.clock.seconds = LATE_S
+    second.step()
+    second.tasks, first.tasks = first.tasks, []
+    for _ in range(20):
+        second.step()
+    assert len(world.store.list("checkpoints/")) == 1 and world.store.list(full.directory)
+    first.tasks, second.tasks = second.tasks, []
+
+
 def test_checkpoints_during_a_hold_add_neither_increments_nor_files_without_end(world: World) -> None:
     worker = Worker(world, keep=RetentionRules(2, 100_000), reseal_interval_s=1e12)
     worker.settle()

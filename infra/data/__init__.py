@@ -11,7 +11,6 @@ One pipeline: read -> clean -> statistics as of each time -> events.
     inferred_schema.py, periods.py     choices that a mapping leaves open: statistics, features, times
     mapped_sources.py                  the files of a mapping, loaded and joined
     mapped_catalogue.py                events
-    doubts.py                          warnings; odd_columns.py: columns read in another way than meant;
-                                       leakage.py, context_leakage.py, rank_measures.py: columns that know the future
+    doubts.py                          warnings; leakage.py: columns that know the future
     cli.py                             `aif import`; choices.py: the choices and their reasons
 """

@@ -10,13 +10,19 @@ evaluation. So does a row of [item_history] whose date is too early. Files do no
                one item, all items of a category, or all items with the same number in the column. Measure: Goodman and Kruskal's gamma over pairs of
                groups, with classes in the order of their mean rate. A price, a true category or a sum until the evaluation time fails this test
 
-Here: both tests, for columns of numbers and of categories. Not here: features that are computed as of a time (items.py), which cannot know the future; a
-context that knows the clicks of its request (context_leakage.py).
+A column of [impressions.context] belongs to the request and is taken from its first row. It leaks what is not known when the request is ranked, if it
+separates its clicked rows, counts its clicks, or names a clicked item. A label under another name, or the seconds of a visit, differs between clicked rows
+and others. A number of clicks was written after them. The category of the clicked item is that of clicked rows, and of few others. By contrast, a search
+text, or the category of a page, is that of most rows.
+
+Here: these tests, for columns of numbers and of categories, with the remedies. Not here: features that are computed as of a time (items.py), which cannot
+know the future; other warnings (doubts.py).
 Not found: vectors, and a column that names the favourites of single users without their counts.
 
-Arrays: N items or users, P numbers of positives that are given, V values of a category, I items, G groups.
+Arrays: N items, users or rows, P numbers of positives that are given, V values of a category, I items, G groups, Q requests.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +31,9 @@ import numpy as np
 
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping_source import Source
-from infra.data.rank_measures import gamma, strongest_correlation
-from infra.data.tables import read_times
-from schemas.features import Scope
+from infra.data.tables import IdPlaces, LoadedRows, read_times
+from schemas.features import Feature, Scope
+from schemas.kinds import Layout
 
 # From this correlation on. With 22 of 180 days held out, a total of the whole period has 0.8 (0.7 with 30% of noise), and the last sale has 0.8. A price, and a
 # total until the evaluation, have 0.0.
@@ -36,7 +42,10 @@ SUSPICIOUS = 0.5
 # is one quarter later positives has 0.3. The year of a film, or whether it is a comedy, has 0.15 in a real log of half a year.
 NOTICEABLE = 0.25
 _CHANCES = 4.0
-_LEAST, _MOST = 50, 20_000  # items or users that are examined: fewer give no evidence, of more a sample is drawn
+_LEAST, _MOST = (
+    50,
+    20_000,
+)  # items, users, requests or numbers that are examined: fewer give no evidence, of more items or users a sample is drawn
 _SEED = 0
 
 MADE_OF = 0.9  # gamma from which on a column follows a rate
@@ -44,6 +53,12 @@ _CLOSER = 0.5  # most pairs in another order with the rate of all time, as a sha
 _GROUPS_LEAST, _GROUPS_MOST, _ITEMS_MOST = 12, 500, 200_000
 _CLASS_GROUPS_LEAST = 8  # groups of a class, on average: smaller classes follow any rate
 
+_TELLING_LEAST = 0.5  # of the requests with clicked rows and others; an hour that changes within a session tells few of them apart
+_COUNTING_LEAST = 0.8  # a page that gets clicks more often than another stays far below
+_NAMING_LEAST = 0.8  # of the requests with clicked rows and others
+_OTHERS_LESS = 0.4  # of the others so many fewer are what the context names
+_USERS_MOST = 2_000
+_Shown = tuple[bool, Mapping[str, Any], Mapping[str, Any]]  # a row: whether it was clicked, its context, and the features of its item
 
 _UNDATED = (
     "a column without a time counts as always known: if it sums up the whole period, leave it out, or take count_days or [item_history]"
@@ -229,3 +244,138 @@ def _order_of_classes(code_G: np.ndarray, rate_G: np.ndarray) -> np.ndarray:
     _, of_G = np.unique(code_G, return_inverse=True)
     rank_G = np.unique(rate_G, return_inverse=True)[1]
     return np.asarray((np.bincount(of_G, rank_G) / np.bincount(of_G))[of_G])
+
+
+# --- contexts of requests ---
+
+
+def find_leaking_context(sources: MappedSources) -> Iterator[str]:
+    """A sentence about each such column."""
+    features = [f for f in sources.features if f.scope is Scope.CONTEXT and f.layout.is_single]
+    if sources.shown is None or not features or len(requests := _rows_by_request(sources, features)) < _LEAST:
+        return
+    clicks_Q = np.array([sum(clicked for clicked, _, _ in rows) for rows in requests])
+    length_Q = np.array([len(rows) for rows in requests])
+    categories = [f.name for f in sources.features if f.scope is Scope.ITEM and f.layout is Layout.BUCKET]
+    for feature in features:
+        place = f"[impressions.context] {feature.name}"
+        share = _share_told_apart(requests, feature.name)
+        firsts = [rows[0][1].get(feature.name) for rows in requests]
+        if share >= _TELLING_LEAST:
+            yield (
+                f"{place} tells the clicked rows of {share:.0%} of the requests from the others, but a context belongs to the whole request and is taken "
+                "from its first row. Outcomes are not known when a request is ranked; leave it out, or make a flag of it in [impressions.outcomes]"
+            )
+        elif abs(correlation := strongest_correlation(firsts, length_Q[None], clicks_Q)) >= _COUNTING_LEAST:
+            yield (
+                f"{place} goes with how many clicks its request has (partial rank correlation {correlation:+.2f}). The clicks are not known when "
+                "a request is ranked; leave it out"
+            )
+        elif named := [
+            (share, others, of_item) for of_item in categories for share, others in _shares_named(requests, feature.name, of_item)
+        ]:
+            share, others, of_item = max(named)
+            yield (
+                f"{place} names the {of_item} of the clicked item in {share:.0%} of the requests, and of {others:.0%} of the other shown items. The click is "
+                "not known when a request is ranked; leave it out"
+            )
+
+
+def _share_told_apart(requests: Sequence[Sequence[_Shown]], name: str) -> float:
+    """Of the requests with clicked rows and others, the share in which no cell is in both; 0 where they are few."""
+    found = []
+    for rows in requests:
+        cells = [{context.get(name) for click, context, _ in rows if click == clicked} for clicked in (True, False)]
+        if all(cells):
+            found.append(cells[0].isdisjoint(cells[1]))
+    return float(np.mean(found)) if len(found) >= _LEAST else 0.0
+
+
+def _shares_named(requests: Sequence[Sequence[_Shown]], name: str, of_item: str) -> Iterator[tuple[float, float]]:
+    """(share of requests whose clicked item has the category of the context, share of other items with it), if the first is far larger. The category
+    that goes with a cell is learnt from one half of the requests and tested on the other."""
+    mixed = [rows for rows in requests if len({click for click, _, _ in rows}) == 2]
+    counts: dict[object, Counter[object]] = defaultdict(Counter)
+    for rows in mixed[::2]:
+        counts[rows[0][1].get(name)].update(item[of_item] for click, _, item in rows if click and of_item in item)
+    asked = [(counts[cell].most_common(1)[0][0], rows) for rows in mixed[1::2] if counts.get(cell := rows[0][1].get(name))]
+    if len(asked) < _LEAST // 2 or len(asked) < _NAMING_LEAST * len(mixed[1::2]):
+        return
+    hits = [any(click and item.get(of_item) == category for click, _, item in rows) for category, rows in asked]
+    others = [item.get(of_item) == category for category, rows in asked for click, _, item in rows if not click]
+    if np.mean(hits) >= _NAMING_LEAST and np.mean(hits) - np.mean(others) >= _OTHERS_LESS:
+        yield float(np.mean(hits)), float(np.mean(others))
+
+
+def _rows_by_request(sources: MappedSources, features: Sequence[Feature]) -> list[list[_Shown]]:
+    """The rows of each request, of the first users of the file."""
+    shown, places = sources.shown, IdPlaces(sources.id_kind, sources.item_rows.ids)
+    assert shown is not None
+    item_I = sources.states.told_at(np.arange(len(sources.item_rows.ids)), sources.now_ms)
+
+    def tell(rows: LoadedRows) -> Iterator[_Shown]:
+        places_R = places.encode(rows.array("item"), shown.table.id_forms["item"])
+        items = (item_I[place] if 0 <= place < len(item_I) else {} for place in places_R.tolist())
+        return zip(shown.clicked(rows).tolist(), rows.features(features), items, strict=True)
+
+    return shown.by_request(_USERS_MOST, tell)
+
+
+# --- how two columns go together by their ranks ---
+
+
+def strongest_correlation(values: Sequence[Any], given_PN: np.ndarray, after_N: np.ndarray) -> float:
+    """The partial rank correlation with after_N of a column as numbers, as categories or as cells that are there or not: the one that is farthest from 0."""
+    there = [value is not None for value in values]
+    found = [category_correlation(there, after_N, given_PN)]
+    if all(isinstance(value, float) for value in values if value is not None):
+        known_N = np.array(there)
+        number_N = np.array([value for value in values if value is not None], np.float64)
+        if known_N.sum() >= _LEAST:
+            found.append(partial_rank_correlation(number_N, after_N[known_N], given_PN[:, known_N]))
+    else:
+        found.append(category_correlation(values, after_N, given_PN))
+    return max(found, key=abs)
+
+
+def category_correlation(values: Sequence[Any], after_N: np.ndarray, given_PN: np.ndarray) -> float:
+    """The partial rank correlation of a column of categories. Each category stands for the mean of after_N in one half of the rows, and is measured on the
+    other. `values`: N cells, of which None is a category, too; after_N and given_PN as in `partial_rank_correlation`."""
+    rank_N = _ranks(after_N)
+    _, code_N = np.unique(np.array([str(value) for value in values]), return_inverse=True)
+    half_N = np.random.default_rng(_SEED).permutation(len(values)) % 2 == 0
+    found = []
+    for learnt_N in (half_N, ~half_N):
+        rows_V = np.bincount(code_N[learnt_N], minlength=code_N.max() + 1)
+        sum_V = np.bincount(code_N[learnt_N], rank_N[learnt_N], minlength=len(rows_V))
+        mean_V = (sum_V + rank_N[learnt_N].mean()) / (rows_V + 1)  # a category without rows in the other half has the mean of all
+        found.append(partial_rank_correlation(mean_V[code_N[~learnt_N]], after_N[~learnt_N], given_PN[:, ~learnt_N]))
+    return float(np.mean(found))
+
+
+def partial_rank_correlation(one_N: np.ndarray, other_N: np.ndarray, given_PN: np.ndarray) -> float:
+    """The correlation of the ranks of one_N and other_N, both without the part that the ranks of given_PN explain (least squares).
+    It is from -1 to 1, and 0 if one of them is constant."""
+    given_NP = np.stack([_ranks(given_N) for given_N in (*given_PN, np.zeros(len(one_N)))], axis=1)
+    left = [_rest(values_N, given_NP) for values_N in (one_N, other_N)]
+    size = float(np.linalg.norm(left[0]) * np.linalg.norm(left[1]))
+    return float(left[0] @ left[1]) / size if size > 1e-9 * len(one_N) else 0.0
+
+
+def _rest(values_N: np.ndarray, given_NP: np.ndarray) -> np.ndarray:
+    """The ranks of some values without the part that is explained."""
+    rank_N = _ranks(values_N)
+    return np.asarray(rank_N - given_NP @ np.linalg.lstsq(given_NP, rank_N, rcond=None)[0])
+
+
+def _ranks(values_N: np.ndarray) -> np.ndarray:
+    """Ranks from 0 to 1, equal values the mean of theirs."""
+    _, place_N, count_V = np.unique(values_N, return_inverse=True, return_counts=True)
+    return np.asarray(((np.cumsum(count_V) - (count_V + 1) / 2) / len(values_N))[place_N])
+
+
+def gamma(one_G: np.ndarray, other_G: np.ndarray) -> float:
+    """Of the pairs that differ in both: those in the same order minus those in the other, as a share of all. -1 to 1, 0 if absent."""
+    sign_GG = (np.sign(values_G[:, None] - values_G).astype(np.int8) for values_G in (one_G, other_G))
+    agrees_GG = np.multiply(*sign_GG)
+    return float(agrees_GG.sum(dtype=np.int64) / max(1, np.count_nonzero(agrees_GG)))

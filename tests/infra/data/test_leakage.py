@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from infra.data.doubts import find_doubts
-from infra.data.leakage import find_known_future, find_made_of_the_log
-from infra.data.rank_measures import category_correlation, partial_rank_correlation
+from infra.data.leakage import category_correlation, find_known_future, find_made_of_the_log, partial_rank_correlation
 from lab.catalogues.measured_catalogue import MeasuredCatalogue
 from tests.infra.data.shops import open_shop
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from infra.data.doubts import find_doubts
-from infra.data.leakage import find_made_of_the_log
+from infra.data.leakage import find_made_of_the_log, gamma
 from infra.data.mapped_sources import MappedSources
-from infra.data.rank_measures import gamma
 from tests.infra.data.shops import open_shop
 
 ITEMS, BRANDS, REQUESTS, SHOWN = 300, 40, 1_500, 8

@@ -44,12 +44,7 @@ def is_text(array: Array) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
-def is_list(array: Array) -> bool:
-    """Whether cells are lists."""
-    return is_list_type(array.type)
-
-
-def is_list_type(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     """Whether cells of a type are lists."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
@@ -167,11 +162,6 @@ def decode_times(array: Array, unit: str | None = None, forms: Sequence[str] = (
     return times
 
 
-def times_of_constant(value: object) -> int:
-    """A time as a mapping writes it, in ms; -1 if it is none."""
-    return int(decode_times(pa.array([value]))[0])
-
-
 def _times_of_numbers(numbers: np.ndarray, unit: str | None) -> np.ndarray:
     size = np.abs(np.nan_to_num(numbers))
     by_size = np.select([size < 1e11, size < 1e14, size < 1e17], [1e3, 1.0, 1e-3], 1e-6)
@@ -246,7 +236,7 @@ def decode_categories(array: Array, separator: str | None = None) -> list[int | 
     array = plain(array)
     if pa.types.is_integer(array.type):
         return array.to_pylist() if fits_int64(array) else [None if value is None else _whole(value) for value in array.to_pylist()]
-    if is_list(array) or (separator is None and is_text(array) and pc.any(pc.starts_with(array, "[")).as_py()):
+    if is_list(array.type) or (separator is None and is_text(array) and pc.any(pc.starts_with(array, "[")).as_py()):
         return [_first_of(cell) for cell in array.to_pylist()]
     if separator is not None:
         array = pa.array([text.partition(separator)[0] if text else text for text in decode_texts(array)], pa.string())

@@ -266,7 +266,7 @@ def _describe_bag(source: Source, column: FeatureSource, cells: pa.Array, is_rol
     if len(cells) < _CELLS_LEAST or column.separator:
         return  # a separator says that the first value is meant
     end = ""
-    if is_list(cells) or (is_text(cells) and cells[0].as_py().lstrip().startswith("[")):
+    if is_list(cells.type) or (is_text(cells) and cells[0].as_py().lstrip().startswith("[")):
         share, values = float(np.mean(list_lengths(decode_lists(cells, None)) > 1)), set[str]()
     elif is_text(cells):
         end = max("|;,", key=lambda mark: sum(mark in text for text in cells.to_pylist()))

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from infra.data.columns import IdForm, decode_lists, is_list, is_list_type, list_lengths, plain
+from infra.data.columns import IdForm, decode_lists, is_list, list_lengths, plain
 from infra.data.json_lines import read_batches, read_keys
 from infra.data.mapping_source import Column, FileFormat, Source
 from infra.data.rejections import Rejections
@@ -47,7 +47,8 @@ def load_table(
     schema = common_schema(paths, source)
     spool = Spool(schema.append(pa.field(ROW, pa.int64())).append(pa.field(FILE, pa.int32())), bounds)
     id_forms = {role: IdForm() for role in ID_ROLES if role in source.roles}
-    total = count_rows(paths) if limit is None and source.explode is None else None
+    known = limit is None and source.explode is None and all(map(_is_parquet, paths))
+    total = sum(pyarrow.parquet.read_metadata(path).num_rows for path in paths) if known else None
     for batch in _numbered(paths, source, schema, limit, rejections):
         spool.append(batch)
         rows = LoadedRows(source, pa.Table.from_batches([batch]), (), rejections)
@@ -124,11 +125,11 @@ def _file_schema(path: Path, source: Source) -> pa.Schema:
     fields = _parquet_fields(path)
     types = {name: _plain_type(fields[name][1]) for name in columns}
     for name in source.explode.columns if source.explode is not None else ():
-        if not (pa.types.is_string(types[name]) or is_list_type(types[name])):
+        if not (pa.types.is_string(types[name]) or is_list(types[name])):
             raise Misconfigured(
                 "bad_mapping", f"[{source.section}] explode: column {name!r} of {path.name} holds {types[name]}, expected lists or text"
             )
-        types[name] = _plain_type(types[name].value_type) if is_list_type(types[name]) else types[name]
+        types[name] = _plain_type(types[name].value_type) if is_list(types[name]) else types[name]
     return pa.schema(list(types.items()))
 
 
@@ -140,13 +141,6 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 def _is_bytes(kind: pa.DataType) -> bool:
     """Text that its writer did not mark as text."""
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-
-def count_rows(paths: Sequence[Path]) -> int | None:
-    """Rows of the files before any filter; None where only reading tells."""
-    if not all(_is_parquet(path) for path in paths):
-        return None
-    return sum(pyarrow.parquet.read_metadata(path).num_rows for path in paths)
 
 
 def read_chunks(path: Path, source: Source, schema: pa.Schema, rejections: Rejections) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
@@ -320,7 +314,7 @@ def _parquet_fields(path: Path) -> dict[str, tuple[list[str], pa.DataType]]:
     structs is a list."""
     fields = [([field.name], field.type) for field in pyarrow.parquet.read_schema(path)]
     for way, kind in fields:  # grows while it is read
-        listed = is_list_type(kind)
+        listed = is_list(kind)
         struct = kind.value_type if listed else kind
         if pa.types.is_struct(struct):
             fields += [([*way, inner.name], pa.list_(inner.type) if listed else inner.type) for inner in struct]
@@ -348,7 +342,7 @@ def _parquet_batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
 
 def _field(cells: pa.Array, name: str) -> pa.Array:
     """The field of each struct, or of each of a list of structs."""
-    if not is_list(cells):
+    if not is_list(cells.type):
         return pc.struct_field(cells, name)
     ends = np.cumsum(list_lengths(cells))
     return pa.ListArray.from_arrays(pa.array([0, *ends], pa.int32()), pc.struct_field(pc.list_flatten(cells), name))
@@ -363,34 +357,28 @@ def _csv_batches(path: Path, source: Source, columns: list[str], skipped: list[i
         return "skip"
 
     read = pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, encoding=source.encoding, column_names=source.header or None)
-    with (
-        _open_csv(path, source) as stream,
-        pyarrow.csv.open_csv(stream, read, _parse_options(path, source, skip), _text_options(columns)) as reader,
-    ):
-        for batch in reader:
-            for first in range(0, batch.num_rows, CHUNK_ROWS):
-                yield batch.slice(first, CHUNK_ROWS)
-
-
-def _parse_options(path: Path, source: Source, handler: object) -> pyarrow.csv.ParseOptions:
-    return pyarrow.csv.ParseOptions(
+    parse = pyarrow.csv.ParseOptions(
         delimiter=_delimiter(path, source),
         quote_char='"' if source.quoted else False,
         newlines_in_values=source.quoted,
-        invalid_row_handler=handler,
+        invalid_row_handler=skip,
     )
-
-
-def _delimiter(path: Path, source: Source) -> str:
-    """What the mapping says, or what sets the cells of the first line apart: the commonest of comma, semicolon, tab and bar."""
-    return source.cell_end or max(",;\t|", key=_read_head(path, source).partition("\n")[0].count)
-
-
-def _text_options(columns: list[str]) -> pyarrow.csv.ConvertOptions:
-    return pyarrow.csv.ConvertOptions(
+    convert = pyarrow.csv.ConvertOptions(
         include_columns=columns,
         column_types=dict.fromkeys(columns, pa.string()),
         strings_can_be_null=True,
         quoted_strings_can_be_null=True,
         null_values=_MISSING,
     )
+    with (
+        _open_csv(path, source) as stream,
+        pyarrow.csv.open_csv(stream, read, parse, convert) as reader,
+    ):
+        for batch in reader:
+            for first in range(0, batch.num_rows, CHUNK_ROWS):
+                yield batch.slice(first, CHUNK_ROWS)
+
+
+def _delimiter(path: Path, source: Source) -> str:
+    """What the mapping says, or what sets the cells of the first line apart: the commonest of comma, semicolon, tab and bar."""
+    return source.cell_end or max(",;\t|", key=_read_head(path, source).partition("\n")[0].count)

@@ -30,23 +30,17 @@ _TOGETHER = FeatureSource(name="taken_together", taken_together=32)
 
 def find_roles(mapping: DataMapping) -> Mapping[str, str | None]:
     """Names of the features that play a role, as the mapping says, else by their usual names."""
-    given, embedding = mapping.roles, mapping.embedding_name
     names = {name for s in (mapping.items, mapping.item_history) if s is not None for name in s.features}
     clusters = [f.name for f in mapping.items.features.values() if f.clusters is not None]
     usual = {
         "sim_category": "category" if "category" in names else next(iter(clusters), None),
         "bid": "bid" if "bid" in names else None,
     }
-    roles = {role: getattr(given, role) or default for role, default in usual.items()}
+    roles = {role: getattr(mapping.roles, role) or default for role, default in usual.items()}
     for role, name in roles.items():
         if name is not None and name not in names:
             raise reject(mapping.path, f"[schema] {role}", f"names {name!r}, which is no feature of [items]; {suggest(str(name), names)}")
-    if given.multimodal not in (None, embedding):
-        known = f"its name is {embedding!r}" if mapping.embeddings is not None else "there is no such section"
-        raise reject(
-            mapping.path, "[schema] multimodal", f"names {given.multimodal!r}, but the embedding is what [embeddings] gives; {known}"
-        )
-    return {**roles, "multimodal": embedding}
+    return roles
 
 
 def infer_feature(source: FeatureSource, scope: Scope, rows: LoadedRows, role: Kind | None = None) -> Feature:
@@ -67,7 +61,7 @@ def infer_feature(source: FeatureSource, scope: Scope, rows: LoadedRows, role: K
 def _require_plain(source: FeatureSource, cells: ColumnCells) -> None:
     """Raises if a column holds structs, maps or lists of lists: their text would be taken for a category."""
     for array in cells.arrays:
-        inner = array.type.value_type if is_list(array) else array.type
+        inner = array.type.value_type if is_list(array.type) else array.type
         if pa.types.is_nested(inner):
             raise Misconfigured(
                 "bad_mapping",

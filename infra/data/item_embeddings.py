@@ -1,25 +1,88 @@
-"""Multimodal embeddings of a mapped catalogue: vectors from a file, vectors made from text columns, or marks that distinguish items.
+"""Embeddings of items: vectors from a file, vectors made from text columns by TF-IDF and SVD, or marks that distinguish items; groups of items by k-means.
 
 Here: ids, width, vectors by place. Not here: events. A vector of another width is noted as rejected and left out.
+The same texts and vectors give the same results: seeds are fixed, and values are rounded, so that the last bits of a parallel sum do not show.
+What fits loads scikit-learn, over a second of a core; a mapping without texts and clusters never does.
+Source: scikit-learn.
 
-Arrays: P places of items with an embedding.
+Arrays: P places of items with an embedding, T texts, E width, I items.
 """
 
+import hashlib
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
 import numpy as np
 
 from infra.data.columns import decode_texts
+from infra.data.items import RowsById
 from infra.data.mapping import Embeddings
-from infra.data.tables import IdPlaces, LoadedRows, LoadedTable, read_times
-from infra.data.text import FITTED_TEXTS_MAX, TextEmbedder, mark_items
+from infra.data.spool import chunks
+from infra.data.tables import LoadedRows
 from schemas.errors import Misconfigured
-from schemas.ids import Id, IdKind
+from schemas.ids import Id
 from schemas.limits import EMBEDDING_WIDTH_MAX
 
-_CHUNK = 4_096
 _MARK_WIDTH = 64
+_FITTED_TEXTS_MAX = 50_000
+_TERMS_MAX = 50_000
+_DECIMALS = 4
+# Of a vector's length. Two items of one text then differ in 5% of the bits of their signatures: not in SimTier's tier of equal ones (of 128 bits once in
+# a thousand), and still in the tier below, from 0.9 on.
+_MARK = 0.12
+
+
+class TextEmbedder:
+    """Words and pairs of words by TF-IDF, projected by SVD to at most `width` numbers of length 1. `width` is the width that was reached."""
+
+    def __init__(self, texts: Sequence[str], width: int) -> None:
+        from sklearn.decomposition import TruncatedSVD
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        fitted = list(texts[:_FITTED_TEXTS_MAX])
+        common = 2 if len(fitted) >= 200 else 1  # a term of one text tells nothing of another
+        self._terms = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=common, max_features=_TERMS_MAX)
+        try:
+            weights = self._terms.fit_transform(fitted)
+        except ValueError as error:  # no text has a word
+            raise Misconfigured("bad_mapping", f"[embeddings] text: the text columns hold no words to learn from ({error})") from error
+        self.width = max(1, min(width, weights.shape[1] - 1, weights.shape[0] - 1))
+        self._svd = TruncatedSVD(self.width, random_state=0) if weights.shape[1] > 1 else None
+        if self._svd is not None:
+            with np.errstate(invalid="ignore"):  # texts that are all alike have no variance to divide by
+                self._svd.fit(weights)
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """[T, width] float64, rounded; zeros for a text without a known word."""
+        from sklearn.preprocessing import normalize
+
+        weights = self._terms.transform(texts)
+        projected = weights.toarray() if self._svd is None else self._svd.transform(weights)
+        return np.round(normalize(projected), _DECIMALS) + 0.0  # + 0.0: no minus zero
+
+
+def mark_items(vectors_TE: np.ndarray, ids: Sequence[Id]) -> np.ndarray:
+    """The vectors, each with a small part in a direction of the item's own, which a hash of its id gives; a vector of zeros is that alone. Rounded.
+
+    A history tells by equal signatures how often the very item was taken; a shop where thirty items are "ice, 22 lb" would else count all of them.
+    """
+    count, width = vectors_TE.shape
+    length_T1 = np.linalg.norm(vectors_TE, axis=1, keepdims=True)
+    drawn = b"".join(hashlib.shake_128(str(item).encode()).digest(width) for item in ids)
+    direction_TE = (np.frombuffer(drawn, np.uint8).reshape(count, width) / 127.5 - 1) * np.sqrt(3 / width)
+    return np.round(vectors_TE + _MARK * np.where(length_T1 > 0, length_T1, 1) * direction_TE, _DECIMALS) + 0.0
+
+
+def cluster_embeddings(embeddings_IE: np.ndarray, fitted_I: np.ndarray, clusters: int) -> np.ndarray:
+    """The group of each item, [I] int64, by k-means fitted on the items `fitted_I` (bool)."""
+    from sklearn.cluster import MiniBatchKMeans
+
+    count = min(clusters, len(np.unique(embeddings_IE[fitted_I], axis=0)))
+    if count < 2:
+        return np.zeros(len(embeddings_IE), np.int64)
+    means = MiniBatchKMeans(count, random_state=0, n_init=3, batch_size=4_096)
+    means.fit(embeddings_IE[fitted_I])
+    return means.predict(embeddings_IE).astype(np.int64)
 
 
 class ItemMarks:
@@ -40,11 +103,11 @@ class ItemMarks:
 class ItemEmbeddings:
     """Embeddings by place in `ids`; of several rows with one id the last one counts. `later`: ids whose texts must not be learnt from."""
 
-    def __init__(self, table: LoadedTable, embedding: Embeddings, kind: IdKind, later: Collection[Id]) -> None:
-        self._table, self._column, self._embedding = table, table.source.roles["vector"], embedding
-        self._row_P, self.place, _ = read_last_rows(table, kind)
-        self.ids: Sequence[Id] = list(self.place)
-        self._later = frozenset(later)
+    def __init__(self, rows: RowsById, embedding: Embeddings, later: Collection[Id]) -> None:
+        self._rows, self._column, self._embedding = rows, embedding.roles["vector"], embedding
+        self._row_P, self._later = rows.latest_rows(0), frozenset(later)
+        self.ids = rows.ids
+        self.place = {item: place for place, item in enumerate(rows.ids)}
 
     @cached_property
     def width(self) -> int:
@@ -59,7 +122,7 @@ class ItemEmbeddings:
         return width
 
     def _find_width(self) -> int:
-        cells = self._table.sample.cells(self._column)
+        cells = self._rows.table.sample.cells(self._column)
         try:
             return cells.width()
         except ValueError as error:
@@ -77,22 +140,21 @@ class ItemEmbeddings:
         return [found.get(at) for at in range(len(plain))]
 
     def _plain_vectors(self, places: np.ndarray) -> list[list[float] | None]:
-        rows = self._rows(places)
+        rows = self._rows_of(places)
         if self._embedding.text_width is None:
             return rows.cells(self._column, self._embedding.name).vectors(self.width)
         texts = _joined_texts(rows)
         found = self._embedder.encode([text or "" for text in texts]).tolist()
         return [vector if text is not None else None for vector, text in zip(found, texts, strict=True)]
 
-    def _rows(self, places: np.ndarray) -> LoadedRows:
-        return self._table.take(self._row_P[places])
+    def _rows_of(self, places: np.ndarray) -> LoadedRows:
+        return self._rows.rows_at(self._row_P[places])
 
     def matrix(self, ids: Sequence[Id]) -> np.ndarray:
         """Embeddings of these items without marks, zeros where one has none: [len(ids), width] float32."""
         matrix = np.zeros((len(ids), self.width), np.float32)
         wanted = np.array([(row, self.place[item]) for row, item in enumerate(ids) if item in self.place], np.int64).reshape(-1, 2)
-        for first in range(0, len(wanted), _CHUNK):
-            rows, places = wanted[first : first + _CHUNK].T
+        for rows, places in (chunk.T for chunk in chunks(wanted)):
             known = [(row, vector) for row, vector in zip(rows.tolist(), self._plain_vectors(places), strict=True) if vector is not None]
             if known:
                 matrix[[row for row, _ in known]] = [vector for _, vector in known]
@@ -102,35 +164,12 @@ class ItemEmbeddings:
     def _embedder(self) -> TextEmbedder:
         places = np.array([p for item, p in self.place.items() if item not in self._later], np.int64)
         texts: list[str] = []
-        for first in range(0, len(places), _CHUNK):
-            texts += [text for text in _joined_texts(self._rows(places[first : first + _CHUNK])) if text is not None]
-            if len(texts) >= FITTED_TEXTS_MAX:
+        for chunk in chunks(places):
+            texts += [text for text in _joined_texts(self._rows_of(chunk)) if text is not None]
+            if len(texts) >= _FITTED_TEXTS_MAX:
                 break
         assert self._embedding.text_width is not None
         return TextEmbedder(texts, self._embedding.text_width)
-
-
-def read_last_rows(table: LoadedTable, kind: IdKind, until_ms: int | None = None) -> tuple[np.ndarray, dict[Id, int], np.ndarray]:
-    """(the last row of each id by its place, the place of each id, the time of the row in ms) of a table with ids. A row without an id is rejected.
-
-    Last is the latest up to `until_ms` where the table has times, else the last of the file, with time 0. An id of which all rows are later has row -1.
-    """
-    places, timed = IdPlaces(kind), table.has("time")
-    row_P, time_P, first = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
-    for rows in table.blocks():
-        place_R = places.encode(rows.array("id"), table.id_forms["id"])
-        rows.reject_cells(place_R < 0, "id", "id")
-        time_R = read_times(rows, "time") if timed else np.zeros(len(rows), np.int64)
-        rows.reject_cells(time_R < 0, "time", "time")
-        if len(places.places) > len(row_P):
-            more = 2 * len(places.places) - len(row_P)
-            row_P, time_P = (np.concatenate([column_P, np.full(more, empty)]) for column_P, empty in ((row_P, -1), (time_P, 0)))
-        usable = np.flatnonzero((place_R >= 0) & (time_R >= 0) & (until_ms is None or time_R <= until_ms))
-        latest = usable[np.argsort(time_R[usable], kind="stable")]
-        latest = latest[time_R[latest] >= time_P[place_R[latest]]]
-        row_P[place_R[latest]], time_P[place_R[latest]] = first + latest, time_R[latest]  # of equal places the last one stays
-        first += len(rows)
-    return row_P[: len(places.places)], places.places, time_P[: len(places.places)]
 
 
 def _joined_texts(rows: LoadedRows) -> list[str | None]:

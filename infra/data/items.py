@@ -1,7 +1,7 @@
 """Features of each item as of any time: from rows of its file, from its history table, and from statistics of the log before that time.
 
-Here: `ItemRows`, the rows of [items] in order of time; `HistoryRows`, the rows of [item_history], each known from its own time on; `ItemStates`, features
-as of a time. Not here: statistics (log_statistics.py), the grid of times (periods.py), events (mapped_catalogue.py).
+Here: `RowsById`, the rows of a section with ids in order of time; `HistoryFeature`, a feature of [item_history], each row known from its own time on;
+`ItemStates`, features as of a time. Not here: statistics (log_statistics.py), the grid of times (periods.py), events (mapped_catalogue.py).
 Invariants: a statistic as of t contains nothing from t or later. A row counts from the time at which it is known. So no impression sees its own outcome.
 Memory: ids with their places (about 200 bytes an item), and one number for each item and feature that changes with time; rows stay in a spool.
 A value of the history is a code: the bits of a number, or for anything else its place among the distinct values; -1 = no value yet.
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from infra.data.columns import decode_categories, decode_numbers, distinct
 from infra.data.mapping_source import Column
-from infra.data.spool import BLOCK_ROWS, Spool, SpoolBounds, sort_into_spool
+from infra.data.spool import Spool, SpoolBounds, slices, sort_into_spool
 from infra.data.tables import IdPlaces, LoadedRows, LoadedTable, read_times
 from schemas.features import Feature
 from schemas.ids import Id, IdKind
@@ -31,13 +31,13 @@ _ITEM, _TIME, _CREATED = "#item", "#time", "#created"
 
 
 @dataclass(frozen=True)
-class ItemRows:
-    """`item_R`: places in `ids`; `time_R`: ascending; `created_I`: creation time of each item."""
+class RowsById:
+    """The rows of [items], [users] or [embeddings]. `place_R`: places in `ids`; `time_R`: ascending; `created_I`: creation time, or else the first time."""
 
     ids: Sequence[Id]
     table: LoadedTable
     spool: Spool
-    item_R: np.ndarray
+    place_R: np.ndarray
     time_R: np.ndarray
     created_I: np.ndarray
 
@@ -46,22 +46,22 @@ class ItemRows:
         return self.table.rows(self.spool.take(rows))
 
     def latest_rows(self, time_ms: int) -> np.ndarray:
-        """The latest row of each item up to a time, or its oldest row if all are later: [I] int64."""
+        """The latest row of each item up to a time, or its oldest row if all are later: [I] int64. Of rows of one time it is the last of the file."""
         latest_I = np.full(len(self.ids), -1, np.int64)
-        for first, item_R, time_R in self.blocks():
+        for first, place_R, time_R in self.blocks():
             early = np.flatnonzero(time_R <= time_ms)
-            latest_I[item_R[early]] = first + early  # of equal places the last one stays
+            latest_I[place_R[early]] = first + early  # of equal places the last one stays
             late = np.flatnonzero(time_R > time_ms)[::-1]
-            late = late[latest_I[item_R[late]] < 0]
-            latest_I[item_R[late]] = first + late
+            late = late[latest_I[place_R[late]] < 0]
+            latest_I[place_R[late]] = first + late
         return latest_I
 
     def groups(self, column: Column, time_ms: int) -> np.ndarray:
         """The group of each item by the category that a column holds as of a time: codes [I], -1 for an empty cell."""
         codes: dict[int | str, int] = {}
         latest_I, found = self.latest_rows(time_ms), [np.zeros(0, np.int64)]
-        for first in range(0, len(latest_I), BLOCK_ROWS):
-            cells, places = distinct(self.rows_at(latest_I[first : first + BLOCK_ROWS]).arrays(column)[0])
+        for part in slices(len(latest_I)):
+            cells, places = distinct(self.rows_at(latest_I[part]).arrays(column)[0])
             values = decode_categories(cells, column.separator)  # as events carry them
             code_N = np.array([-1 if value is None else codes.setdefault(value, len(codes)) for value in values], np.int64)
             found.append(code_N[places])
@@ -69,26 +69,24 @@ class ItemRows:
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """(number of the first row, items, times), some rows at a time."""
-        parts = (slice(first, first + BLOCK_ROWS) for first in range(0, len(self.spool), BLOCK_ROWS))
-        return ((part.start, self.item_R[part], self.time_R[part]) for part in parts)
+        return ((part.start, self.place_R[part], self.time_R[part]) for part in slices(len(self.spool)))
 
 
-def read_item_rows(table: LoadedTable, kind: IdKind, bounds: SpoolBounds, known_after_ms: int = 0) -> ItemRows:
-    """The items of the section [items], a row with a time known so long after it. A row without an id, or with a time that cannot be read, is rejected."""
+def read_rows_by_id(table: LoadedTable, kind: IdKind, bounds: SpoolBounds, known_after_ms: int = 0) -> RowsById:
+    """The rows of a section, each with a time known so long after it. A row without an id, or with a time that cannot be read, is rejected."""
     places = IdPlaces(kind)
     schema = table.spool.schema
     for name in (_ITEM, _TIME, _CREATED):
         schema = schema.append(pa.field(name, pa.int64()))
-    spool = sort_into_spool(_item_batches(table, schema, places, known_after_ms), schema, [_TIME], bounds)
-    item_R, created_R = spool.column(_ITEM), spool.column(_CREATED)
+    spool = sort_into_spool(_batches_with_ids(table, schema, places, known_after_ms), schema, [_TIME], bounds)
+    place_R, created_R = spool.column(_ITEM), spool.column(_CREATED)
     created_I = np.full(len(places.places), np.iinfo(np.int64).max)
-    for first in range(0, len(spool), BLOCK_ROWS):
-        part = slice(first, first + BLOCK_ROWS)
-        np.minimum.at(created_I, item_R[part], created_R[part])
-    return ItemRows(places.ids, table, spool, item_R, spool.column(_TIME), created_I)
+    for part in slices(len(spool)):
+        np.minimum.at(created_I, place_R[part], created_R[part])
+    return RowsById(places.ids, table, spool, place_R, spool.column(_TIME), created_I)
 
 
-def _item_batches(table: LoadedTable, schema: pa.Schema, places: IdPlaces, known_after_ms: int) -> Iterator[pa.RecordBatch]:
+def _batches_with_ids(table: LoadedTable, schema: pa.Schema, places: IdPlaces, known_after_ms: int) -> Iterator[pa.RecordBatch]:
     """The rows that have an id, and a time where there are times, with item, time and creation, in file order."""
     for rows in table.blocks():
         time_R = read_times(rows, "time") if table.has("time") else np.zeros(len(rows), np.int64)
@@ -130,24 +128,14 @@ class _Codes:
         return [list(v) if isinstance(v, tuple) else v for v in found]
 
 
-@dataclass(frozen=True)
-class HistoryRows:
-    """The rows of the table: items' places, from when each is known, and a column of codes for each feature."""
-
-    names: tuple[str, ...]
-    spool: Spool
-    codes: dict[str, _Codes]
-
-
 def read_item_history(
     table: LoadedTable, kind: IdKind, items: Sequence[Id], features: dict[str, Feature], known_after_ms: int, bounds: SpoolBounds
-) -> HistoryRows:
-    """Reads the rows of the catalogue's items; each counts as known from `known_after_ms` after its time."""
-    names = tuple(table.source.feature_columns())
-    codes = {name: _Codes(features[name]) for name in names}
-    schema = pa.schema([(name, pa.int64()) for name in (_ITEM, _TIME, *names)])
-    batches = _history_batches(table, schema, IdPlaces(kind, items), codes, known_after_ms)
-    return HistoryRows(names, sort_into_spool(batches, schema, [_TIME], bounds), codes)
+) -> dict[str, "HistoryFeature"]:
+    """The features in the rows of the catalogue's items, by name; each row counts as known from `known_after_ms` after its time."""
+    codes = {name: _Codes(features[name]) for name in table.source.feature_columns()}
+    schema = pa.schema([(name, pa.int64()) for name in (_ITEM, _TIME, *codes)])
+    spool = sort_into_spool(_history_batches(table, schema, IdPlaces(kind, items), codes, known_after_ms), schema, [_TIME], bounds)
+    return {name: HistoryFeature(codes[name], spool, len(items)) for name in codes}
 
 
 def _history_batches(
@@ -168,9 +156,9 @@ def _history_batches(
 class HistoryFeature:
     """The latest value of one feature of each item. Ask for times in ascending order: each one continues from the one before."""
 
-    def __init__(self, history: HistoryRows, name: str, items: int) -> None:
-        self._codes, self._items = history.codes[name], items
-        self._columns = tuple(history.spool.column(c) for c in (_ITEM, _TIME, name))
+    def __init__(self, codes: _Codes, rows: Spool, items: int) -> None:
+        self._codes, self._items = codes, items
+        self._columns = tuple(rows.column(name) for name in (_ITEM, _TIME, codes.feature.name))
         self._restart()
 
     def _restart(self) -> None:
@@ -184,8 +172,7 @@ class HistoryFeature:
         self._told_until = time_ms
         item_R, known_R, code_R = self._columns
         end = int(np.searchsorted(known_R, time_ms, "right"))
-        for first in range(self._next, end, BLOCK_ROWS):
-            part = slice(first, min(end, first + BLOCK_ROWS))
+        for part in slices(end, self._next):
             code, item = code_R[part], item_R[part]
             self._codes_I[item[code != _NOTHING]] = code[code != _NOTHING]
         self._next = end
@@ -216,19 +203,16 @@ class ItemStates:
 
     def __init__(
         self,
-        items: ItemRows,
+        items: RowsById,
         features: Sequence[Feature],
         now_ms: int,
-        history: HistoryRows | None = None,
+        histories: Mapping[str, HistoryFeature] = MappingProxyType({}),
         statistics: Mapping[str, AsOf] = MappingProxyType({}),
         clusters: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self.items, self.features = items, {f.name: f for f in features}
         self._latest_I = np.maximum(items.latest_rows(now_ms), 0)
-        self._histories: dict[str, HistoryFeature] = {}
-        if history is not None:
-            self._histories = {name: HistoryFeature(history, name, len(items.ids)) for name in history.names}
-        self._statistics, self._clusters = statistics, clusters
+        self._histories, self._statistics, self._clusters = histories, statistics, clusters
 
     @property
     def changes_with_time(self) -> bool:
@@ -276,7 +260,7 @@ class ItemStates:
         if column is not None and column.value is not None:
             numbers[:] = float(column.value)
         elif column is not None:
-            for part in self._parts():
+            for part in slices(len(self.items.ids)):
                 numbers[part] = decode_numbers(self.items.rows_at(self._latest_I[part]).arrays(column)[0])
         if name in self._histories:
             told = self._histories[name].numbers_at(time_ms)
@@ -285,9 +269,6 @@ class ItemStates:
             numbers = self._statistics[name].at(time_ms).astype(np.float64)
             numbers[numbers < (-np.finfo(float).max if self._statistics[name].is_signed else 0)] = np.nan
         return numbers
-
-    def _parts(self) -> Iterator[slice]:
-        return (slice(first, first + BLOCK_ROWS) for first in range(0, len(self.items.ids), BLOCK_ROWS))
 
 
 def _statistic_value(value: float | list[float], signed: bool) -> float | list[float] | None:

@@ -165,12 +165,10 @@ def _of_users(sources: MappedSources) -> Iterator[_Asked]:
     counts_PN, places = _counts(sources, len(sources.positives.user_ids), "user_X", sources.now_ms)
     if not names:
         return
-    table = sources.table(users)
-    last_R, place_of, _ = sources.profiles
-    at_N = np.array([place_of.get(sources.positives.user_ids[place], -1) for place in places.tolist()], np.int64)
-    counts_PN, at_N = counts_PN[:, at_N >= 0], at_N[at_N >= 0]
-    if len(at_N) >= _LEAST:
-        rows = table.take(last_R[at_N]).features(sources.features)
+    row_N = np.array([sources.profiles.get(sources.positives.user_ids[place], -1) for place in places.tolist()], np.int64)
+    counts_PN, row_N = counts_PN[:, row_N >= 0], row_N[row_N >= 0]
+    if len(row_N) >= _LEAST:
+        rows = sources.user_rows.rows_at(row_N).features(sources.features)
         yield _Asked("users", names, rows, counts_PN[:-1], counts_PN[-1])
 
 

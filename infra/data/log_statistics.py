@@ -1,14 +1,16 @@
-"""Statistics of each item, or of each user, over a log, as of ascending times: counts, rates, days, distinct users, means of a value.
+"""Statistics of each item, or of each user, over a log, as of ascending times: counts, rates, days, distinct users, means of a value, and two that are learnt.
 
-Here: counters over a log, and one statistic of it. Not here: the choice of statistics (inferred_schema.py), the meaning of their numbers, which streams
-share (schemas/statistics.py), features that are learnt from the whole log (expected_takers.py, taken_together.py).
+Here: counters over a log, and the statistics of it. Not here: the choice of statistics and of the times (inferred_schema.py, mapped_sources.py), the meaning
+of numbers that streams keep too (schemas/statistics.py).
 Invariant: a value as of t contains nothing from t or later. A negative number means unknown, except of a statistic that `is_signed`.
-Memory: one number for each item and counter; logs stay in spools.
+Memory: one number for each item and counter; logs stay in spools. What is learnt has the latest behaviours before a time in memory.
+Source: scikit-learn, scipy. They are loaded where something is learnt.
 
-Arrays: I items, or users; X events.
+Arrays: I items, or users; X events; U users; P pairs of item and user; R examples; F numbers; E width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +22,20 @@ from schemas.statistics import PRIOR, Counter, Log, Measure, Statistic, window_b
 
 _PAIRS_AT_ONCE = 4_000_000
 _DECIMALS = 3
+_PAST_ROWS_MAX = 2_000_000  # only the latest behaviours before a time are learnt from, because they are in memory
+
+AVERAGE = 100.0  # what is expected of the average item of the last window
+_CUTS_MIN, _CUTS_MAX = 3, 52
+_EXAMPLES_MAX = 4_000  # from one cut
+_WINDOWS = (0.25, 0.5, 1.0, 2.0, 3.0, np.inf)
+_LATEST = 2  # place of the window itself among them
+_RIDGE = 0.01
+_LOG_MAX = 8.0
+
+_ITERATIONS = 4
+_VECTOR_DECIMALS = 4
+_USER_POWER = 0.25
+_SIZE_POWER = 0.25
 
 
 class LogCounter:
@@ -146,3 +162,170 @@ class MeanOfValue:
         self._end = end
         mean = self._sum_I.sum() / max(1, self._count_I.sum())
         return np.where(self._count_I > 0, np.round((self._sum_I + PRIOR * mean) / (self._count_I + PRIOR), _DECIMALS), -np.inf)
+
+
+# --- expected takers ---
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """One cut: numbers [R, F] float32 and takers of the window after it, over their mean, [R]."""
+
+    numbers_RF: np.ndarray
+    takers_R: np.ndarray
+
+
+class ExpectedTakers:
+    """How many users will take an item in the next `days`, as of any time, predicted from the past of all items; `AVERAGE` for the average item.
+
+    Why: the way from the counts of one month to the next is the same for all users, so an error in it affects every answer. The data has few months. A
+    network with many weights learns this differently with every seed. A dozen weights, learnt from every item in every week, stay the same.
+
+        as of a time    log1p of: different takers in the window, in parts and in multiples of it, and ever; behaviours in the window; days
+                        since the first and the last
+        learnt from     those numbers at cuts a quarter of a window apart, on a calendar on which `anchor_ms` is one, and the takers in the window that
+                        follows each cut; items taken in the window before it. Takers are divided by the mean of their cut, so that seasons are not learnt.
+                        A cut is used only when its window is over
+        by              Poisson regression with a small ridge; with too few cuts, the count of the last window is the expectation
+    """
+
+    is_signed = False  # a negative number means unknown
+
+    def __init__(self, positives: Interactions, items: int, days: float, anchor_ms: int) -> None:
+        self._positives, self._items, self._anchor_ms = positives, items, anchor_ms
+        self._window_ms = max(4, round(days * DAY_MS))
+        self._cuts: dict[int, _Examples] = {}
+
+    def at(self, time_ms: int) -> np.ndarray:
+        """[I] float64, rounded; negative for an item without earlier takers."""
+        past_IF = past_numbers(self._positives, self._items, time_ms, self._window_ms)
+        examples = [found for cut in self._plan_cuts(time_ms) if len((found := self._learn_from(cut)).takers_R)]
+        log_I = _expect_log(examples, past_IF) if len(examples) >= _CUTS_MIN else past_IF[:, _LATEST]
+        rate_I = np.exp(np.clip(log_I, -_LOG_MAX, _LOG_MAX))
+        recent_I = past_IF[:, _LATEST] > 0
+        scale = AVERAGE / rate_I[recent_I].mean() if recent_I.any() else AVERAGE
+        return np.where(past_IF[:, len(_WINDOWS) - 1] > 0, np.round(rate_I * scale, 2), -1.0)
+
+    def _plan_cuts(self, time_ms: int) -> list[int]:
+        """The latest cuts whose window is over at a time and that have a window before them."""
+        if not len(self._positives):
+            return []
+        step = self._window_ms // 4
+        last = self._anchor_ms + (time_ms - self._window_ms - self._anchor_ms) // step * step
+        return list(range(last, int(self._positives.time_X[0]) + self._window_ms - 1, -step))[:_CUTS_MAX]
+
+    def _learn_from(self, cut_ms: int) -> _Examples:
+        if cut_ms not in self._cuts:
+            past_IF = past_numbers(self._positives, self._items, cut_ms, self._window_ms)
+            recent = np.flatnonzero(past_IF[:, _LATEST] > 0)
+            chosen = recent[:: max(1, -(-len(recent) // _EXAMPLES_MAX))]
+            takers_R = _count_takers(*self._after(cut_ms), self._items)[chosen].astype(np.float64)
+            takers_R = takers_R / takers_R.mean() if takers_R.any() else takers_R[:0]
+            self._cuts[cut_ms] = _Examples(past_IF[chosen[: len(takers_R)]].astype(np.float32), takers_R)
+        return self._cuts[cut_ms]
+
+    def _after(self, cut_ms: int) -> tuple[np.ndarray, np.ndarray]:
+        """(items, users) of the catalogue's behaviours in the window after a cut; of a large one the first."""
+        first, end = self._positives.before(cut_ms), self._positives.before(cut_ms + self._window_ms)
+        part = slice(first, min(end, first + _PAST_ROWS_MAX))
+        item_X, user_X = self._positives.item_X[part], self._positives.user_X[part]
+        return item_X[item_X < self._items], user_X[item_X < self._items]
+
+
+def past_numbers(positives: Interactions, items: int, time_ms: int, window_ms: int) -> np.ndarray:
+    """The inputs of the regression as of a time: [I, F] float64, 0 for nothing."""
+    before = positives.before(time_ms)
+    part = slice(max(0, before - _PAST_ROWS_MAX), before)
+    item_X, user_X, time_X = positives.item_X[part], positives.user_X[part], positives.time_X[part]
+    known_X = item_X < items
+    item_X, user_X, age_X = item_X[known_X], user_X[known_X], time_ms - time_X[known_X]
+    _, latest_P = np.unique((item_X * (user_X.max(initial=0) + 1) + user_X)[::-1], return_index=True)
+    item_P, age_P = item_X[::-1][latest_P], age_X[::-1][latest_P]
+    counts = [np.bincount(item_P[age_P <= share * window_ms], minlength=items) for share in _WINDOWS]
+    counts.append(np.bincount(item_X[age_X <= window_ms], minlength=items))
+    first_I, last_I = np.zeros(items), np.zeros(items)
+    last_I[item_X] = age_X / DAY_MS  # of several behaviours, the one written last stays
+    first_I[item_X[::-1]] = age_X[::-1] / DAY_MS
+    return np.log1p(np.stack([*counts, first_I, last_I], axis=1))
+
+
+def _count_takers(item_X: np.ndarray, user_X: np.ndarray, items: int) -> np.ndarray:
+    """Different users of each item, [I]."""
+    users = int(user_X.max(initial=0)) + 1
+    return np.bincount(np.unique(item_X * users + user_X) // users, minlength=items)
+
+
+def _expect_log(examples: list[_Examples], past_IF: np.ndarray) -> np.ndarray:
+    """The logarithm of each item's rate, [I], learnt from the examples."""
+    from sklearn.linear_model import PoissonRegressor
+
+    numbers_RF = np.concatenate([e.numbers_RF for e in examples]).astype(np.float64)
+    mean_F, scale_F = numbers_RF.mean(axis=0), np.maximum(numbers_RF.std(axis=0), 1e-9)
+    learnt = PoissonRegressor(alpha=_RIDGE, solver="newton-cholesky", max_iter=100)
+    learnt.fit((numbers_RF - mean_F) / scale_F, np.concatenate([e.takers_R for e in examples]))
+    return np.asarray((past_IF - mean_F) / scale_F @ learnt.coef_)
+
+
+# --- items taken by the same users ---
+
+
+class TogetherVectors:
+    """Vectors that are near for items which the same users took, [I, E]: as of any time those of the latest time of the grid `times_ms` (ascending) that is
+    not after it; zeros before the first. The axes of one time are turned onto those of the previous time (orthogonal Procrustes), so that a model trained
+    on one time reads the next.
+    """
+
+    is_signed = False  # a negative number means unknown
+
+    def __init__(self, positives: Interactions, items: int, width: int, times_ms: Sequence[int]) -> None:
+        self._positives, self._items, self._width, self._times = positives, items, width, np.asarray(times_ms, np.int64)
+        self._turned: list[np.ndarray] = []
+
+    def at(self, time_ms: int) -> np.ndarray:
+        """[I, E] float64, rounded. The times before it are made first: each is turned onto the one before."""
+        place = int(np.searchsorted(self._times, time_ms, "right"))
+        while len(self._turned) < place:
+            made = together_vectors(self._positives, self._items, self._width, int(self._times[len(self._turned)]))
+            self._turned.append(np.round(_turn(made, self._turned[-1]) if self._turned else made, _VECTOR_DECIMALS) + 0.0)
+        return self._turned[place - 1] if place else np.zeros((self._items, self._width))
+
+
+def together_vectors(positives: Interactions, items: int, width: int, time_ms: int) -> np.ndarray:
+    """The vectors as of one time, on axes of their own: [I, E] float64.
+
+        matrix    users x items, log1p(count)
+        scaling   each row is divided by the fourth root of its number of items; each column by the root of its users plus the users of the average item
+        axes      truncated SVD; each axis times the fourth root of its singular value; then length 1. An item without users has zeros
+
+    The average in the columns is a ridge. Without it an item of three users weighs as much as one of three hundred, and the first axes go to such items.
+    Low-rank EASE (arXiv 1905.03375) with a ridge of that size has nearly these axes, but inverts a matrix of the catalogue's square.
+    """
+    from scipy.sparse import csr_array, diags_array
+    from sklearn.utils.extmath import randomized_svd
+
+    before = positives.before(time_ms)
+    latest = slice(max(0, before - _PAST_ROWS_MAX), before)
+    user_X, item_X = positives.user_X[latest], positives.item_X[latest]
+    known = item_X < items
+    pairs, times = np.unique(np.stack([user_X[known], item_X[known]]), axis=1, return_counts=True)
+    users, user_P = np.unique(pairs[0], return_inverse=True)
+    taken_UI = csr_array((np.log1p(times), (user_P, pairs[1])), shape=(len(users), items))
+    vectors_IE = np.zeros((items, width))
+    rank = min(width, len(users), items)
+    if not rank:
+        return vectors_IE
+    items_U, users_I = np.bincount(user_P, minlength=len(users)), np.bincount(pairs[1], minlength=items)
+    ridge = len(pairs[1]) / np.count_nonzero(users_I)
+    scaled_UI = diags_array(items_U**-_USER_POWER) @ taken_UI @ diags_array((users_I + ridge) ** -0.5)
+    _, size_E, axes_EI = randomized_svd(scaled_UI, rank, n_iter=_ITERATIONS, random_state=0)
+    vectors_IE[:, :rank] = axes_EI.T * size_E**_SIZE_POWER
+    vectors_IE[users_I == 0] = 0.0
+    return vectors_IE / np.maximum(np.linalg.norm(vectors_IE, axis=1, keepdims=True), 1e-9)
+
+
+def _turn(vectors_IE: np.ndarray, onto_IE: np.ndarray) -> np.ndarray:
+    """The same vectors, turned as near as can be to those of the time before."""
+    from scipy.linalg import orthogonal_procrustes
+
+    rotation_EE, _ = orthogonal_procrustes(vectors_IE, onto_IE)
+    return np.asarray(vectors_IE @ rotation_EE)

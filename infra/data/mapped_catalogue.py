@@ -22,7 +22,7 @@ from infra.data.mapping import DataMapping
 from infra.data.periods import cut_of, spell_time
 from infra.data.rejections import Rejections
 from infra.data.sampled_impressions import REQUESTS_LEAST, SampledRequest, plan_cuts, sample_moments, sample_requests
-from infra.data.spool import SpoolBounds
+from infra.data.spool import SpoolBounds, chunks
 from infra.data.tables import Tell
 from schemas.decoding import describe_errors
 from schemas.errors import Misconfigured
@@ -33,7 +33,6 @@ from schemas.limits import TASKS_MAX
 from schemas.model.score import BID, SHOWN, bid_exponent
 from schemas.train_choices import FOR_MAPPED_DATA, FOR_SHOWN, TrainChoices
 
-_CHUNK = 4_096
 _SHOWN_ROWS = 200  # of a batch, with four negatives for each
 _HASH_BITS = 256  # the loss against the exact form is 57 / bits points of GAUC (docs/RESULTS.md)
 
@@ -122,7 +121,7 @@ class MappedCatalogue:
         elif "time" in self.mapping.items.roles:
             yield from self._items_of_rows()
         else:
-            for places in _chunks(self.alive):
+            for places in chunks(self.alive):
                 created = np.maximum(self.sources.item_rows.created_I[places], 0)
                 features = self.sources.states.features_of(places, {})
                 yield from self._updates(places, created.tolist(), features, self.sources.states.latest_rows(places))
@@ -149,7 +148,7 @@ class MappedCatalogue:
             for name, state_I in state.items():
                 changed_I |= (state_I != before[name]).reshape(len(told_I), -1).any(axis=1) if before is not None else True
             changed_I &= created_I <= time_ms
-            for places in _chunks(np.flatnonzero(changed_I)):
+            for places in chunks(np.flatnonzero(changed_I)):
                 yield from self._updates(places, [time_ms] * len(places), states.features_of(places, state), states.latest_rows(places))
             told_I |= changed_I
             before = state
@@ -158,7 +157,7 @@ class MappedCatalogue:
         """A file with several versions of an item: each row up to the evaluation time is one."""
         items = self.sources.item_rows
         for first, item_R, time_R in items.blocks():
-            for part in _chunks(np.flatnonzero(time_R <= self.told_until_ms)):
+            for part in chunks(np.flatnonzero(time_R <= self.told_until_ms)):
                 features = self.sources.states.features_of_rows(items.rows_at(first + part), item_R[part])
                 yield from self._updates(item_R[part], time_R[part].tolist(), features, first + part)
 
@@ -167,7 +166,7 @@ class MappedCatalogue:
         ids = self.sources.item_rows.ids
         alive, known = {ids[place] for place in self.alive.tolist()}, frozenset(ids)
         places = np.array([p for item, p in embeddings.place.items() if item in alive or item not in known], np.int64)
-        for chunk in _chunks(places):
+        for chunk in chunks(places):
             for place, vector in zip(chunk.tolist(), embeddings.vectors(chunk), strict=True):
                 if vector is not None:
                     yield NewItem(item_id=embeddings.ids[place], embedding=vector)
@@ -176,11 +175,10 @@ class MappedCatalogue:
 
     def profiles_of(self, users: Sequence[Id]) -> dict[Id, dict[str, Any]]:
         """The features of some users: of their rows, and their statistics. Without those of whom nothing is known."""
-        row_P, place_of, _ = self.sources.profiles
+        row_of = self.sources.profiles
         found: dict[Id, dict[str, Any]] = {}
-        if known := [user for user in users if user in place_of]:
-            assert self.mapping.users is not None
-            rows = self.sources.table(self.mapping.users).take(row_P[[place_of[user] for user in known]])
+        if known := [user for user in users if user in row_of]:
+            rows = self.sources.user_rows.rows_at(np.array([row_of[user] for user in known]))
             found = dict(zip(known, rows.features(self.schema.of(Scope.USER)), strict=True))
         for user in users:
             if counted := self._numbers_by_user.get(user):
@@ -197,12 +195,12 @@ class MappedCatalogue:
         return found
 
     def users(self) -> Iterator[UserFeaturesRecord]:
-        _, place_of, time_P = self.sources.profiles
+        row_of = self.sources.profiles
         timed = self.mapping.users is not None and self.mapping.users.time is not None
-        ids = list(dict.fromkeys([*place_of, *self._numbers_by_user]))
-        for chunk in _chunks(np.arange(len(ids))):
+        ids = list(dict.fromkeys([*row_of, *self._numbers_by_user]))
+        for chunk in chunks(np.arange(len(ids))):
             for user, features in self.profiles_of([ids[number] for number in chunk.tolist()]).items():
-                since_ms = int(time_P[place_of[user]]) if timed and user in place_of else None
+                since_ms = int(self.sources.user_rows.time_R[row_of[user]]) if timed and user in row_of else None
                 yield UserFeaturesRecord(user_id=user, features=features, time_ms=since_ms)
 
     def behaviours(self) -> Iterator[Behaviour]:
@@ -214,7 +212,7 @@ class MappedCatalogue:
         end, first = history.before(self.told_until_ms), 0
         for block in history.blocks(0, end):
             places = np.arange(len(block)) if wanted_U is None else np.flatnonzero(wanted_U[block.user_X])
-            for part in _chunks(places):
+            for part in chunks(places):
                 yield from self._behaviours_of(block.take(part), first + part)
             first += len(block)
 
@@ -299,7 +297,3 @@ class MappedCatalogue:
                 "items, or a section [behaviours] (user, item, time) to sample impressions from; docs/IMPORT.md shows both",
             )
         return self.sources.positives
-
-
-def _chunks(places: np.ndarray) -> Iterator[np.ndarray]:
-    return (places[first : first + _CHUNK] for first in range(0, len(places), _CHUNK))

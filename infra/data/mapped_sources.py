@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from infra.clock import DAY_MS
 from infra.data.columns import decode_numbers
-from infra.data.expected_takers import ExpectedTakers
 from infra.data.files import load_table
 from infra.data.inferred_schema import (
     count_values,
@@ -26,11 +25,10 @@ from infra.data.inferred_schema import (
     names_alone,
     statistic_of,
 )
-from infra.data.interactions import DEFAULT_KIND, Interactions, hold_out_latest, kind_name
-from infra.data.item_embeddings import ItemEmbeddings, ItemMarks, read_last_rows
-from infra.data.items import AsOf, ItemRows, ItemStates, read_item_history, read_item_rows
-from infra.data.log import read_interactions
-from infra.data.log_statistics import LogStatistic, MeanOfValue, TakersCount, count_users
+from infra.data.interactions import DEFAULT_KIND, Interactions, hold_out_latest, kind_name, read_interactions
+from infra.data.item_embeddings import ItemEmbeddings, ItemMarks, cluster_embeddings
+from infra.data.items import AsOf, HistoryFeature, ItemStates, RowsById, read_item_history, read_rows_by_id
+from infra.data.log_statistics import ExpectedTakers, LogStatistic, MeanOfValue, TakersCount, TogetherVectors, count_users, together_vectors
 from infra.data.mapping import DataMapping, reject
 from infra.data.mapping_source import Column, FeatureSource, Source
 from infra.data.periods import HeldOutPeriod, find_period, plan_sample_times, usual_times, window_of
@@ -38,8 +36,6 @@ from infra.data.rejections import Rejections
 from infra.data.shown_impressions import ShownRequests, ShownRows
 from infra.data.spool import SpoolBounds
 from infra.data.tables import FILE, ROW, LoadedTable, Tell, read_times
-from infra.data.taken_together import TogetherVectors, together_vectors
-from infra.data.text import cluster_embeddings
 from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, FeatureSchema, Scope
 from schemas.ids import Id, IdKind
@@ -81,11 +77,11 @@ class MappedSources:
     # --- interactions ---
 
     @cached_property
-    def item_rows(self) -> ItemRows:
+    def item_rows(self) -> RowsById:
         """The items' file by item. With a file of impressions, a row is known a millisecond after its time, because a row of the same time may
         contain an outcome."""
         known_after_ms = int(self.mapping.impressions is not None)
-        rows = read_item_rows(self.table(self.mapping.items), self.id_kind, self.bounds, known_after_ms)
+        rows = read_rows_by_id(self.table(self.mapping.items), self.id_kind, self.bounds, known_after_ms)
         if not rows.ids:
             told = next((f"; {row}" for row in self.rejections.named if row.section == "items"), "")
             raise self.reject("[items]", f"gives no item: no row of {self.mapping.items.file} counts and has an id{told}")
@@ -163,15 +159,19 @@ class MappedSources:
         return self.period.end_ms if self.period is not None else self.now_ms
 
     @cached_property
-    def profiles(self) -> tuple[np.ndarray, Mapping[Id, int], np.ndarray]:
-        """(row by place, place of each user with a row, start of its validity by place). A row with a time is valid from a millisecond after it, as in the
-        items' file, and counts if that is before the evaluation."""
-        users = self.mapping.users
-        if users is None:
-            return np.zeros(0, np.int64), {}, np.zeros(0, np.int64)
-        until_ms = self.now_ms - 1 if self.period is not None else None
-        row_P, place_of, time_P = read_last_rows(self.table(users), self.id_kind, until_ms)
-        return row_P, {user: place for user, place in place_of.items() if row_P[place] >= 0}, time_P + (users.time is not None)
+    def user_rows(self) -> RowsById:
+        """The users' file by user. A row with a time is valid from a millisecond after it, as in the items' file."""
+        assert self.mapping.users is not None
+        return read_rows_by_id(self.table(self.mapping.users), self.id_kind, self.bounds, 1)
+
+    @cached_property
+    def profiles(self) -> Mapping[Id, int]:
+        """The number of each user's row in `user_rows` that is valid at the evaluation time; of an empty log the last one. Without users of later rows only."""
+        if self.mapping.users is None:
+            return {}
+        rows, until_ms = self.user_rows, self.now_ms if self.period is not None else np.iinfo(np.int64).max
+        row_P, known_P = rows.latest_rows(until_ms).tolist(), (rows.created_I <= until_ms).tolist()
+        return {user: row for user, row, known in zip(rows.ids, row_P, known_P, strict=True) if known}
 
     @cached_property
     def known_share(self) -> float:
@@ -287,7 +287,7 @@ class MappedSources:
             id_kind=self.id_kind,
             sim_category=self.roles["sim_category"],
             bid=self.roles["bid"],
-            multimodal=self.roles["multimodal"],
+            multimodal=self.mapping.embedding_name,
             multimodal_is_input=not self.has_marks_beside_features if is_input is None else is_input,
             behaviour_kinds=kinds,
         )
@@ -305,7 +305,7 @@ class MappedSources:
         if source is None:
             return ItemMarks(rows.ids, self._together_before_shown())
         later = [rows.ids[place] for place in np.flatnonzero(rows.created_I > self.now_ms).tolist()]
-        return ItemEmbeddings(self.table(source), source, self.id_kind, later)
+        return ItemEmbeddings(read_rows_by_id(self.table(source), self.id_kind, self.bounds), source, later)
 
     def _together_before_shown(self) -> np.ndarray | None:
         """`taken_together` as of the first impression, [I, E]: the source of signatures where the mapping has no embeddings. An embedding has no
@@ -318,7 +318,7 @@ class MappedSources:
     @cached_property
     def states(self) -> ItemStates:
         """Item features as of any time."""
-        mapping, rows, history = self.mapping, self.item_rows, None
+        mapping, rows, histories = self.mapping, self.item_rows, dict[str, HistoryFeature]()
         features = [f for f in self.features if f.scope is Scope.ITEM]
         features += [
             Feature(name, Scope.ITEM, CATEGORICAL, buckets=2) for name in sorted(self._names_alone)
@@ -326,10 +326,10 @@ class MappedSources:
         if mapping.item_history is not None:
             by_name = {f.name: f for f in features}
             table = self.table(mapping.item_history)
-            history = read_item_history(table, self.id_kind, rows.ids, by_name, self.history_known_after_ms, self.bounds)
+            histories = read_item_history(table, self.id_kind, rows.ids, by_name, self.history_known_after_ms, self.bounds)
         statistics = {source.name: self._statistic(source) for source in self.item_features.values() if source.from_behaviours}
         clusters = {source.name: self._clusters(source) for source in mapping.items.features.values() if source.clusters is not None}
-        states = ItemStates(rows, features, self.now_ms, history, statistics, clusters)
+        states = ItemStates(rows, features, self.now_ms, histories, statistics, clusters)
         if states.changes_with_time and rows.table.has("time"):
             expected = "is for a file with several versions of an item; it does not go with [item_history] or features made from behaviours"
             raise self.reject("[items] time", expected)

@@ -50,7 +50,6 @@ class SchemaChoices(Part):
     id_kind: Literal["int64", "text"] | None = None
     sim_category: str | None = None
     bid: str | None = None
-    multimodal: str | None = None
     multimodal_is_input: bool | None = None
     behaviour_kinds: Texts | None = None
 

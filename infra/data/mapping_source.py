@@ -255,8 +255,8 @@ class FeatureSource(Column):
 
         count_days       the number of the item's behaviours in that many days, or with `of = "users"` of its different users
         days_since       days since the item's "first" or "last" behaviour
-        expected_days    how often the item will be taken in that many days, in percent of the average item (expected_takers.py)
-        taken_together   a vector of that many numbers; items that the same users took have similar vectors (taken_together.py)
+        expected_days    how often the item will be taken in that many days, in percent of the average item (log_statistics.py)
+        taken_together   a vector of that many numbers; items that the same users took have similar vectors (log_statistics.py)
         rate             the share of shown items that were clicked, or had this outcome; or the share of the item's behaviours that are of this kind
                          (schemas/statistics.py). `by`: of all items with the same value of that feature; `window`: in a time like "6h" or "7d" before
         count            how often the item was "shown", or "taken" in a behaviour, or had an outcome; `by` and `window` as above;

@@ -9,9 +9,10 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from infra.clock import DAY_MS
-from infra.data.columns import times_of_constant
+from infra.data.columns import decode_times
 from infra.data.mapping import DataMapping, reject
 from schemas.errors import Misconfigured
 from schemas.statistics import HOUR_MS
@@ -71,7 +72,7 @@ def usual_times(times: np.ndarray) -> tuple[int, int]:
 
 def _evaluation_time(mapping: DataMapping, times: np.ndarray, value: str | float, key: str) -> int:
     """A time of [evaluation], which has to lie within the positives, or may be after them where it is the end."""
-    found, first, last = times_of_constant(value), int(times[0]), int(times[-1])
+    found, first, last = int(decode_times(pa.array([value]))[0]), int(times[0]), int(times[-1])
     if found <= 0:
         raise _refuse(mapping, key, f"is {value!r}, expected a date or time like 2011-10-01")
     if found <= first or (found > last and key != "until"):

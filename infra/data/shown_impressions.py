@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, distinct, holds_flags, plain
-from infra.data.interactions import COLUMNS, Interactions
+from infra.data.interactions import COLUMNS, SCHEMA, Interactions
 from infra.data.mapping import OUTCOME, Impressions
 from infra.data.spool import Spool, SpoolBounds, sort_into_spool, sort_rows
 from infra.data.tables import LoadedRows, LoadedTable
@@ -132,7 +132,10 @@ class ShownRequests:
     def log(self) -> Interactions:
         """The shown items in order of time, as in the events: each item of a request once, at the time of the request's first row. The kinds are the
         click and the outcomes; the code of an item has a bit for each outcome of any of its rows."""
-        spool = Spool(pa.schema([(name, pa.int64()) for name in COLUMNS]), self._bounds)
+        rows = Spool.of(self._items_once(), SCHEMA, self._bounds)
+        return Interactions.of(self._found.user_ids, self._found.item_ids, (CLICK, *self._shown.outcomes), rows)
+
+    def _items_once(self) -> Iterator[pa.Table]:
         for table in _whole_requests(self._rows.blocks()):
             user_R, item_R, code_R, time_R, first_R = (table.column(name).to_numpy() for name in (*COLUMNS, _FIRST))
             starts = np.flatnonzero(np.diff(first_R, prepend=-1))
@@ -140,11 +143,8 @@ class ShownRequests:
             order = np.lexsort((item_R, first_R))
             once = np.flatnonzero(np.r_[True, (np.diff(item_R[order]) != 0) | (np.diff(first_R[order]) != 0)])
             chosen = order[once]
-            columns = (user_R[chosen], item_R[chosen], np.bitwise_or.reduceat(code_R[order], once), begun_R[chosen])
-            spool.append(pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=spool.schema))
-        spool.finish()
-        user_X, item_X, kind_X, time_X = (spool.column(name) for name in COLUMNS)
-        return Interactions(self._found.user_ids, self._found.item_ids, (CLICK, *self._shown.outcomes), user_X, item_X, kind_X, time_X)
+            columns = [user_R[chosen], item_R[chosen], np.bitwise_or.reduceat(code_R[order], once), begun_R[chosen]]
+            yield pa.table(columns, schema=SCHEMA)
 
     def records(self, period_ms: tuple[int, int], bids: Mapping[Id, float], context: Sequence[Feature]) -> Iterator[ImpressionRecord]:
         """The requests of a period, [first, last) in ms, in order of time. `bids` serves rows without one; an item without any has the bid 1."""

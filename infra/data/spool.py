@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from schemas.limits import MIB
 
-BLOCK_ROWS = 65_536  # of columns that are walked through, some at a time
+_SLICE_ROWS, _CHUNK_ROWS = 65_536, 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,16 @@ class SpoolBounds:
     memory_bytes: int = 64 * MIB
     block_rows: int = 8_192
     merged_runs_max: int = 32
+
+
+def slices(last: int, first: int = 0, rows: int = _SLICE_ROWS) -> Iterator[slice]:
+    """The places from `first` to before `last` of columns that are walked through, some at a time."""
+    return (slice(start, min(last, start + rows)) for start in range(first, last, rows))
+
+
+def chunks(places: np.ndarray, rows: int = _CHUNK_ROWS) -> Iterator[np.ndarray]:
+    """The places of rows that become objects, some at a time."""
+    return (places[part] for part in slices(len(places), rows=rows))
 
 
 class Spool:
@@ -87,6 +97,15 @@ class Spool:
             block = table.slice(first, self._bounds.block_rows).combine_chunks()
             self._writer.write_table(block, max_chunksize=self._bounds.block_rows)
             self._starts.append(self._starts[-1] + len(block))
+
+    @classmethod
+    def of(cls, tables: Iterable[pa.Table], schema: pa.Schema, bounds: SpoolBounds, on_disk: bool = False) -> Self:
+        """A finished spool with the rows of all tables."""
+        spool = cls(schema, bounds, on_disk)
+        for table in tables:
+            for batch in table.to_batches():
+                spool.append(batch)
+        return spool.finish()
 
     # --- reading ---
 
@@ -170,33 +189,23 @@ def sort_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, keys: Sequen
         waiting.append(batch)
         waiting_bytes += batch.nbytes
         if waiting_bytes > bounds.memory_bytes:
-            runs.append(_run([_sorted(pa.Table.from_batches(waiting, schema), keys)], schema, bounds))
+            runs.append(Spool.of([_sorted(pa.Table.from_batches(waiting, schema), keys)], schema, bounds, on_disk=True))
             waiting, waiting_bytes = [], 0
     rest = _sorted(pa.Table.from_batches(waiting, schema), keys)
     if not runs:
         yield rest
         return
-    runs.append(_run([rest], schema, bounds))
+    runs.append(Spool.of([rest], schema, bounds, on_disk=True))
     most = bounds.merged_runs_max
     while len(runs) > most:
-        runs = [_run(_merged(runs[first : first + most], keys), schema, bounds) for first in range(0, len(runs), most)]
+        parts = (runs[first : first + most] for first in range(0, len(runs), most))
+        runs = [Spool.of(_merged(part, keys), schema, bounds, on_disk=True) for part in parts]
     yield from _merged(runs, keys)
 
 
 def sort_into_spool(batches: Iterable[pa.RecordBatch], schema: pa.Schema, keys: Sequence[str], bounds: SpoolBounds) -> Spool:
     """The same, kept to be read any number of times."""
-    return _filled(Spool(schema, bounds), sort_rows(batches, schema, keys, bounds))
-
-
-def _run(tables: Iterable[pa.Table], schema: pa.Schema, bounds: SpoolBounds) -> Spool:
-    return _filled(Spool(schema, bounds, on_disk=True), tables)
-
-
-def _filled(spool: Spool, tables: Iterable[pa.Table]) -> Spool:
-    for table in tables:
-        for batch in table.to_batches():
-            spool.append(batch)
-    return spool.finish()
+    return Spool.of(sort_rows(batches, schema, keys, bounds), schema, bounds)
 
 
 def _sorted(table: pa.Table, keys: Sequence[str]) -> pa.Table:

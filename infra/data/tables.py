@@ -169,8 +169,8 @@ class ColumnCells:
         if not self.arrays or self._is_split:
             return False
         cells = self._first_cells
-        if is_list(cells) or not is_text(cells) or not len(cells):
-            return is_list(cells)
+        if is_list(cells.type) or not is_text(cells) or not len(cells):
+            return is_list(cells.type)
         return all(text.lstrip().startswith("[") for text in cells.to_pylist()) or _have_bars(cells.to_pylist())
 
     @property
@@ -191,7 +191,7 @@ class ColumnCells:
     def different(self) -> int:
         if not self.arrays:
             return 1
-        cells = self.arrays[0] if is_list(self.arrays[0]) else self.arrays[0].unique()  # Arrow finds no different ones among lists
+        cells = self.arrays[0] if is_list(self.arrays[0].type) else self.arrays[0].unique()  # Arrow finds no different ones among lists
         return len(set(decode_categories(cells, self._column.separator)))
 
     def numbers(self) -> np.ndarray:

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.data.expected_takers import AVERAGE, ExpectedTakers, past_numbers
 from infra.data.interactions import Interactions
+from infra.data.log_statistics import AVERAGE, ExpectedTakers, past_numbers
 
 DAY_MS = 86_400_000
 ITEMS, USERS = 20, 60

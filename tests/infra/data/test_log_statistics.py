@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.clock import DAY_MS
-from infra.data.expected_takers import ExpectedTakers
 from infra.data.interactions import Interactions
 from infra.data.items import AsOf
-from infra.data.log_statistics import LogStatistic, TakersCount
-from infra.data.taken_together import TogetherVectors, together_vectors
+from infra.data.log_statistics import ExpectedTakers, LogStatistic, TakersCount, TogetherVectors, together_vectors
 from schemas.features import Scope
 from schemas.statistics import HOUR_MS, MINUTE_MS, Log, Measure, Statistic, decayed_counts, window_begin
 from tests.infra.data.shops import PLAIN_MAPPING, START_MS, open_shop

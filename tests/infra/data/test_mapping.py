@@ -70,7 +70,6 @@ def test_a_wrong_mapping_is_named_with_key_and_expectation(tmp_path: Path, text:
             ITEMS + '[schema]\nbid = "cpc"\n[items.features]\nprice = "price"\n',
             r"\[schema\] bid names 'cpc', which is no feature of \[items\]",
         ),
-        (ITEMS + '[schema]\nmultimodal = "v"\n', r"what \[embeddings\] gives; there is no such section"),
         (ITEMS + 'where = "price > 100"\n', r"\[items\] gives no item"),
         (ITEMS + "[items.features]\nc = { clusters = 4 }\n", r"needs a section \[embeddings\]"),
         (

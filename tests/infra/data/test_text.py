@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from infra.data.text import TextEmbedder, cluster_embeddings, mark_items
+from infra.data.item_embeddings import TextEmbedder, cluster_embeddings, mark_items
 from schemas.errors import Misconfigured
 from schemas.model.lsh import encode_signatures, lsh_similarity, make_w_hash
 

@@ -9,6 +9,7 @@ Arrays: R rows.
 """
 
 import hashlib
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -66,17 +67,15 @@ class ShownRows:
 
     def _flags(self, rows: LoadedRows, role: str) -> np.ndarray:
         cells, column = rows.array(role), self.table.source.roles[role]
-        found = decode_membership(cells, column.one_of) if column.one_of else decode_flags(cells, column.at_least, self._as_words(role))
+        if not column.one_of and role not in self._words:
+            self._words[role] = self._as_words(role)
+        found = decode_membership(cells, column.one_of) if column.one_of else decode_flags(cells, column.at_least, self._words[role])
         rows.reject_cells(~found[1], role, "flag, taken as false")
         return found[0]
 
     def _as_words(self, role: str) -> bool:
         """Whether the cells are words like true and no: one of them in the whole column says so. Raises where no cell is a flag or a number."""
-        if role not in self._words:
-            self._words[role] = self._find_words(role, self.table.source.roles[role].at_least)
-        return self._words[role]
-
-    def _find_words(self, role: str, at_least: float | None) -> bool:
+        at_least = self.table.source.roles[role].at_least
         if any(holds_flags(rows.array(role), at_least) for rows in self.table.blocks()):
             return True
         if len(self.table) and not any(decode_flags(rows.array(role), at_least, False)[1].any() for rows in self.table.blocks()):
@@ -140,11 +139,8 @@ class ShownRequests:
             user_R, item_R, code_R, time_R, first_R = (table.column(name).to_numpy() for name in (*COLUMNS, _FIRST))
             starts = np.flatnonzero(np.diff(first_R, prepend=-1))
             begun_R = np.minimum.reduceat(time_R, starts)[np.searchsorted(first_R[starts], first_R)]
-            order = np.lexsort((item_R, first_R))
-            once = np.flatnonzero(np.r_[True, (np.diff(item_R[order]) != 0) | (np.diff(first_R[order]) != 0)])
-            chosen = order[once]
-            columns = [user_R[chosen], item_R[chosen], np.bitwise_or.reduceat(code_R[order], once), begun_R[chosen]]
-            yield pa.table(columns, schema=SCHEMA)
+            chosen, code_S = _once(first_R, item_R, code_R)
+            yield pa.table([user_R[chosen], item_R[chosen], code_S, begun_R[chosen]], schema=SCHEMA)
 
     def records(self, period_ms: tuple[int, int], bids: Mapping[Id, float], context: Sequence[Feature]) -> Iterator[ImpressionRecord]:
         """The requests of a period, [first, last) in ms, in order of time. `bids` serves rows without one; an item without any has the bid 1."""
@@ -157,53 +153,51 @@ class ShownRequests:
         """The records of whole requests, each at the time of its first row, so that later clicks of the request are no history of it."""
         found = self._found
         user_R, item_R, code_R, time_R, first_R = (rows.numbers(name) for name in (*COLUMNS, _FIRST))
-        bid_R, teacher_R = _optional_numbers(rows, "bid"), _optional_numbers(rows, "teacher_ecpm")
         starts = np.flatnonzero(np.diff(first_R, prepend=-1))
-        raw = rows.take(starts).features(context)
+        raw, begun = rows.take(starts).features(context), np.minimum.reduceat(time_R, starts).tolist()
         names = decode_texts(rows.take(starts).array("request")) if rows.has("request") else time_R[starts].tolist()
-        for start, end, request_context, text in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], raw, names, strict=True):
-            part = slice(start, end)
-            items = [found.item_ids[i] for i in item_R[part].tolist()]
-            listed = self._once(items, code_R[part].tolist(), bid_R[part].tolist(), teacher_R[part].tolist(), bids)
-            name = f"{user_R[start]}-{'' if text is None else text}"
-            for number, cut in enumerate(range(0, len(listed), ITEMS_PER_IMPRESSION_MAX)):
-                shown_items = [ShownItem(position=p, **fields) for p, fields in enumerate(listed[cut : cut + ITEMS_PER_IMPRESSION_MAX])]
+        chosen, code_S = _once(first_R, item_R, code_R)
+        in_order = np.argsort(chosen)
+        chosen, code_S = chosen[in_order], code_S[in_order]
+        listed = [*self._shown_items(rows.take(chosen), [found.item_ids[item] for item in item_R[chosen].tolist()], code_S, bids)]
+        cuts = np.searchsorted(first_R[chosen], first_R[starts]).tolist()
+        for start, (first, end), request_context, text, time_ms in zip(
+            starts.tolist(), itertools.pairwise([*cuts, len(listed)]), raw, names, begun, strict=True
+        ):
+            user, name = found.user_ids[user_R[start]], f"{user_R[start]}-{'' if text is None else text}"
+            for number, cut in enumerate(range(first, end, ITEMS_PER_IMPRESSION_MAX)):
+                part = listed[cut : min(end, cut + ITEMS_PER_IMPRESSION_MAX)]
+                items = [ShownItem(position=position, **fields) for position, fields in enumerate(part)]
                 request_id = (f"{name}+{number}" if number else name)[-REQUEST_ID_CHARS_MAX:]
-                user, time_ms = found.user_ids[user_R[start]], int(time_R[part].min())
-                yield ImpressionRecord(request_id=request_id, user_id=user, time_ms=time_ms, context=request_context, items=shown_items)
+                yield ImpressionRecord(request_id=request_id, user_id=user, time_ms=time_ms, context=request_context, items=items)
 
-    def _once(
-        self, items: Sequence[Id], codes: Sequence[int], bid: Sequence[float], teacher: Sequence[float], bids: Mapping[Id, float]
-    ) -> list[dict[str, Any]]:
-        """Fields of the shown items, each item once."""
-        came: dict[Id, int] = {}
-        told: dict[Id, tuple[float, float]] = {}
-        for item, code, own_bid, ecpm in zip(items, codes, bid, teacher, strict=True):
-            came[item] = came.get(item, 0) | code
-            told.setdefault(item, (own_bid, ecpm))
-        return [
-            {
+    def _shown_items(self, rows: LoadedRows, items: Sequence[Id], codes: np.ndarray, bids: Mapping[Id, float]) -> Iterator[dict[str, Any]]:
+        """The fields of a shown item of each row."""
+        bid_R, teacher_R = _optional_numbers(rows, "bid").tolist(), _optional_numbers(rows, "teacher_ecpm").tolist()
+        for item, code, bid, ecpm in zip(items, codes.tolist(), bid_R, teacher_R, strict=True):
+            yield {
                 "item_id": item,
-                "bid": own_bid if own_bid > 0 else bids.get(item, 1.0),
+                "bid": bid if bid > 0 else bids.get(item, 1.0),
                 "teacher_ecpm": ecpm if ecpm >= 0 else None,
-                "clicked": bool(came[item] & 1),
-                "outcomes": [name for bit, name in enumerate(self._shown.outcomes, start=1) if came[item] >> bit & 1],
+                "clicked": bool(code & 1),
+                "outcomes": [name for bit, name in enumerate(self._shown.outcomes, start=1) if code >> bit & 1],
             }
-            for item, (own_bid, ecpm) in told.items()
-        ]
+
+
+def _once(first_R: np.ndarray, item_R: np.ndarray, code_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(the first row of each item of each request, by request and item; the bits of all its rows), [S] int64."""
+    order = np.lexsort((item_R, first_R))
+    begins = np.flatnonzero(np.r_[True, (np.diff(item_R[order]) != 0) | (np.diff(first_R[order]) != 0)])
+    return order[begins], np.bitwise_or.reduceat(code_R[order], begins)
 
 
 def _request_codes(rows: LoadedRows) -> np.ndarray:
-    """The code that groups rows of a user into requests: of the request's id, or the time."""
+    """The code that groups rows of a user into requests: 64 bits of the request's id, or the time. Two ids of one user that share them are one in 10^19."""
     if not rows.has("request"):
         return rows.numbers(COLUMNS[3])
     cells, places = distinct(rows.array("request"))
-    return np.array([_code(text) for text in decode_texts(cells)], np.int64)[places]
-
-
-def _code(text: str | None) -> int:
-    """64 bits of a request's id: two requests of one user that share them would be one in 10^19 pairs."""
-    return int.from_bytes(hashlib.blake2b((text or "").encode(), digest_size=8).digest(), "big", signed=True)
+    hashes = b"".join(hashlib.blake2b((text or "").encode(), digest_size=8).digest() for text in decode_texts(cells))
+    return np.frombuffer(hashes, ">i8").astype(np.int64)[places]
 
 
 def _with_first(tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:

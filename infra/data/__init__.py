@@ -4,7 +4,7 @@ One pipeline: read -> clean -> statistics as of each time -> events.
 
     mapping.py, mapping_source.py      the sections of a mapping file
     files.py, json_lines.py            read: CSV, JSON lines, Parquet in chunks
-    columns.py, tables.py, spool.py    clean: cells decoded, rows kept and sorted in bounded memory; rejections.py: rows that became no event
+    columns.py, tables.py, spool.py    clean: cells decoded, rows kept or rejected, sorted in bounded memory
     interactions.py                    behaviours in order of time; shown_impressions.py, sampled_impressions.py: requests
     items.py, item_embeddings.py       features and embeddings of items as of any time
     log_statistics.py                  statistics: counts, rates, means as of any time, and what is learnt from the log

@@ -2,7 +2,7 @@
 
 Here: the table of all checks, at the end; the checks of the log: ids, times, order, rows that repeat, clicks among the behaviours; and those of columns that
 are read in another way than meant: numbers as categories, several values as one, cancellations as clicks.
-Not here: columns that know the future (leakage.py), rejected rows (rejections.py).
+Not here: columns that know the future (leakage.py), rejected rows (tables.py).
 """
 
 import re
@@ -20,9 +20,8 @@ from infra.data.leakage import find_leaking_columns, find_leaking_context
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping_source import FeatureSource, Source
 from infra.data.periods import spell_time
-from infra.data.rejections import Rejections
 from infra.data.sampled_impressions import KnownUsers
-from infra.data.tables import read_times
+from infra.data.tables import Rejections, read_times
 from schemas.ids import Id
 from schemas.kinds import CATEGORICAL
 

@@ -23,9 +23,8 @@ import pyarrow.parquet
 from infra.data.columns import IdForm, decode_lists, is_list, list_lengths, plain
 from infra.data.json_lines import read_batches, read_keys
 from infra.data.mapping_source import Column, FileFormat, Source
-from infra.data.rejections import Rejections
 from infra.data.spool import Spool, SpoolBounds
-from infra.data.tables import FILE, ID_ROLES, ROW, LoadedRows, LoadedTable, Tell, rows_where
+from infra.data.tables import FILE, ID_ROLES, ROW, LoadedRows, LoadedTable, Rejections, Tell, rows_where
 from schemas.errors import Misconfigured, suggest
 
 CHUNK_ROWS = 65_536

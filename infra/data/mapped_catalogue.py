@@ -20,10 +20,9 @@ from infra.data.interactions import Interactions
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping import DataMapping
 from infra.data.periods import cut_of, spell_time
-from infra.data.rejections import Rejections
 from infra.data.sampled_impressions import REQUESTS_LEAST, SampledRequest, plan_cuts, sample_moments, sample_requests
 from infra.data.spool import SpoolBounds, chunks
-from infra.data.tables import Tell
+from infra.data.tables import Rejections, Tell
 from schemas.decoding import describe_errors
 from schemas.errors import Misconfigured
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem, ShownItem, UserFeaturesRecord

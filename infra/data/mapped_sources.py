@@ -32,10 +32,9 @@ from infra.data.log_statistics import ExpectedTakers, LogStatistic, MeanOfValue,
 from infra.data.mapping import DataMapping, reject
 from infra.data.mapping_source import Column, FeatureSource, Source
 from infra.data.periods import HeldOutPeriod, find_period, plan_sample_times, usual_times, window_of
-from infra.data.rejections import Rejections
 from infra.data.shown_impressions import ShownRequests, ShownRows
 from infra.data.spool import SpoolBounds
-from infra.data.tables import FILE, ROW, LoadedTable, Tell, read_times
+from infra.data.tables import FILE, ROW, LoadedTable, Rejections, Tell, read_times
 from schemas.errors import Misconfigured, suggest
 from schemas.features import Feature, FeatureSchema, Scope
 from schemas.ids import Id, IdKind

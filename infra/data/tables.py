@@ -1,14 +1,16 @@
 """The rows of a section that pass its filter, with the columns that the mapping names, and the file and number of each row.
 
 Here: `LoadedRows`, some rows in memory, with their features, ids and times; `ColumnCells`, one column of them; `LoadedTable`, all rows of a section.
-These need not fit in memory. Also conditions: all of them must hold, and a missing cell fulfils `!=` and `not in` only.
+These need not fit in memory. Also rows that became no event, or of which a part was left out; and conditions: all of them must hold, and a missing cell
+fulfils `!=` and `not in` only.
 Not here: reading files (files.py), decoding cells (columns.py).
 Memory: the bound of a spool (spool.py), whatever the size of the files.
 """
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +39,6 @@ from infra.data.columns import (
     spell_numbers,
 )
 from infra.data.mapping_source import Column, Condition, Source
-from infra.data.rejections import Rejections
 from infra.data.spool import Spool
 from schemas.features import Feature
 from schemas.ids import Id, IdKind
@@ -56,7 +57,46 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
+_NAMED_REJECTIONS_MAX, KNOWN_REJECTIONS_MAX = 1_000, 1_000_000
 Tell = Callable[[str, int, int | None], None]  # section, rows read, rows in all (None: not known)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """One row that became no event, or a part of one that was left out."""
+
+    section: str
+    file: str
+    row: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file} row {self.row} [{self.section}]: {self.reason}"
+
+
+@dataclass
+class Rejections:
+    """Every rejected row once; the first 1,000 with their reasons. `counts` has their number by "[section] reason", up to the colon of the reason.
+
+    Memory: the first million are remembered, so that each counts once; later ones count each time they are met.
+    """
+
+    named: list[RejectedRow] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    _seen: set[tuple[str, str, int]] = field(default_factory=set)
+
+    def add(self, section: str, file: str, row: int, reason: str) -> None:
+        """Notes a row; the same row of the same section is noted once."""
+        if (key := (section, file, row)) in self._seen:
+            return
+        if len(self._seen) < KNOWN_REJECTIONS_MAX:
+            self._seen.add(key)
+        self.counts[f"[{section}] {reason.partition(':')[0]}"] += 1
+        if len(self.named) < _NAMED_REJECTIONS_MAX:
+            self.named.append(RejectedRow(section, file, row, reason))
+
+    def __len__(self) -> int:
+        return self.counts.total()
 
 
 @dataclass(frozen=True)
@@ -76,7 +116,9 @@ class LoadedRows:
         return LoadedRows(self.source, self.table.take(pa.array(rows, pa.int64())), self.files, self.rejections)
 
     def arrays(self, column: Column) -> list[pa.ChunkedArray]:
-        """The Arrow columns of a column of the mapping, with the cells and the parts of them that it asks for."""
+        """The Arrow columns of a column of the mapping, with the cells and the parts of them that it asks for. A constant is repeated."""
+        if column.value is not None:
+            return [pa.chunked_array([pa.repeat(column.value, len(self))])]
         found = [self.table.column(name) for name in column.names_in(self.table.column_names)]
         if column.where:
             kept = pa.array(rows_where(column.where, self.table))

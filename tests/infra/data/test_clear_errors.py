@@ -11,8 +11,7 @@ from infra.cli import build_app
 from infra.data.inferred_schema import infer_feature
 from infra.data.mapping import Items
 from infra.data.mapping_source import Column, FeatureSource
-from infra.data.rejections import Rejections
-from infra.data.tables import LoadedRows
+from infra.data.tables import LoadedRows, Rejections
 from schemas.errors import Misconfigured
 from schemas.features import Scope
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from infra.data import rejections
-from infra.data.rejections import Rejections
+from infra.data import tables
+from infra.data.tables import Rejections
 
 
 def test_a_row_counts_once_and_rows_beyond_the_bound_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejections, "KNOWN_MAX", 3)
+    monkeypatch.setattr(tables, "KNOWN_REJECTIONS_MAX", 3)
     found = Rejections()
     for row in (1, 2, 2, 3, 4, 5, 1):
         found.add("items", "a.csv", row, "no id")

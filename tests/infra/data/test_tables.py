@@ -13,9 +13,8 @@ from infra.data.columns import decode_parts
 from infra.data.files import common_schema, load_table, read_chunks, with_short_delimiter
 from infra.data.mapping import Items
 from infra.data.mapping_source import Column, FeatureSource, FileFormat, Source
-from infra.data.rejections import Rejections
 from infra.data.spool import SpoolBounds
-from infra.data.tables import FILE, ROW, LoadedRows
+from infra.data.tables import FILE, ROW, LoadedRows, Rejections
 from schemas.errors import Misconfigured
 
 ROWS = {"id": ["1", "2", "3"], "name": ["a, b", "c\nd", "é"]}

@@ -257,9 +257,7 @@ class ItemStates:
         """One numeric feature of all items as of a time: float64 [I], NaN where it is missing."""
         numbers = np.full(len(self.items.ids), np.nan)
         column = self.items.table.source.feature_columns().get(name)
-        if column is not None and column.value is not None:
-            numbers[:] = float(column.value)
-        elif column is not None:
+        if column is not None:
             for part in slices(len(self.items.ids)):
                 numbers[part] = decode_numbers(self.items.rows_at(self._latest_I[part]).arrays(column)[0])
         if name in self._histories:

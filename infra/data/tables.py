@@ -149,11 +149,8 @@ class LoadedRows:
         return ColumnCells(self, column, name)
 
     def array(self, role: str) -> pa.ChunkedArray:
-        """The one Arrow column of a role; a constant is repeated."""
-        column = self.source.roles[role]
-        if column.value is not None:
-            return pa.chunked_array([pa.array([column.value] * len(self))])
-        return self.arrays(column)[0]
+        """The one Arrow column of a role."""
+        return self.arrays(self.source.roles[role])[0]
 
     def has(self, role: str) -> bool:
         """Whether the mapping names a column for this role."""
@@ -183,11 +180,11 @@ class LoadedRows:
 
 
 class ColumnCells:
-    """The cells of one column in some rows, as kinds of features read them (`Cells` in schemas/kinds.py). A constant is repeated."""
+    """The cells of one column in some rows, as kinds of features read them (`Cells` in schemas/kinds.py)."""
 
     def __init__(self, rows: LoadedRows, column: Column, name: str) -> None:
         self._rows, self._column, self._name = rows, column, name
-        self.arrays = rows.arrays(column) if column.value is None else []
+        self.arrays = rows.arrays(column)
 
     @property
     def _is_split(self) -> bool:
@@ -208,7 +205,7 @@ class ColumnCells:
 
     @cached_property
     def is_listed(self) -> bool:
-        if not self.arrays or self._is_split:
+        if self._is_split:
             return False
         cells = self._first_cells
         if is_list(cells.type) or not is_text(cells) or not len(cells):
@@ -217,41 +214,30 @@ class ColumnCells:
 
     @property
     def is_number(self) -> bool:
-        if not self.arrays:
-            return isinstance(self._column.value, int | float) and not isinstance(self._column.value, bool)
         if not is_text(self._first_cells):
             return not pa.types.is_boolean(self._first_cells.type)
         numbers = decode_numbers(pc.drop_null(self.arrays[0]))
         return len(numbers) > 0 and not np.isnan(numbers).any()
 
     def first(self) -> object:
-        if not self.arrays:
-            return self._column.value
         cells = pc.drop_null(self.arrays[0])
         return cells[0].as_py() if len(cells) else None
 
     def different(self) -> int:
-        if not self.arrays:
-            return 1
         cells = self.arrays[0] if is_list(self.arrays[0].type) else self.arrays[0].unique()  # Arrow finds no different ones among lists
         return len(set(decode_categories(cells, self._column.separator)))
 
     def numbers(self) -> np.ndarray:
-        try:
-            return decode_numbers(self.arrays[0]) if self.arrays else np.array(self._repeated(), np.float64)
-        except ValueError as error:
-            raise ValueError("a number") from error
+        return decode_numbers(self.arrays[0])
 
     def categories(self) -> Sequence[Any]:
-        return decode_categories(self.arrays[0], self._column.separator) if self.arrays else self._repeated()
+        return decode_categories(self.arrays[0], self._column.separator)
 
     def bags(self) -> Sequence[Any]:
-        return decode_bags(self.arrays[0], self._column.separator) if self.arrays else self._repeated()
+        return decode_bags(self.arrays[0], self._column.separator)
 
     def vectors(self, width: int) -> list[list[float] | None]:
         """A cell that is no vector, or one of another width, is noted as rejected; an empty cell is left out."""
-        if not self.arrays:
-            return self._repeated()
         split, separator = self._is_split, self._column.separator
         vectors = join_vectors(self.arrays) if split else decode_vectors(self.arrays[0], separator)
         empty = self.arrays[0].is_null().to_pylist()
@@ -268,16 +254,12 @@ class ColumnCells:
         """The number of columns, or the numbers of the first cell that is a vector."""
         if len(self.arrays) > 1:
             return len(self.arrays)
-        chunks = self.arrays[0].chunks if self.arrays else []
-        parts = (chunk.slice(first, _SEEN_CELLS) for chunk in chunks for first in range(0, len(chunk), _SEEN_CELLS))
+        parts = (chunk.slice(first, _SEEN_CELLS) for chunk in self.arrays[0].chunks for first in range(0, len(chunk), _SEEN_CELLS))
         vectors = (vector for part in parts for vector in decode_vectors(part, self._column.separator))
         found = next((vector for vector in vectors if vector is not None), None)
         if found is None:
             raise ValueError("a vector: a list, or numbers set apart by spaces, commas or semicolons")
         return len(found)
-
-    def _repeated(self) -> list[Any]:
-        return [self._column.value] * len(self._rows)
 
 
 def _have_bars(texts: Sequence[str]) -> bool:

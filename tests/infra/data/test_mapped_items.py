@@ -90,3 +90,10 @@ def test_values_that_come_in_several_combinations_with_bars_between_are_a_bag(tm
     assert str(catalogue.schema.item("genres").kind) == kind
     first = next(iter(catalogue.items())).features["genres"]
     assert first == (["a", "b"] if kind == "bag" else cells[0])
+
+
+def test_a_constant_reads_like_a_column_of_equal_cells(tmp_path: Path) -> None:
+    constants = {"tags": '{ value = "a|b", kind = "bag" }', "weight": "{ value = 3 }", "made": '{ value = "here" }'}
+    more = "[items.features]\n" + "\n".join(f"{name} = {column}" for name, column in constants.items()) + "\n"
+    for update in open_items(tmp_path, more, id=[1, 2]).items():
+        assert update.features.items() >= {"tags": ["a", "b"], "weight": 3.0, "made": "here"}.items()

@@ -23,7 +23,7 @@ from schemas.limits import BAG_VALUES_MAX, FEATURE_TEXT_BYTES_MAX, FLOAT32_END
 Array: TypeAlias = pa.Array | pa.ChunkedArray
 MISSING_TIME = -1
 UNIT_MS = {"day": 86_400e3, "hour": 3_600e3, "min": 60e3, "s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
-_FLAGS = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), True) | dict.fromkeys(("false", "f", "no", "n", "0", "0.0"), False)
+_FLAGS = dict.fromkeys(("true", "t", "yes", "y"), True) | dict.fromkeys(("false", "f", "no", "n"), False)
 DECIMAL_MARKS = (",", ".")
 _FRACTION = re.compile(r"-?\d+\.0")
 _SEPARATORS = re.compile(r"[\s,;|]+")
@@ -116,12 +116,6 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def holds_flags(array: Array, at_least: float | None = None) -> bool:
-    """Whether any cell is a word for a flag (true, yes, 1); then all cells of the column are read as flags."""
-    array = plain(array)
-    return at_least is None and is_text(array) and any((text or "").strip().lower() in _FLAGS for text in array.unique().to_pylist())
-
-
 def decode_membership(array: Array, values: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """(flags, known), both bool: whether each cell is one of the values, and whether it has a value."""
     cells, places = distinct(array)
@@ -129,15 +123,16 @@ def decode_membership(array: Array, values: Sequence[str]) -> tuple[np.ndarray, 
     return np.array([text in values for text in texts], bool)[places], np.array([text is not None for text in texts], bool)[places]
 
 
-def decode_flags(array: Array, at_least: float | None = None, words: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(flags, known), both bool. Text is true if it is like true, yes, 1 (`words`; None: detected); a number above 0, or from `at_least` on."""
+def decode_flags(array: Array, at_least: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """(flags, known), both bool. A number is true above 0, or from `at_least` on; without `at_least`, text may be a word like true or yes."""
     array = plain(array)
-    if holds_flags(array, at_least) if words is None else words:
-        flags = [_FLAGS.get((text or "").strip().lower()) for text in array.to_pylist()]
-        return np.array([bool(flag) for flag in flags], bool), np.array([flag is not None for flag in flags], bool)
     numbers = decode_numbers(array)
-    known = ~np.isnan(numbers)
-    return np.where(known, numbers > 0 if at_least is None else numbers >= at_least, False), known
+    flags, known = numbers > 0 if at_least is None else numbers >= at_least, ~np.isnan(numbers)
+    if at_least is None and is_text(array):
+        words = [_FLAGS.get((text or "").strip().lower()) for text in array.to_pylist()]
+        flags = flags | np.array([word is True for word in words], bool)
+        known = known | np.array([word is not None for word in words], bool)
+    return flags, known
 
 
 def decode_times(array: Array, unit: str | None = None, forms: Sequence[str] = ()) -> np.ndarray:
@@ -199,17 +194,14 @@ class IdForm:
             self.fractions = all(text is None or _FRACTION.fullmatch(text) for text in texts)
 
 
-def decode_ids(array: Array, kind: IdKind, fractions: bool | None = None) -> list[Id | None]:
+def decode_ids(array: Array, kind: IdKind, fractions: bool) -> list[Id | None]:
     """Ids of the catalogue's kind; None for a cell that is missing or not an id of that kind.
 
     A table of floats writes the whole number 7 as "7.0". Among int64 ids that is always the id "7"; among text ids only if the whole column looks like that
-    (`fractions`; None: these cells are the whole column).
+    (`fractions`).
     """
-    texts = decode_texts(array)
-    if fractions is None:
-        fractions = all(text is None or _FRACTION.fullmatch(text) for text in texts)
     fractions = fractions or kind is IdKind.INT64
-    return [_id(text.removesuffix(".0") if fractions and text is not None else text, kind) for text in texts]
+    return [_id(text.removesuffix(".0") if fractions and text is not None else text, kind) for text in decode_texts(array)]
 
 
 def _id(text: str | None, kind: IdKind) -> Id | None:

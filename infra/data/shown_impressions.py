@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, distinct, holds_flags, plain
+from infra.data.columns import decode_flags, decode_membership, decode_numbers, decode_texts, distinct, plain
 from infra.data.interactions import COLUMNS, SCHEMA, Interactions
 from infra.data.mapping import OUTCOME, Impressions
 from infra.data.spool import Spool, SpoolBounds, sort_into_spool, sort_rows
@@ -40,7 +40,6 @@ class ShownRows:
     def __init__(self, table: LoadedTable) -> None:
         assert isinstance(table.source, Impressions)
         self.table, self.outcomes = table, tuple(table.source.outcomes)
-        self._words: dict[str, bool] = {}
 
     def clicked(self, rows: LoadedRows) -> np.ndarray:
         """Which of some rows were clicked, [R] bool. One that says neither is named, and counts as not clicked."""
@@ -67,18 +66,16 @@ class ShownRows:
 
     def _flags(self, rows: LoadedRows, role: str) -> np.ndarray:
         cells, column = rows.array(role), self.table.source.roles[role]
-        if not column.one_of and role not in self._words:
-            self._words[role] = self._as_words(role)
-        found = decode_membership(cells, column.one_of) if column.one_of else decode_flags(cells, column.at_least, self._words[role])
-        rows.reject_cells(~found[1], role, "flag, taken as false")
-        return found[0]
+        flags, known = decode_membership(cells, column.one_of) if column.one_of else decode_flags(cells, column.at_least)
+        if not known.any() and not column.one_of:
+            self._require_a_flag(role)
+        rows.reject_cells(~known, role, "flag, taken as false")
+        return flags
 
-    def _as_words(self, role: str) -> bool:
-        """Whether the cells are words like true and no: one of them in the whole column says so. Raises where no cell is a flag or a number."""
+    def _require_a_flag(self, role: str) -> None:
+        """Raises if no cell of the whole column is a flag or a number."""
         at_least = self.table.source.roles[role].at_least
-        if any(holds_flags(rows.array(role), at_least) for rows in self.table.blocks()):
-            return True
-        if len(self.table) and not any(decode_flags(rows.array(role), at_least, False)[1].any() for rows in self.table.blocks()):
+        if len(self.table) and not any(decode_flags(rows.array(role), at_least)[1].any() for rows in self.table.blocks()):
             cell = next(self.table.blocks()).array(role)[0].as_py()
             name = role.removeprefix(OUTCOME)
             raise Misconfigured(
@@ -86,7 +83,6 @@ class ShownRows:
                 f"[impressions] {role}: no cell of its column is a flag, the first is {cell!r}; "
                 f'name the values that are, like {name} = {{ column = "event", in = ["click"] }}',
             )
-        return False
 
 
 class ShownRequests:

@@ -37,9 +37,9 @@ def slices(last: int, first: int = 0, rows: int = _SLICE_ROWS) -> Iterator[slice
     return (slice(start, min(last, start + rows)) for start in range(first, last, rows))
 
 
-def chunks(places: np.ndarray, rows: int = _CHUNK_ROWS) -> Iterator[np.ndarray]:
+def chunks(places: np.ndarray) -> Iterator[np.ndarray]:
     """The places of rows that become objects, some at a time."""
-    return (places[part] for part in slices(len(places), rows=rows))
+    return (places[part] for part in slices(len(places), rows=_CHUNK_ROWS))
 
 
 class Spool:

@@ -301,11 +301,9 @@ class LoadedTable:
     @cached_property
     def sample(self) -> LoadedRows:
         """All rows, or every n-th of more than a million or of more than 64 MiB: what kinds, buckets and scales are taken from."""
-        step = max(-(-len(self) // SAMPLED_ROWS_MAX), -(-self.spool.bytes // SAMPLED_BYTES_MAX))
-        if step <= 1 and not self.spool.on_disk:
-            return self.rows(self.spool.take(np.arange(len(self))))
+        step = max(1, -(-len(self) // SAMPLED_ROWS_MAX), -(-self.spool.bytes // SAMPLED_BYTES_MAX))
         parts = [block.take(pa.array(np.arange(-start % step, len(block), step))) for start, block in self.spool.blocks()]
-        return self.rows(pa.concat_tables(parts))
+        return self.rows(pa.concat_tables([self.spool.schema.empty_table(), *parts]))
 
 
 class IdPlaces:
@@ -315,10 +313,10 @@ class IdPlaces:
         self._kind = kind
         self.places: dict[Id, int] = {item: place for place, item in enumerate(known)}
 
-    def encode(self, array: Array, form: IdForm | None = None) -> np.ndarray:
-        """The place of the id in each cell, int64, -1 if absent. `form` = of the whole column, where this is a part of it."""
+    def encode(self, array: Array, form: IdForm) -> np.ndarray:
+        """The place of the id in each cell, int64, -1 if absent. `form`: of the whole column."""
         cells, places = distinct(array)
-        ids = decode_ids(cells, self._kind, form.fractions if form is not None else None)
+        ids = decode_ids(cells, self._kind, form.fractions)
         return np.array([-1 if i is None else self.places.setdefault(i, len(self.places)) for i in ids], np.int64)[places]
 
     @property

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.data.columns import (
+    IdForm,
     decode_bags,
     decode_categories,
     decode_flags,
@@ -24,7 +25,7 @@ from infra.data.columns import (
     spell_numbers,
 )
 from schemas.events import ItemFeaturesUpdate
-from schemas.ids import IdKind
+from schemas.ids import Id, IdKind
 
 NOON_MS = 1_709_294_400_000  # 2024-03-01 12:00 UTC
 NOON = dt.datetime(2024, 3, 1, 12, tzinfo=dt.UTC)
@@ -91,14 +92,20 @@ def test_a_vector_with_a_hole_is_none() -> None:
     assert join_vectors([pa.array([1.0, None]), pa.array([2.0, 3.0])]) == [[1.0, 2.0], None]
 
 
+def _ids(column: pa.Array, kind: IdKind) -> list[Id | None]:
+    form = IdForm()
+    form.see(column)
+    return decode_ids(column, kind, form.fractions)
+
+
 def test_ids_are_of_one_kind_whatever_the_column_type() -> None:
     for cells in (pa.array([7, None]), pa.array(["7", ""]), pa.array([7.0, math.nan]), pa.array([" 7 ", "x"]), pa.array(["7.0", None])):
-        assert decode_ids(cells, IdKind.INT64) == [7, None]
-    assert decode_ids(pa.array([7]), IdKind.TEXT) == ["7"]
-    assert decode_ids(pa.array([2**62 + 1]), IdKind.INT64) == [2**62 + 1]
-    assert decode_ids(pa.array(["7.0", "8.0"]), IdKind.TEXT) == ["7", "8"]
-    assert decode_ids(pa.array(["7.0", "v8.0"]), IdKind.TEXT) == ["7.0", "v8.0"]
-    assert decode_ids(pa.array(["x" * 129]), IdKind.TEXT) == [None]
+        assert _ids(cells, IdKind.INT64) == [7, None]
+    assert _ids(pa.array([7]), IdKind.TEXT) == ["7"]
+    assert _ids(pa.array([2**62 + 1]), IdKind.INT64) == [2**62 + 1]
+    assert _ids(pa.array(["7.0", "8.0"]), IdKind.TEXT) == ["7", "8"]
+    assert _ids(pa.array(["7.0", "v8.0"]), IdKind.TEXT) == ["7.0", "v8.0"]
+    assert _ids(pa.array(["x" * 129]), IdKind.TEXT) == [None]
 
 
 def test_only_whole_numbers_in_their_one_spelling_are_int64_ids() -> None:
@@ -110,6 +117,10 @@ def test_only_whole_numbers_in_their_one_spelling_are_int64_ids() -> None:
 def test_flags_read_words_and_numbers() -> None:
     flags, known = decode_flags(pa.array(["yes", "FALSE", "1", "0", "maybe", None]))
     assert flags.tolist() == [True, False, True, False, False, False] and known.tolist() == [True] * 4 + [False] * 2
+    clicks = ["0", "1", "2", "-1", None]
+    for cells in (pa.array(clicks), pa.array([None if text is None else int(text) for text in clicks])):
+        flags, known = decode_flags(cells)
+        assert flags.tolist() == [False, True, True, False, False] and known.tolist() == [True] * 4 + [False], "text reads as numbers do"
     flags, known = decode_flags(pa.array(["3", "4", "5", ""]), at_least=4)
     assert flags.tolist() == [False, True, True, False] and known.tolist() == [True, True, True, False]
     assert decode_flags(pa.array([True, False, None]))[0].tolist() == [True, False, False]

@@ -111,45 +111,33 @@ def names_alone(features: Mapping[str, FeatureSource], values: Mapping[str, int]
     return frozenset(name for name in many & told if features[name].buckets is None and name != sim_category)
 
 
-def default_statistics(
-    outcomes: Sequence[str], kinds: Sequence[str], values: Mapping[str, int], span_ms: int
-) -> Mapping[str, FeatureSource]:
+def default_statistics(outcomes: Sequence[str], kinds: Sequence[str], values: Mapping[str, int], span_ms: int) -> Iterator[FeatureSource]:
     """The features that a mapping with impressions gets if it derives none from behaviours. These are rates of the click and of each outcome, for the item
     and for its groups, and counts of impressions in windows that fit the log. With behaviours in a file of their own (`kinds`) there are also the count of
     behaviours and the share of each kind."""
     groups = [name for name, count in values.items() if count >= _GROUPS_MIN]
-    return _by_name([*_defaults(outcomes, kinds, groups, span_ms)])
-
-
-def default_counts(positive_kinds: Sequence[str], span_ms: int) -> Mapping[str, FeatureSource]:
-    """The same without impressions: how often an item was taken, in all and in windows that fit the log, and the items that the same users took."""
-    found = list[FeatureSource]()
-    for kind in positive_kinds[:_KINDS_MAX] or (TAKEN,):
-        found += _counts(kind, fit_windows(span_ms))
-    return _by_name([*found, _TOGETHER])
-
-
-def _by_name(sources: Sequence[FeatureSource]) -> Mapping[str, FeatureSource]:
-    return {source.name: source for source in sources}
-
-
-def _counts(of: str, windows: Iterable[str]) -> Iterator[FeatureSource]:
-    yield FeatureSource(name=of, count=of, realtime=True)
-    for window in windows:
-        yield FeatureSource(name=f"{of}_{window}"[:_NAME_MAX], count=of, window=window, realtime=True)
-
-
-def _defaults(outcomes: Sequence[str], kinds: Sequence[str], groups: Sequence[str], span_ms: int) -> Iterator[FeatureSource]:
     rates = (CLICK, *outcomes[:_OUTCOMES_MAX])
     for by in (None, *groups[:_GROUPS_MAX]):
         of_group = "" if by is None else f"_of_{by}"
         yield from (FeatureSource(name=f"rate_{name}{of_group}", rate=name, by=by, realtime=True) for name in rates)
     yield from _counts(SHOWN, fit_windows(span_ms, _SPANS_OF_SHOWN))
     if kinds:
-        yield FeatureSource(name=TAKEN, count=TAKEN, realtime=True)
-        yield _TOGETHER
+        yield from (*_counts(TAKEN, ()), _TOGETHER)
     if len(kinds) > 1:
         yield from (FeatureSource(name=f"rate_{kind}"[:_NAME_MAX], rate=kind, realtime=True) for kind in kinds[1 : 1 + _KINDS_MAX])
+
+
+def default_counts(positive_kinds: Sequence[str], span_ms: int) -> Iterator[FeatureSource]:
+    """The same without impressions: how often an item was taken, in all and in windows that fit the log, and the items that the same users took."""
+    for kind in positive_kinds[:_KINDS_MAX] or (TAKEN,):
+        yield from _counts(kind, fit_windows(span_ms))
+    yield _TOGETHER
+
+
+def _counts(of: str, windows: Iterable[str]) -> Iterator[FeatureSource]:
+    yield FeatureSource(name=of, count=of, realtime=True)
+    for window in windows:
+        yield FeatureSource(name=f"{of}_{window}"[:_NAME_MAX], count=of, window=window, realtime=True)
 
 
 def statistic_of(

@@ -8,7 +8,6 @@ through them.
 Arrays: X interactions, R rows, I items.
 """
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from infra.data.columns import decode_texts, distinct
+from infra.data.mapping import kind_name
 from infra.data.spool import Spool, SpoolBounds, slices, sort_rows
 from infra.data.tables import IdPlaces, LoadedRows, LoadedTable, read_times
 from schemas.errors import Misconfigured
 from schemas.ids import Id, IdKind
-from schemas.limits import NAME_CHARS_MAX
 
 DEFAULT_KIND = "click"
 COLUMNS = ("#user", "#item", "#kind", "#time")
@@ -116,12 +115,6 @@ def _split_rows(rows: Spool, kept_X: np.ndarray, held_X: np.ndarray, later_ms: i
             wanted = table.filter(pa.array(wanted_X[first : first + len(table)]))
             later = pa.array(np.full(len(wanted), later_ms))
             yield wanted.set_column(COLUMNS.index("#time"), SCHEMA.field("#time"), later) if wanted_X is held_X else wanted
-
-
-def kind_name(text: str | None) -> str:
-    """A kind of behaviour as events spell it: "add to cart" becomes add_to_cart."""
-    name = re.sub(r"[^A-Za-z0-9_]+", "_", (text or "other").strip())[:NAME_CHARS_MAX]
-    return name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"[:NAME_CHARS_MAX]
 
 
 # --- reading ---

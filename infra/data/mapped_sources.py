@@ -25,7 +25,7 @@ from infra.data.inferred_schema import (
     names_alone,
     statistic_of,
 )
-from infra.data.interactions import DEFAULT_KIND, Interactions, hold_out_latest, kind_name, read_interactions
+from infra.data.interactions import DEFAULT_KIND, Interactions, hold_out_latest, read_interactions
 from infra.data.item_embeddings import ItemEmbeddings, ItemMarks, cluster_embeddings
 from infra.data.items import AsOf, HistoryFeature, ItemStates, RowsById, read_item_history, read_rows_by_id
 from infra.data.log_statistics import ExpectedTakers, LogStatistic, MeanOfValue, TakersCount, TogetherVectors, count_users, together_vectors
@@ -121,7 +121,7 @@ class MappedSources:
         """The right answers: clicks of [impressions], or behaviours of the positive kinds."""
         if self.shown is not None:
             return self._clicks
-        wanted = [kind_name(kind) for kind in self.mapping.sampling.positive_kinds]
+        wanted = self.mapping.sampling.positive_kinds
         for kind in wanted:
             if kind not in self.history.kinds:
                 expected = f"names {kind!r}, which no behaviour is; {suggest(kind, self.history.kinds)}"
@@ -200,12 +200,15 @@ class MappedSources:
         items, given = self.mapping.items, self.mapping.items.features
         if items.time is not None or not items.popularity or any(f.from_behaviours for f in given.values()):
             return given
+        if self.shown is None and not len(self.positives):
+            return given
         if self.shown is None:
-            wanted = [kind_name(kind) for kind in self.mapping.sampling.positive_kinds]
-            return {**given, **default_counts(wanted, self.now_ms - self.usual_times[0]), **given} if len(self.positives) else given
-        kinds = self.history.kinds if self.mapping.behaviours is not None else ()
-        span = self.now_ms - usual_times(self.shown_log.time_X)[0] if len(self.shown_log) else 0
-        return {**given, **default_statistics(self.shown.outcomes, kinds, self._values_of_categories, span), **given}
+            chosen = default_counts(self.mapping.sampling.positive_kinds, self.now_ms - self.usual_times[0])
+        else:
+            kinds = self.history.kinds if self.mapping.behaviours is not None else ()
+            span = self.now_ms - usual_times(self.shown_log.time_X)[0] if len(self.shown_log) else 0
+            chosen = default_statistics(self.shown.outcomes, kinds, self._values_of_categories, span)
+        return {**given, **{source.name: source for source in chosen}, **given}
 
     @cached_property
     def _values_of_categories(self) -> Mapping[str, int]:
@@ -279,8 +282,7 @@ class MappedSources:
     def schema(self) -> FeatureSchema:
         """The schema of the catalogue."""
         given, is_input = self.mapping.roles, self.mapping.roles.multimodal_is_input
-        told = self.history.kinds[:_KINDS_MAX] if given.behaviour_kinds is None else given.behaviour_kinds
-        kinds = tuple(kind_name(k) for k in told) or (DEFAULT_KIND,)
+        kinds = self.history.kinds[:_KINDS_MAX] if given.behaviour_kinds is None else given.behaviour_kinds
         return FeatureSchema(
             self.features,
             id_kind=self.id_kind,
@@ -288,7 +290,7 @@ class MappedSources:
             bid=self.roles["bid"],
             multimodal=self.mapping.embedding_name,
             multimodal_is_input=not self.has_marks_beside_features if is_input is None else is_input,
-            behaviour_kinds=kinds,
+            behaviour_kinds=kinds or (DEFAULT_KIND,),
         )
 
     @property
@@ -342,7 +344,7 @@ class MappedSources:
 
     def _statistic_of(self, source: FeatureSource) -> Statistic | None:
         """The statistic that a stream can keep too; None: only an import computes it."""
-        positive = [kind_name(kind) for kind in self.mapping.sampling.positive_kinds]
+        positive = self.mapping.sampling.positive_kinds
         outcomes = self.shown.outcomes if self.shown is not None else None
         try:
             return statistic_of(source, outcomes, self.history.kinds if source.of_shown else (), positive)

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from infra.data.mapping_source import (
     COLUMNS,
@@ -44,6 +44,15 @@ _ITEMS_OF_REQUEST_MAX = 1_000
 _Time = Annotated[Any, BeforeValidator(lambda raw: raw.isoformat() if isinstance(raw, dt.date | dt.time) else raw)]  # a TOML date
 
 
+def kind_name(text: str | None) -> str:
+    """A kind of behaviour as events spell it: "add to cart" becomes add_to_cart."""
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", (text or "other").strip())[:NAME_CHARS_MAX]
+    return name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"[:NAME_CHARS_MAX]
+
+
+_Kinds = Annotated[Texts, AfterValidator(lambda names: tuple(map(kind_name, names)))]
+
+
 class SchemaChoices(Part):
     """Fields of a FeatureSchema that the file fixes: see there."""
 
@@ -51,7 +60,7 @@ class SchemaChoices(Part):
     sim_category: str | None = None
     bid: str | None = None
     multimodal_is_input: bool | None = None
-    behaviour_kinds: Texts | None = None
+    behaviour_kinds: _Kinds | None = None
 
 
 class Items(Source):
@@ -206,7 +215,7 @@ class Sampling(Part):
     moments: Annotated[int, Field(ge=0)] | None = None
     window_days: Number | None = None
     every_days: Number | None = None
-    positive_kinds: Texts = ()
+    positive_kinds: _Kinds = ()
     seed: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")

@@ -155,7 +155,7 @@ class _Control:
         self._curve = self._sampled(np.random.default_rng(0).integers(0, len(priced.cost_RA), SAMPLE_TICKS * SAMPLE_EACH))
 
     def _sampled(self, row_R: np.ndarray) -> CostCurve:
-        """What `sample_curve` gives for these requests, from the costs that are there."""
+        """The curve of these requests, from the costs that are there."""
         cost_G = self._priced.cost_GR[:, row_R].mean(1, dtype=float)
         return CostCurve(np.log(self._priced.price_G[1:]), cost_G[1:], float(cost_G[0]))
 

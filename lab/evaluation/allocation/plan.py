@@ -13,11 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.knapsack import cost_of
-
 HORIZON, DECAY, DAMPING, OVER = 10, 0.4, 0.002, 8.0
 TARGET = 0.945
-GRID = 100
 LEVEL_RATE = 0.5  # weight of the newest tick in the level of the traffic
 SPIKE = 1.5  # a tick of so many times the expected arrivals, or of so few, is believed at once
 _ROUNDS = 3
@@ -38,13 +35,6 @@ class CostCurve:
     def log_price_for(self, cost_ms: np.ndarray) -> np.ndarray:
         """The log prices at which a request costs so much on average."""
         return np.asarray(np.interp(-cost_ms, -self.cost_G, self.log_price_G))
-
-
-def sample_curve(value_RA: np.ndarray, cost_RA: np.ndarray, unit: float) -> CostCurve:
-    """The curve of a sample, from 1e-4 to 1e4 times the price `unit` (the table's queue price)."""
-    log_price_G = math.log(unit) + np.linspace(math.log(1e-4), math.log(1e4), GRID)
-    cost_G = np.array([cost_of(value_RA, cost_RA, math.exp(u)) for u in log_price_G])
-    return CostCurve(log_price_G, np.maximum(cost_G, 1e-6), cost_of(value_RA, cost_RA, 0.0))
 
 
 def fold_level(level: float, arrivals: float, expected: float) -> float:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from lab.evaluation.allocation.plan import HORIZON, TARGET, CostCurve, fold_level, plan_price, sample_curve
+from lab.evaluation.allocation.plan import HORIZON, TARGET, CostCurve, fold_level, plan_price
 from schemas.knapsack import cost_of
 
 
@@ -15,8 +15,8 @@ def curve() -> CostCurve:
     rng = np.random.default_rng(0)
     cost = np.array([0.05, 1.4, 2.1, 4.0, 6.0]) * rng.uniform(0.8, 1.2, (500, 1))
     value = np.array([0.0, 0.7, 0.85, 0.95, 1.0]) * np.exp(rng.normal(0, 1, (500, 1)))
-    curve = sample_curve(value, cost, 0.2)
-    assert curve.full_ms == pytest.approx(cost_of(value, cost, 0.0))
+    log_price_G = math.log(0.2) + np.linspace(math.log(1e-4), math.log(1e4), 100)
+    curve = CostCurve(log_price_G, np.array([cost_of(value, cost, math.exp(u)) for u in log_price_G]), cost_of(value, cost, 0.0))
     assert all(later <= earlier for earlier, later in itertools.pairwise(curve.cost_G))
     return curve
 

@@ -228,3 +228,11 @@ def test_of_many_rows_every_nth_is_the_sample(tmp_path: Path, monkeypatch: pytes
 def test_parquet_is_known_by_its_first_bytes(tmp_path: Path, name: str) -> None:
     pq.write_table(pa.table(ROWS), tmp_path / name)
     assert _cells(_load(tmp_path, _source(name))) == ROWS
+
+
+def test_a_row_counts_once_and_rows_beyond_the_bound_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.data.tables.KNOWN_REJECTIONS_MAX", 3)
+    found = Rejections()
+    for row in (1, 2, 2, 3, 4, 5, 1):
+        found.add("items", "a.csv", row, "no id")
+    assert len(found) == 5

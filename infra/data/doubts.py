@@ -1,7 +1,7 @@
 """Warnings about data that can be imported but looks wrong. Each one has the observation, its probable cause, and the remedy.
 
-Here: the table of all checks, at the end; the checks of the log: ids, times, order, rows that repeat, clicks among the behaviours; and those of columns that
-are read in another way than meant: numbers as categories, several values as one, cancellations as clicks.
+Here: the table of all checks, at the end. Checks of the log: ids, times, order, rows that repeat, clicks among the behaviours. Checks of columns that are
+read in another way than meant: numbers as categories, several values as one, cancellations as clicks.
 Not here: columns that know the future (leakage.py), rejected rows (tables.py).
 """
 

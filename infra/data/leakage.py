@@ -10,8 +10,8 @@ evaluation. So does a row of [item_history] whose date is too early. Files do no
                one item, all items of a category, or all items with the same number in the column. Measure: Goodman and Kruskal's gamma over pairs of
                groups, with classes in the order of their mean rate. A price, a true category or a sum until the evaluation time fails this test
 
-A column of [impressions.context] belongs to the request and is taken from its first row. It leaks what is not known when the request is ranked, if it
-separates its clicked rows, counts its clicks, or names a clicked item. A label under another name, or the seconds of a visit, differs between clicked rows
+A column of [impressions.context] belongs to the request and is taken from its first row. It leaks the outcome if it separates the clicked
+rows of its request, counts its clicks, or names a clicked item. A label under another name, or the seconds of a visit, differs between clicked rows
 and others. A number of clicks was written after them. The category of the clicked item is that of clicked rows, and of few others. By contrast, a search
 text, or the category of a page, is that of most rows.
 

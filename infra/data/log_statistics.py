@@ -1,9 +1,12 @@
-"""Statistics of each item, or of each user, over a log, as of ascending times: counts, rates, days, distinct users, means of a value, and two that are learnt.
+"""Statistics of each item, or of each user, over a log, as of ascending times.
+
+    counted    counts, rates, days, distinct users, means of a value
+    learnt     the takers to expect, and vectors of items that the same users took
 
 Here: counters over a log, and the statistics of it. Not here: the choice of statistics and of the times (inferred_schema.py, mapped_sources.py), the meaning
 of numbers that streams keep too (schemas/statistics.py).
 Invariant: a value as of t contains nothing from t or later. A negative number means unknown, except of a statistic that `is_signed`.
-Memory: one number for each item and counter; logs stay in spools. What is learnt has the latest behaviours before a time in memory.
+Memory: one number for each item and counter; logs stay in spools. The latest behaviours before a time, which are learnt from, are in memory.
 Source: scikit-learn, scipy. They are loaded where something is learnt.
 
 Arrays: I items, or users; X events; U users; P pairs of item and user; R examples; F numbers; E width.
@@ -24,7 +27,7 @@ _PAIRS_AT_ONCE = 4_000_000
 _DECIMALS = 3
 _PAST_ROWS_MAX = 2_000_000  # only the latest behaviours before a time are learnt from, because they are in memory
 
-AVERAGE = 100.0  # what is expected of the average item of the last window
+AVERAGE = 100.0  # the expectation for the average item of the last window
 _CUTS_MIN, _CUTS_MAX = 3, 52
 _EXAMPLES_MAX = 4_000  # from one cut
 _WINDOWS = (0.25, 0.5, 1.0, 2.0, 3.0, np.inf)
@@ -270,9 +273,9 @@ def _expect_log(examples: list[_Examples], past_IF: np.ndarray) -> np.ndarray:
 
 
 class TogetherVectors:
-    """Vectors that are near for items which the same users took, [I, E]: as of any time those of the latest time of the grid `times_ms` (ascending) that is
-    not after it; zeros before the first. The axes of one time are turned onto those of the previous time (orthogonal Procrustes), so that a model trained
-    on one time reads the next.
+    """Vectors that are near for items which the same users took, [I, E]. As of any time they are those of the latest time of the grid `times_ms` (ascending)
+    that is not after it; zeros before the first. The axes of one time are turned onto those of the previous time (orthogonal Procrustes). So a model that is
+    trained on one time reads the next.
     """
 
     is_signed = False  # a negative number means unknown

@@ -24,7 +24,7 @@ from infra.data.columns import IdForm, decode_lists, is_list, list_lengths, plai
 from infra.data.json_lines import read_batches, read_keys
 from infra.data.mapping_source import Column, FileFormat, Source
 from infra.data.spool import Spool, SpoolBounds
-from infra.data.tables import FILE, ID_ROLES, ROW, LoadedRows, LoadedTable, Rejections, Tell, rows_where
+from infra.data.tables import FILE, ID_ROLES, ROW, LoadedTable, Rejections, Tell, rows_where
 from schemas.errors import Misconfigured, suggest
 
 CHUNK_ROWS = 65_536
@@ -46,18 +46,20 @@ def load_table(
     schema = common_schema(paths, source)
     spool = Spool(schema.append(pa.field(ROW, pa.int64())).append(pa.field(FILE, pa.int32())), bounds)
     id_forms = {role: IdForm() for role in ID_ROLES if role in source.roles}
+    table = LoadedTable(source, spool, tuple(path.name for path in paths), rejections, id_forms)
     known = limit is None and source.explode is None and all(map(_is_parquet, paths))
     total = sum(pyarrow.parquet.read_metadata(path).num_rows for path in paths) if known else None
     for batch in _numbered(paths, source, schema, limit, rejections):
         spool.append(batch)
-        rows = LoadedRows(source, pa.Table.from_batches([batch]), (), rejections)
+        rows = table.rows(pa.Table.from_batches([batch]))
         for role, form in id_forms.items():
             form.see(rows.array(role))
         if tell is not None:
             tell(source.section, len(spool), total)
     if tell is not None:
         tell(source.section, len(spool), len(spool))
-    return LoadedTable(source, spool.finish(), tuple(p.name for p in paths), rejections, id_forms)
+    spool.finish()
+    return table
 
 
 def _numbered(

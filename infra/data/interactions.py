@@ -195,8 +195,8 @@ def _usable_batches(
         if choose is not None:
             chosen = np.flatnonzero(choose(rows))
             rows, time_R = rows.take(chosen), time_R[chosen]
-        user_R = users.encode(rows.array("user"), table.id_forms["user"])
-        item_R = items.encode(rows.array("item"), table.id_forms["item"])
+        user_R = users.encode(rows, "user")
+        item_R = items.encode(rows, "item")
         for role, column in (("item", item_R), ("user", user_R), ("time", time_R)):
             rows.reject_cells(column < 0, role, role)
         kind_R = kinds.encode(rows)

@@ -174,5 +174,5 @@ class ItemEmbeddings:
 
 def _joined_texts(rows: LoadedRows) -> list[str | None]:
     """The text columns of each row as one text; None where all are empty."""
-    columns = [decode_texts(array) for array in rows.arrays(rows.source.roles["vector"])]
+    columns = [decode_texts(array) for array in rows.arrays(rows.of.source.roles["vector"])]
     return [" ".join(text for text in texts if text) or None for texts in zip(*columns, strict=True)]

@@ -96,7 +96,7 @@ def _batches_with_ids(table: LoadedTable, schema: pa.Schema, places: IdPlaces, k
         created_R = read_times(rows, "created") if table.has("created") else time_R if table.has("time") else np.full(len(rows), ALWAYS)
         if table.has("created"):
             rows.reject_cells(created_R < 0, "created", "time of creation, taken as always there")
-        item_R = places.encode(rows.array("id"), table.id_forms["id"])
+        item_R = places.encode(rows, "id")
         rows.reject_cells(item_R < 0, "id", "id")
         columns = [*rows.table.columns, *(pa.array(c, pa.int64()) for c in (item_R, time_R, created_R))]
         yield from pa.table(columns, schema=schema).filter(pa.array(item_R >= 0)).combine_chunks().to_batches()
@@ -143,7 +143,7 @@ def _history_batches(
 ) -> Iterator[pa.RecordBatch]:
     items = len(places.places)
     for rows in table.blocks():
-        item_R, time_R = places.encode(rows.array("id"), table.id_forms["id"]), read_times(rows, "time")
+        item_R, time_R = places.encode(rows, "id"), read_times(rows, "time")
         for role, column in (("id", item_R), ("time", time_R)):
             rows.reject_cells(column < 0, role, role)
         usable = np.flatnonzero((item_R >= 0) & (item_R < items) & (time_R >= 0))

@@ -312,7 +312,7 @@ def _rows_by_request(sources: MappedSources, features: Sequence[Feature]) -> lis
     item_I = sources.states.told_at(np.arange(len(sources.item_rows.ids)), sources.now_ms)
 
     def tell(rows: LoadedRows) -> Iterator[_Shown]:
-        places_R = places.encode(rows.array("item"), shown.table.id_forms["item"])
+        places_R = places.encode(rows, "item")
         items = (item_I[place] if 0 <= place < len(item_I) else {} for place in places_R.tolist())
         return zip(shown.clicked(rows).tolist(), rows.features(features), items, strict=True)
 

@@ -103,17 +103,15 @@ class Rejections:
 class LoadedRows:
     """Some rows of a section in memory. `table` has the columns of the file and our own."""
 
-    source: Source
+    of: "LoadedTable"
     table: pa.Table
-    files: tuple[str, ...]
-    rejections: Rejections
 
     def __len__(self) -> int:
         return len(self.table)
 
     def take(self, rows: np.ndarray) -> "LoadedRows":
         """Some rows, in the given order."""
-        return LoadedRows(self.source, self.table.take(pa.array(rows, pa.int64())), self.files, self.rejections)
+        return LoadedRows(self.of, self.table.take(pa.array(rows, pa.int64())))
 
     def arrays(self, column: Column) -> list[pa.ChunkedArray]:
         """The Arrow columns of a column of the mapping, with the cells and the parts of them that it asks for. A constant is repeated."""
@@ -131,7 +129,7 @@ class LoadedRows:
 
     def features(self, features: Iterable[Feature]) -> list[dict[str, Any]]:
         """Of each row the raw values of those features that the section has, as events carry them. A missing or unreadable cell leaves the feature out."""
-        columns = self.source.feature_columns()
+        columns = self.of.source.feature_columns()
         found = {feature.name: self.feature(feature) for feature in features if feature.name in columns}
         if not found:
             return [{} for _ in range(len(self))]
@@ -142,7 +140,7 @@ class LoadedRows:
 
     def feature(self, feature: Feature) -> Sequence[Any]:
         """The raw values of one feature of the section, None if absent."""
-        return feature.kind.decode(self.cells(self.source.feature_columns()[feature.name], feature.name), feature)
+        return feature.kind.decode(self.cells(self.of.source.feature_columns()[feature.name], feature.name), feature)
 
     def cells(self, column: Column, name: str = "") -> "ColumnCells":
         """The cells of a column, `name` of its feature."""
@@ -150,11 +148,11 @@ class LoadedRows:
 
     def array(self, role: str) -> pa.ChunkedArray:
         """The one Arrow column of a role."""
-        return self.arrays(self.source.roles[role])[0]
+        return self.arrays(self.of.source.roles[role])[0]
 
     def has(self, role: str) -> bool:
         """Whether the mapping names a column for this role."""
-        return role in self.source.roles
+        return self.of.has(role)
 
     def numbers(self, name: str) -> np.ndarray:
         """A column of ours."""
@@ -163,13 +161,13 @@ class LoadedRows:
     def reject(self, row: int, reason: str) -> None:
         """Notes row `row` of these as rejected."""
         file, number = self.table.column(FILE)[row].as_py(), self.table.column(ROW)[row].as_py()
-        self.rejections.add(self.source.section, self.files[file], number, reason)
+        self.of.rejections.add(self.of.source.section, self.of.files[file], number, reason)
 
     def reject_cells(self, chosen_R: np.ndarray, role: str, expected: str) -> None:
         """Notes the chosen rows, bool [R], as rejected because the cell of a role cannot be read; names the column and the value."""
         if not chosen_R.any():
             return
-        column, cells = self.source.roles[role], self.array(role)
+        column, cells = self.of.source.roles[role], self.array(role)
         for row in np.flatnonzero(chosen_R).tolist():
             if column.value is not None:
                 self.reject(row, f"{role} = {column.value!r} is no usable {expected}")
@@ -288,7 +286,7 @@ class LoadedTable:
 
     def rows(self, table: pa.Table) -> LoadedRows:
         """Rows of this section, as they came out of a spool."""
-        return LoadedRows(self.source, table, self.files, self.rejections)
+        return LoadedRows(self, table)
 
     def take(self, rows: np.ndarray) -> LoadedRows:
         """Some rows by their numbers, in the given order."""
@@ -313,10 +311,10 @@ class IdPlaces:
         self._kind = kind
         self.places: dict[Id, int] = {item: place for place, item in enumerate(known)}
 
-    def encode(self, array: Array, form: IdForm) -> np.ndarray:
-        """The place of the id in each cell, int64, -1 if absent. `form`: of the whole column."""
-        cells, places = distinct(array)
-        ids = decode_ids(cells, self._kind, form.fractions)
+    def encode(self, rows: LoadedRows, role: str) -> np.ndarray:
+        """The place of the id in the cell of a role in each row, int64, -1 if absent."""
+        cells, places = distinct(rows.array(role))
+        ids = decode_ids(cells, self._kind, rows.of.id_forms[role].fractions)
         return np.array([-1 if i is None else self.places.setdefault(i, len(self.places)) for i in ids], np.int64)[places]
 
     @property
@@ -329,7 +327,7 @@ def read_times(rows: LoadedRows, role: str, first: int = 0) -> np.ndarray:
     """Times of a role in ms, [rows]; the row number where the mapping names no column. `first` = rows of the section before these."""
     if not rows.has(role):
         return np.arange(first + 1, first + len(rows) + 1)
-    column = rows.source.roles[role]
+    column = rows.of.source.roles[role]
     return decode_times(rows.array(role), column.time_unit, column.time_formats)
 
 

@@ -11,7 +11,8 @@ from infra.cli import build_app
 from infra.data.inferred_schema import infer_feature
 from infra.data.mapping import Items
 from infra.data.mapping_source import Column, FeatureSource
-from infra.data.tables import LoadedRows, Rejections
+from infra.data.spool import Spool, SpoolBounds
+from infra.data.tables import LoadedTable, Rejections
 from schemas.errors import Misconfigured
 from schemas.features import Scope
 
@@ -179,8 +180,10 @@ def test_what_can_be_imported_but_looks_wrong_is_said(tmp_path: Path, before: st
 @pytest.mark.parametrize("cells", [[{"n": 1}], [[{"n": "a"}, {"n": "b"}]], [[[1.5], [2.5]]]])
 def test_structs_and_lists_of_lists_are_no_categories(cells: list[object]) -> None:
     source, items = FeatureSource(name="facts", columns=("facts",)), Items(file="items.csv", id=Column(columns=("id",)))
+    facts = pa.table({"facts": cells})
+    table = LoadedTable(items, Spool(facts.schema, SpoolBounds()), (), Rejections(), {})
     with pytest.raises(
         Misconfigured,
         match=r"'facts': column 'facts' holds (struct|list)<.*name a field of a struct, like 'facts.NAME'; .* as separate columns",
     ):
-        infer_feature(source, Scope.ITEM, LoadedRows(items, pa.table({"facts": cells}), (), Rejections()))
+        infer_feature(source, Scope.ITEM, table.rows(facts))

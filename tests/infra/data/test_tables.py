@@ -55,7 +55,7 @@ def test_lines_of_json_read_the_same_and_lines_that_are_no_object_are_named(tmp_
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     rows = _load(tmp_path, _source("t.jsonl.gz"))
     assert _cells(rows) == ROWS and rows.numbers(ROW).tolist() == [1, 3, 5]
-    assert [(r.row, r.reason) for r in rows.rejections.named] == [(4, "is no JSON object"), (6, "is no JSON object")]
+    assert [(r.row, r.reason) for r in rows.of.rejections.named] == [(4, "is no JSON object"), (6, "is no JSON object")]
     (tmp_path / "u.json").write_text('{"id": 7.0, "name": {"de": "ä", "n": null}}\n{"name": true}\n{"id": NaN, "name": "\\ud800"}')
     assert _cells(_load(tmp_path, _source("u.json"))) == {"id": ["7.0", None, None], "name": ['{"de": "ä", "n": null}', "true", "?"]}
 
@@ -93,7 +93,9 @@ def test_a_file_without_a_header_whose_cells_end_in_two_characters_reads_the_sam
     (tmp_path / "t.dat.gz").write_bytes(gzip.compress(text.encode("latin-1")))
     rows = _load(tmp_path, _source("t.dat.gz", delimiter="::", encoding="latin-1", header=("id", "other", "name")))
     assert _cells(rows) == {"id": ["1", "3"], "name": ['The "Best" One', ":é: the end:"]}
-    assert rows.numbers(ROW).tolist() == [1, 3] and [(r.row, r.reason) for r in rows.rejections.named] == [(2, "has 2 cells, expected 3")]
+    assert rows.numbers(ROW).tolist() == [1, 3] and [(r.row, r.reason) for r in rows.of.rejections.named] == [
+        (2, "has 2 cells, expected 3")
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -109,7 +111,7 @@ def test_rows_keep_their_numbers_through_bad_rows_filters_and_files(tmp_path: Pa
     table = _load(tmp_path, _source("a*.csv", where='name == "x"'))
     assert table.table.column("id").to_pylist() == ["1", "5", "6"]
     assert table.numbers(ROW).tolist() == [1, 5, 1] and table.numbers(FILE).tolist() == [0, 0, 1]
-    assert [(r.file, r.row, r.reason) for r in table.rejections.named] == [
+    assert [(r.file, r.row, r.reason) for r in table.of.rejections.named] == [
         ("a1.csv", 2, "has 1 cells, expected 2"),
         ("a1.csv", 4, "has 3 cells, expected 2"),
     ]
@@ -123,7 +125,7 @@ def test_beside_parts_lie_files_of_whoever_wrote_them(tmp_path: Path) -> None:
 
 def test_a_quote_that_stays_open_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('id,name\n1,x\n"2,y\n3,z\n')
-    assert "several lines; with quoted = false" in _load(tmp_path, _source("t.csv")).rejections.named[0].reason
+    assert "several lines; with quoted = false" in _load(tmp_path, _source("t.csv")).of.rejections.named[0].reason
     (tmp_path / "t.csv").write_text('id,name\n1,x\n"2,y\n' + f"{'z' * 1_000}\n" * 20_000)
     with pytest.raises(Misconfigured, match='does a " stay open'):
         _load(tmp_path, _source("t.csv"))
@@ -185,8 +187,8 @@ def test_of_many_rows_that_are_rejected_the_cells_are_decoded_once(tmp_path: Pat
     rows, decoded = _load(tmp_path, source), list[str]()
     monkeypatch.setattr("infra.data.tables.decode_parts", lambda cells, pattern: decoded.append(pattern) or decode_parts(cells, pattern))
     rows.reject_cells(np.arange(50) >= 10, "id", "id")
-    assert decoded == ["[a-z]+"] and [r.row for r in rows.rejections.named] == list(range(11, 51))
-    assert rows.rejections.named[0].reason == "no usable id: column 'id' is empty"
+    assert decoded == ["[a-z]+"] and [r.row for r in rows.of.rejections.named] == list(range(11, 51))
+    assert rows.of.rejections.named[0].reason == "no usable id: column 'id' is empty"
 
 
 def test_a_file_of_only_a_header_is_an_empty_table(tmp_path: Path) -> None:

@@ -1,73 +1,31 @@
-"""Computation allocation: actions, their costs and values, and the table that a fit gives to servers.
+"""Computation allocation: costs and values of actions, and the table that a fit gives to servers.
 
-Here: the actions, a table and its file, cost and value of each action for one request or for many. Not here: the rule that chooses (schemas/knapsack.py),
-the price (serving/core/price.py), the outcome record (schemas/events.py `AllocationOutcome`), fitting (streams/allocation).
+Here: a table and its file, cost and value of each action for one request or for many. Not here: the actions (schemas/actions.py), the rule that chooses
+(schemas/knapsack.py), the price (serving/core/price.py), the outcome record (schemas/events.py `AllocationOutcome`), fitting (streams/allocation).
 
-    drop       a refusal                       pass       the caller's own order
-    cached     scores of an earlier answer     LEVEL/N    the first N candidates, ranked with the parts of LEVEL
-
-Actions are sorted: the last one is full work. Costs are milliseconds of the engine. A value is in the unit of the outcomes, for example expected clicks
+Costs are milliseconds of the engine. A value is in the unit of the outcomes, for example expected clicks
 times bid. A table belongs to one version of the model: costs and values of another version are refused (`table_version`).
 
 Arrays: R requests, A actions, B bins of the history's length.
 """
 
 import bisect
-import enum
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from schemas.actions import FULL, SECOND_PASS, TWO_PASS, Action, Kind
 from schemas.errors import Corrupted, Incompatible
 
 FORMAT = 1
 TABLE_BYTES_MAX = 1 << 20
-LEVELS, LENGTHS = ("vectors", "sim", "long", "full"), (500, 1000, 2000, 4000, 7000, 10_000)
 NUMBER_MAX = 1e9  # of a cost or value: with larger ones sums of costs could be infinite
 _LOG_MAX = 20.0
-
-
-class Kind(enum.StrEnum):
-    """What an action does."""
-
-    DROP = "drop"
-    PASS = "pass"  # noqa: S105 an action, no password
-    CACHED = "cached"
-    RANK = "rank"
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One choice for one request. `level` and `candidates` are set for RANK only."""
-
-    kind: Kind
-    level: str = ""
-    candidates: int = 0
-
-    @property
-    def name(self) -> str:
-        """`drop`, `pass`, `cached`, or level and candidates: `full/2000`."""
-        return f"{self.level}/{self.candidates}" if self.kind is Kind.RANK else self.kind.value
-
-    @classmethod
-    def parse(cls, name: str) -> "Action":
-        """The action of a name. ValueError for anything else."""
-        level, slash, candidates = name.partition("/")
-        if not slash and Kind(name) is not Kind.RANK:
-            return cls(Kind(name))
-        if level not in LEVELS or int(candidates) < 1:
-            raise ValueError(f"action {name!r}: expected one of {', '.join(LEVELS)}, a slash and a number of candidates")
-        return cls(Kind.RANK, level, int(candidates))
-
-
-def list_actions(levels: Sequence[str] = LEVELS, lengths: Sequence[int] = LENGTHS) -> tuple[Action, ...]:
-    """Drop, pass, cached, then level by length: the last action is full work."""
-    return (*(Action(kind) for kind in (Kind.DROP, Kind.PASS, Kind.CACHED)), *(Action(Kind.RANK, lv, n) for lv in levels for n in lengths))
 
 
 class Facts(NamedTuple):
@@ -163,6 +121,13 @@ class CachedAge:
 
 # Before anything is measured: full work of docs/BENCHMARKS.md, and what cached answers kept in `aif eval allocation`. Nothing is calibrated.
 ASSUMED_COST = LevelCost(fixed_ms=1.0, candidate_us=0.415, pair_ns=0.14, user_fixed_ms=0.1, user_behaviour_us=0.79)
+# The first pass takes 1.7 ms where full work for 1,000 behaviours takes 3.2 ms (docs/EXPERIMENTS.md). The second takes a tenth of full work.
+ASSUMED_COSTS: Mapping[str, LevelCost] = {
+    TWO_PASS: replace(
+        ASSUMED_COST, candidate_us=0.295 + ASSUMED_COST.candidate_us / SECOND_PASS, pair_ns=ASSUMED_COST.pair_ns / SECOND_PASS
+    ),
+    FULL: ASSUMED_COST,
+}
 ASSUMED_AGES = (CachedAge(0.0, 1.0), CachedAge(600.0, 0.68), CachedAge(1800.0, 0.35))
 
 

@@ -239,8 +239,9 @@ class Receipt(_Body):
     """
 
     mode: Annotated[str, Field(description="off, shadow, queue or value.")]
-    action: Annotated[str, Field(description="drop, cached, or level/candidates: full/2000.")]
+    action: Annotated[str, Field(description="drop, cached, or level/candidates: full/2000, twopass/2000.")]
     candidates: Annotated[int, Field(description="How many entries of item_ids were ranked; 0: none.")]
+    passes: Annotated[int, Field(description="2: all were ranked without the long history, and the best tenth of them again in full.")] = 1
     price: Annotated[float | None, Field(alias="lambda", description="The price of a millisecond of the engine; null: infinite.")]
     lambda_source: Annotated[str, Field(description="The control that set the price: none, plan, queue, floor.")]
     value: Annotated[float, Field(description="The predicted value of the action.")]
@@ -285,14 +286,19 @@ class RankAnswer(_Body):
               those of another width before a switch: no similarity to the history), "cold_user", "version_changed"; for the last three rungs
               "older_history", "profile_only", "item_prior"; "broker_silent" (longer than the server's limit), "rows_behind", "users_behind" (the server
               started without the broker, or its changes stopped), "statistics_behind" (no process keeps some statistics current); by allocation
-              "fewer_candidates" and "cached_answer"; and of the final order "final_truncated" and "final_aif_order"
+              "fewer_candidates", "two_passes" and "cached_answer"; and of the final order "final_truncated" and "final_aif_order"
     """
 
     request_id: Annotated[str, Field(description="The request's, or a new one.")]
     version_token: Annotated[str, Field(description="The one version that the whole answer was computed from.")]
     rung: Annotated[str, Field(description="Where the user half came from.")]
     degraded: Annotated[list[str], Field(description="Why the answer is worse than it could be; empty if it is not.")]
-    action: Annotated[str, Field(description="The work that the server chose: full/2000 ranks 2,000 candidates with all parts.")] = ""
+    action: Annotated[
+        str,
+        Field(
+            description="The work that the server chose: full/2000 ranks 2,000 candidates with the whole model, twopass/2000 in two passes."
+        ),
+    ] = ""
     price: Annotated[float | None, Field(alias="lambda", description="The price of a millisecond of the engine; null: infinite.")] = 0.0
     table: Annotated[str, Field(description="The table of values and costs that decided; empty: none was needed.")] = ""
     receipt: Annotated[Receipt | None, Field(description="The decision in full.")] = None

@@ -99,6 +99,13 @@ class UserStates:
     sim: SimTable
 
 
+def without_long(states: UserStates) -> UserStates:
+    """The same users as if no behaviour had a signature: without the long history, which is DIN and SimTier."""
+    return dataclasses.replace(
+        states, din=map_tensors(states.din, torch.zeros_like), simtier_mask_BS=torch.zeros_like(states.simtier_mask_BS)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CandidateRows:
     """Item rows of C candidates for each of B requests, and the requests' context.

@@ -2,7 +2,7 @@
 
     off     every request gets full work, and admission refuses
     shadow  the same, and counts what `queue` would have done
-    queue   the price falls on the table's mean row: under load requests are ranked with fewer candidates, not refused
+    queue   the price falls on the table's mean row: under load requests are ranked in two passes or with fewer candidates, not refused
     value   the same with the value of each request, if the table's gate allows it; worthless requests of sheddable classes are dropped
 
 The price is the highest of three (core/price.py). Each request reads `queue` from the work that waits. `plan` is set every 0.2 s: the price at which the
@@ -142,7 +142,9 @@ class Allocator:
         moment = self._moment(version)
         lengths, own_ms = moment.prepared.lengths, self._waiting.get(DEFAULT_CLASS, 0.0)
         picked, *_ = pick(Ask("", version, Facts(lengths[-1], behaviours), 0, math.inf), moment, self._queue.queue_ms(), own_ms)
-        return None if picked >= len(lengths) - 2 else lengths[max(0, picked) + 1]
+        place = moment.prepared.start if picked < 0 else picked
+        is_near = moment.prepared.is_longest(place) or moment.prepared.is_longest(place + 1)
+        return None if is_near else lengths[place + 1]
 
     def ages(self, version: int) -> Sequence[CachedAge]:
         """The calibration of cached answers by the version's table."""
@@ -155,7 +157,7 @@ class Allocator:
 
     def is_probe(self, choice: Choice) -> bool:
         """Whether a fit needs all scores of this request: it was drawn to get full work, and outcomes are sent."""
-        return self.outcomes is not None and choice.candidates is None and choice.arm is Arm.PROBE
+        return self.outcomes is not None and choice.is_full and choice.arm is Arm.PROBE
 
     def end(
         self,
@@ -199,10 +201,10 @@ class Allocator:
         for choice in made:
             moment, facts = choice.moment, choice.ask.facts
             assert moment is not None, "in mode off nothing is decided"
-            base_ms, each_ms = moment.prepared.cost_parts(facts)
+            base_ms, each_ms = moment.prepared.full.parts(facts)
             full_ms = base_ms + facts.candidates * each_ms
             self._counts[moment.mode.value, moment.prepared.table.actions[choice.action].name] += 1
-            self._shortened += choice.candidates is not None
+            self._shortened += not choice.is_full
             self._full_ms += (_MEAN_WEIGHT if self._full_ms else 1.0) * (full_ms - self._full_ms)
             self._offered_ms += full_ms
             self._let_in_ms += choice.expected_ms

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from schemas.allocation import ActionTable
-from serving.allocation.pick import CACHED, DROP, Ask, Limits, Mode, Moment, draw_arm, find_limits, pick
+from serving.allocation.pick import CACHED, DROP, Ask, Lengths, Limits, Mode, Moment, draw_arm, find_limits, find_two_pass, pick
 from serving.allocation.prepared import Prepared
 from serving.core.choice import NO_SLICES, Arm, Decision, decide
 from serving.core.price import Price, Source, highest
@@ -18,7 +18,8 @@ from serving.core.price import Price, Source, highest
 class Choice(NamedTuple):
     """What a request gets. `candidates`: how many of its candidates are ranked, None if all; 0: it is dropped, or gets a kept answer.
 
-    expected_ms: by the table's costs. moment: None in mode off, where nothing is picked. queue_ms, own_ms: as `pick` has them.
+    expected_ms: by the table's costs. moment: None in mode off, where nothing is picked. queue_ms, own_ms: as `pick` has them. passes: 2 if they are ranked
+    by level `twopass`.
     """
 
     ask: Ask
@@ -28,6 +29,12 @@ class Choice(NamedTuple):
     queue_ms: float = 0.0
     own_ms: float = 0.0
     picked: int = 0
+    passes: int = 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the request gets full work."""
+        return self.candidates is None and self.passes == 1
 
     @property
     def cached(self) -> bool:
@@ -72,16 +79,20 @@ def choose_work(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> Cho
     """The choice for a request. In mode shadow it gets full work, and `picked` is the work of mode queue."""
     picked, base_ms, each_ms = pick(ask, moment, queue_ms, own_ms)
     candidates, of, mode = ask.facts.candidates, moment.prepared, moment.mode
-    count, expected_ms = None, base_ms + candidates * each_ms
+    if mode is Mode.SHADOW and picked < of.start:
+        base_ms, each_ms = of.full.parts(ask.facts)
+    count, expected_ms, passes = None, base_ms + candidates * each_ms, 1
     if mode is Mode.SHADOW:
         pass
     elif picked < 0:
         count, costs = 0, of.table.costs
         expected_ms = costs.cached_ms if picked == CACHED else costs.drop_ms
-    elif of.lengths[picked] < candidates and picked < len(of.shorter):
-        count = of.lengths[picked]
-        expected_ms = base_ms + count * each_ms
-    fields = (ask, count, expected_ms, moment, queue_ms, own_ms, picked)
+    else:
+        passes = 2 if picked < of.start else 1
+        if of.lengths[picked] < candidates and not of.is_longest(picked):
+            count = of.lengths[picked]
+            expected_ms = base_ms + count * each_ms
+    fields = (ask, count, expected_ms, moment, queue_ms, own_ms, picked, passes)
     return tuple.__new__(Choice, fields)  # a third of the time of its constructor
 
 
@@ -91,6 +102,7 @@ class Inputs(NamedTuple):
     ask: Ask
     moment: Moment
     limits: Limits
+    two_pass: Lengths | None
 
     @property
     def prepared(self) -> Prepared:
@@ -120,7 +132,8 @@ class Inputs(NamedTuple):
         if not limits.sheddable:
             return [of.places[limits.whole]]
         others = [of.drop if self.drops else None, None if self.ask.facts.cached_s is None else of.cached]
-        return sorted([*(place for place in others if place is not None), *of.places[limits.first : limits.last + 1]])
+        twice = () if self.two_pass is None else of.places[self.two_pass.first : self.two_pass.last + 1]
+        return sorted([*(place for place in others if place is not None), *twice, *of.places[limits.first : limits.last + 1]])
 
     def replay(self) -> Decision:
         """The decision by the rule in full."""
@@ -133,7 +146,7 @@ class Inputs(NamedTuple):
 
 def look(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> Inputs:
     """The inputs of the rule in full; the arguments are those of `pick`."""
-    return Inputs(ask, moment, find_limits(ask, moment, queue_ms, own_ms))
+    return Inputs(ask, moment, find_limits(ask, moment, queue_ms, own_ms), find_two_pass(ask, moment, queue_ms))
 
 
 def _describe(choice: Choice, inputs: Inputs) -> Mapping[str, Any]:
@@ -152,13 +165,15 @@ def _describe(choice: Choice, inputs: Inputs) -> Mapping[str, Any]:
         name_table(inputs.table, inputs.prepared.blind),
         arm=decision.arm.value,
         propensity=decision.propensity,
+        passes=choice.passes,
     )
 
 
 def explain(choice: Choice) -> Mapping[str, Any]:
     """The inputs of a decision, its receipt, and the decision made again from the inputs."""
     inputs = choice.inputs
-    assert inputs is not None, "in mode off nothing is decided"
+    assert inputs is not None and choice.moment is not None, "in mode off nothing is decided"
+    unhurried = look(choice.ask._replace(left_ms=math.inf), choice.moment, choice.queue_ms, choice.own_ms)
     again, table, facts, price, limits = inputs.replay(), inputs.table, inputs.ask.facts, inputs.price.value, inputs.limits
     values, costs = table.values_of(facts, blind=inputs.prepared.blind), table.costs_ms(facts)
     return {
@@ -182,9 +197,9 @@ def explain(choice: Choice) -> Mapping[str, Any]:
                 "value": values[place],
                 "cost_ms": costs[place],
                 "net": finite(values[place] - price * costs[place]),
-                "in_time": place <= inputs.prepared.places[limits.last],
+                "in_time": place in inputs.allowed,
             }
-            for place in inputs._replace(limits=limits._replace(last=limits.whole)).allowed
+            for place in unhurried.allowed
         ],
         "replayed_action": table.actions[again.action].name,
         "equal": again.action == choice.action,
@@ -232,12 +247,14 @@ def make_receipt(
     arm: str = "policy",
     propensity: float = 1.0,
     retry_after_s: float | None = None,
+    passes: int = 1,
 ) -> Mapping[str, Any]:
     """schemas.requests.Receipt, as it travels."""
     return {
         "mode": mode.value,
         "action": action,
         "candidates": candidates,
+        "passes": passes,
         "lambda": finite(price.value),
         "lambda_source": price.source.value,
         "value": value,

@@ -20,7 +20,7 @@ from infra.guarded_thread import GuardedThread
 from infra.kafka.producer import open_producer
 from infra.kafka.security import Bootstrap
 from infra.metrics import Metrics
-from schemas.allocation import Action, Kind
+from schemas.actions import TWO_PASS, Action, Kind, count_second
 from schemas.events import AllocationOutcome, encode_record
 from schemas.ids import Id, encode_kafka_key, encode_wire_id
 from schemas.topics import ALLOCATION_OUTCOMES
@@ -38,12 +38,13 @@ logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.allocation"
 
 
 class Probe(NamedTuple):
-    """All scores of a request that was ranked in full. `ids` and `scores_A`: known candidates, best first."""
+    """All scores of a request that was ranked in full. `ids` and `scores_A`: known candidates, best first; first_A: the first pass's scores, if it differs."""
 
     item_ids: Sequence[Id] | np.ndarray
     retrieval_scores: Sequence[float] | None
     ids: Sequence[Id]
     scores_A: np.ndarray
+    first_A: np.ndarray | None = None
 
     def sum_best(self, actions: Sequence[Action]) -> Mapping[str, float]:
         """For each action that ranks: the sum of the ten best scores among the candidates that it takes."""
@@ -53,7 +54,11 @@ class Probe(NamedTuple):
         for action in actions:
             if action.kind is Kind.RANK:
                 taken = np.unique(np.asarray(take_first(rank_C, action.candidates, self.retrieval_scores)))
-                sums[action.name] = float(self.scores_A[taken[taken >= 0][:_SUMMED]].sum())
+                taken = taken[taken >= 0]
+                if action.level == TWO_PASS and self.first_A is not None:
+                    second = np.argsort(-self.first_A[taken], kind="stable")[: count_second(len(taken), _SUMMED)]
+                    taken = np.sort(taken[second])
+                sums[action.name] = float(self.scores_A[taken[:_SUMMED]].sum())
         return sums
 
 

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from schemas.actions import SECOND_PASS
 from schemas.allocation import Facts
 from serving.allocation.prepared import Prepared
 from serving.core.choice import Arm, Slices, arm_of
@@ -79,12 +80,39 @@ class Limits(NamedTuple):
     bound_ms: float
 
 
+class Lengths(NamedTuple):
+    """The lengths of a level that a request may get, from place `first` to `last`, and its cost there: without candidates, and of each one."""
+
+    base_ms: float
+    each_ms: float
+    first: int
+    last: int
+
+    def cost_ms(self, of: Prepared, place: int, candidates: int) -> float:
+        """The cost of a length."""
+        return self.base_ms + min(of.lengths[place], candidates) * self.each_ms
+
+
+def find_two_pass(ask: Ask, moment: Moment, queue_ms: float) -> Lengths | None:
+    """The lengths of two passes that a request may get. None: the table has none, its second pass would be too short for the answer, or none is in time."""
+    of, candidates, scale, least = moment.prepared, ask.facts.candidates, moment.scale, SECOND_PASS * ROOM * ask.top_k
+    if not of.start or candidates < least:
+        return None
+    last = bisect_left(of.lengths, candidates, 0, of.start - 1)
+    found = Lengths(*of.two_pass.parts(ask.facts), bisect_left(of.lengths, least, 0, last), last)
+    while queue_ms + found.cost_ms(of, last, candidates) * scale > ask.left_ms:
+        last -= 1
+        if last < found.first:
+            return None
+    return found._replace(last=last)
+
+
 def find_limits(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> Limits:
     """The limits of a request; the arguments are those of `pick`."""
     of, facts, scale = moment.prepared, ask.facts, moment.scale
     share, sheddable = moment.classes.get(ask.group, ANY_CLASS)
     first, whole = of.bounds(facts.candidates, ROOM * ask.top_k)
-    base_ms, each_ms = of.cost_parts(facts)
+    base_ms, each_ms = of.full.parts(facts)
     last, full_ms = whole, base_ms + facts.candidates * each_ms
     if queue_ms + full_ms * scale > ask.left_ms:
         costs_ms = [(base_ms + length * each_ms) * scale for length in of.lengths[first:whole]]
@@ -114,40 +142,58 @@ def pick(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> tuple[int,
     if arm is not Arm.RANDOM and price <= 0:
         return last, base_ms, each_ms
     has_cached = facts.cached_s is not None and of.cached is not None
+    full, two_pass = Lengths(base_ms, each_ms, first, last), find_two_pass(ask, moment, queue_ms)
     if price == math.inf:
+        if (
+            not has_cached
+            and two_pass
+            and two_pass.cost_ms(of, two_pass.first, facts.candidates) <= full.cost_ms(of, first, facts.candidates)
+        ):
+            return two_pass.first, two_pass.base_ms, two_pass.each_ms
         return CACHED if has_cached else first, base_ms, each_ms
     if arm is Arm.PROBE:
         return last, base_ms, each_ms
     if arm is Arm.RANDOM:
-        place = int(within * (last - first + 1 + has_cached)) - has_cached
-        return first + place if place >= 0 else CACHED, base_ms, each_ms
+        twice = two_pass.last - two_pass.first + 1 if two_pass else 0
+        place = int(within * (twice + last - first + 1 + has_cached)) - has_cached
+        if two_pass and 0 <= place < twice:
+            return two_pass.first + place, two_pass.base_ms, two_pass.each_ms
+        return first + place - twice if place >= 0 else CACHED, base_ms, each_ms
     drops = moment.mode is Mode.VALUE and not of.blind and of.drop is not None and price > 0
     if drops and ask.drop_due and arm is Arm.POLICY:
         return DROP, base_ms, each_ms
-    return _best(of, facts, price, (base_ms, each_ms), (first, last), has_cached, drops), base_ms, each_ms
+    picked = _best(of, facts, price, full, two_pass, has_cached, drops)
+    return (picked, *two_pass[:2]) if two_pass and 0 <= picked < of.start else (picked, base_ms, each_ms)
 
 
-def _best(
-    of: Prepared, facts: Facts, price: float, cost_ms: tuple[float, float], places: tuple[int, int], has_cached: bool, drops: bool
-) -> int:
-    """The pick with the greatest value less price times cost. `places`: the first and the last that the request may get."""
-    (base_ms, each_ms), (first, last), table, lengths, candidates = cost_ms, places, of.table, of.lengths, facts.candidates
+def _best(of: Prepared, facts: Facts, price: float, full: Lengths, two_pass: Lengths | None, has_cached: bool, drops: bool) -> int:
+    """The pick with the greatest value less price times cost."""
+    table = of.table
     if of.blind:  # the mean row, in proportion to the cost of the whole request
-        bin_, value = 0, (base_ms + min(lengths[-1], candidates) * each_ms) / table.full_ms if table.full_ms else 1.0
+        bin_, value = 0, full.cost_ms(of, len(of.lengths) - 1, facts.candidates) / table.full_ms if table.full_ms else 1.0
     else:
         bin_, value = bisect_left(of.bins, math.log1p(facts.behaviours)), table.values.whole(facts)
-    # A list of all candidates may be shorter than its length in the table, so the steps end before it.
-    row, candidate_price, to = of.rows[bin_], price * each_ms, last - (candidates < lengths[last] and first < last)
-    steps, falls = of.steps.get((bin_, first, to)) or of.find_steps(bin_, first, to)
-    best = steps[bisect_left(falls, -candidate_price / value)]
-    if to == last and not has_cached and not drops:
-        return best
-    net = value * row[best] - candidate_price * min(candidates, lengths[best])
-    if to < last and (whole_net := value * row[last] - candidate_price * candidates) > net:
-        best, net = last, whole_net
-    net -= price * base_ms
-    if has_cached and (cached_net := value * row[-1] * table.kept_share(facts.cached_s or 0.0) - price * table.costs.cached_ms) > net:
+    best, net = _best_length(of, bin_, value, price, full, facts.candidates)
+    if two_pass and (twice := _best_length(of, bin_, value, price, two_pass, facts.candidates))[1] > net:
+        best, net = twice
+    if (
+        has_cached
+        and (cached_net := value * of.rows[bin_][-1] * table.kept_share(facts.cached_s or 0.0) - price * table.costs.cached_ms) > net
+    ):
         best, net = CACHED, cached_net
     if drops and value * of.drop_shares[bin_] - price * table.costs.drop_ms > net:
         best = DROP
     return best
+
+
+def _best_length(of: Prepared, bin_: int, value: float, price: float, level: Lengths, candidates: int) -> tuple[int, float]:
+    """(the best length of a level, its value less price times cost)."""
+    base_ms, each_ms, first, last = level
+    # A list of all candidates may be shorter than its length in the table, so the steps end before it.
+    row, candidate_price, to = of.rows[bin_], price * each_ms, last - (candidates < of.lengths[last] and first < last)
+    steps, falls = of.steps.get((bin_, first, to)) or of.find_steps(bin_, first, to)
+    best = steps[bisect_left(falls, -candidate_price / value)]
+    net = value * row[best] - candidate_price * min(candidates, of.lengths[best])
+    if to < last and (whole_net := value * row[last] - candidate_price * candidates) > net:
+        best, net = last, whole_net
+    return best, net - price * base_ms

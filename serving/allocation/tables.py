@@ -16,44 +16,48 @@ import structlog
 
 from infra.guarded_thread import GuardedThread
 from infra.index.store import IndexStore
+from schemas.actions import FULL, LEVELS, TWO_PASS, Kind, list_actions
 from schemas.allocation import (
     ASSUMED_AGES,
-    ASSUMED_COST,
+    ASSUMED_COSTS,
     TABLE_BYTES_MAX,
     ActionTable,
     Costs,
-    Kind,
     Values,
     decode_table,
-    list_actions,
     table_path,
     table_prefix,
 )
 from schemas.errors import AifError, Corrupted
-from serving.allocation.prepared import LEVEL, quarter_price
+from serving.allocation.prepared import SERVED, quarter_price
 
 _LENGTHS = (500, 700, 1000, 1400, 2000, 2800, 4000, 5600, 8000, 10_000)
 _TRIED = 5  # newest tables of a version, until one can be read
 _STEEPNESS = 50.0  # candidates: the built-in value of the first n is log(1 + n / 50)
+_TWO_PASS_KEEPS = 0.995  # of it
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.allocation")
 
 
 def built_in_table(lengths: tuple[int, ...] = _LENGTHS) -> ActionTable:
     """The table without any fit: every request has the same value, which grows with the logarithm of its candidates."""
-    actions = list_actions((LEVEL,), lengths)
+    actions = list_actions(SERVED, lengths)
     shares = [np.log1p(action.candidates / _STEEPNESS) / np.log1p(lengths[-1] / _STEEPNESS) for action in actions]
-    row = tuple(map(float, shares))
-    table = ActionTable(0, 0, actions, Costs({LEVEL: ASSUMED_COST}), Values(0.0, {}, (), (row,)), row, 1.0, ages=ASSUMED_AGES)
+    row = tuple(
+        float(share) * (_TWO_PASS_KEEPS if action.level == TWO_PASS else 1.0) for share, action in zip(shares, actions, strict=True)
+    )
+    table = ActionTable(0, 0, actions, Costs(ASSUMED_COSTS), Values(0.0, {}, (), (row,)), row, 1.0, ages=ASSUMED_AGES)
     return replace(table, queue_price=quarter_price(table))
 
 
 def servable(table: ActionTable) -> ActionTable:
-    """The table without the actions that this engine cannot carry out: the caller's order, and levels below the full one. Raises Corrupted (`bad_table`)."""
-    lengths = [action.candidates for action in table.actions if action.level == LEVEL]
-    if not lengths or lengths != sorted(lengths):
-        raise Corrupted("bad_table", f"the allocation table has no rising lengths of level {LEVEL}; fit a new one: `aif allocate fit`")
-    kept = [i for i, action in enumerate(table.actions) if action.kind in (Kind.DROP, Kind.CACHED) or action.level == LEVEL]
+    """The table without the actions that this engine cannot carry out: the caller's order, and levels of parts. Raises Corrupted (`bad_table`)."""
+    ranks = [(LEVELS.index(action.level), action.candidates) for action in table.actions if action.level in SERVED]
+    if ranks != sorted(ranks) or table.actions[-1].level != FULL:
+        raise Corrupted(
+            "bad_table", f"the allocation table has no rising lengths that end with level {FULL}; fit a new one: `aif allocate fit`"
+        )
+    kept = [i for i, action in enumerate(table.actions) if action.kind in (Kind.DROP, Kind.CACHED) or action.level in SERVED]
     place = {old: new for new, old in enumerate(kept)}
     return replace(
         table,

@@ -26,6 +26,7 @@ from infra.figures import Figures, Measured
 from infra.index.parts import read_checkpoint_copy
 from infra.index.store import IndexStore, open_index_store
 from infra.kafka.security import Bootstrap
+from schemas.actions import count_second
 from schemas.errors import Corrupted
 from schemas.features import Scope, encode_features
 from schemas.ids import Id, IdKind, decode_id, encode_index_key
@@ -41,6 +42,7 @@ from schemas.model.inputs import (
     build_user_inputs,
     candidate_rows,
     encode_context,
+    without_long,
 )
 from schemas.model.network import AifNetwork, InFloat64
 from schemas.model.ranker.spec import encode_items
@@ -211,22 +213,32 @@ class _Auditor:
         receipt = one.answer.receipt
         ranked = take_first(one.request.item_ids, None if receipt is None else receipt.candidates, one.request.retrieval_scores)
         asked = list(dict.fromkeys(self._ids[i] for i in ranked))
-        places = [self._place[i] for i in asked]
-        live_C = self._rows.now.live_R[places]
-        known = [i for i, live in zip(asked, live_C.tolist(), strict=True) if live]
-        rows = candidate_rows(self._network.spec, self._rows.now.rows_R[np.array(places)[live_C]], one.request.context)
+        known = [i for i in asked if self._rows.now.live_R[self._place[i]]]
+        unknown_count, unsure_C = len(asked) - len(known), np.zeros(len(known), bool)
+        if receipt is not None and receipt.passes == 2:
+            known, unsure_C = self._pass_first(one, known)
+        rows = self._rows_of(one, known)
         scores_C, probabilities_CT = self._scores(one, rows)
-        reference = Reference(
-            {i: place for place, i in enumerate(known)},
-            scores_C,
-            probabilities_CT,
-            self._score_tolerance(scores_C, probabilities_CT, rows.bid_BC[0].numpy(), self.tolerance),
-            self.tolerance,
-            len(asked) - len(known),
-        )
+        tolerance_C = self._score_tolerance(scores_C, probabilities_CT, rows.bid_BC[0].numpy(), self.tolerance)
+        tolerance_C[unsure_C] = np.inf
+        places = {i: place for place, i in enumerate(known)}
+        reference = Reference(places, scores_C, probabilities_CT, tolerance_C, self.tolerance, unknown_count)
         if one.request.final is not None:
             reference = self._order_finally(one, reference, rows.bid_BC[0].numpy())
         return check_answer(reference, self._claim(one))
+
+    def _rows_of(self, one: RecordedAnswer, ids: Sequence[Id]) -> CandidateRows:
+        places = np.array([self._place[i] for i in ids], int)
+        return candidate_rows(self._network.spec, self._rows.now.rows_R[places], one.request.context)
+
+    def _pass_first(self, one: RecordedAnswer, known: Sequence[Id]) -> tuple[list[Id], np.ndarray]:
+        """The first of two passes: (the candidates of the second one, [C] whether rounding may leave one out: it is as good as the last)."""
+        rows = self._rows_of(one, known)
+        scores_C, probabilities_CT = self._scores(one, rows, without_long)
+        tolerance_C = self._score_tolerance(scores_C, probabilities_CT, rows.bid_BC[0].numpy(), self.tolerance)
+        last = np.sort(scores_C)[::-1][: count_second(len(known), one.request.top_k)][-1:]
+        kept_C = np.flatnonzero(scores_C + 2 * tolerance_C >= last)
+        return [known[place] for place in kept_C.tolist()], np.abs(scores_C - last)[kept_C] <= 2 * tolerance_C[kept_C]
 
     def _order_finally(self, one: RecordedAnswer, aif: Reference, bids_C: np.ndarray) -> Reference:
         """What the ranker makes of AIF's first `top_k` items. Those that are as good as the last of them may be among them or not."""
@@ -254,13 +266,15 @@ class _Auditor:
         return np.asarray(np.maximum(high_C - scores_C, scores_C - low_C) + np.finfo(np.float32).tiny)
 
     @torch.inference_mode()
-    def _scores(self, one: RecordedAnswer, rows: CandidateRows) -> tuple[np.ndarray, np.ndarray]:
-        states = self._state_of(one.request)
+    def _scores(
+        self, one: RecordedAnswer, rows: CandidateRows, change: Callable[[UserStates], UserStates] = lambda states: states
+    ) -> tuple[np.ndarray, np.ndarray]:
+        states = change(self._state_of(one.request))
         scores, probabilities = self._network.scores(self._network.joint_logits(states, rows), rows.bid_BC)
         if self._measured < _MEASURED_ANSWERS and probabilities.numel():
             self._measured += 1
             with InFloat64():
-                exact_states = self._network.user_states(self._user_inputs(one.request))
+                exact_states = change(self._network.user_states(self._user_inputs(one.request)))
                 exact = torch.sigmoid(self._network.joint_logits(exact_states, rows))
             self.tolerance = max(self.tolerance, 8 * float((exact - probabilities).abs().max()))
         return scores[0].numpy(), probabilities[0].numpy()

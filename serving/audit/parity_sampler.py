@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import structlog
 
 from infra.metrics import Metrics
+from schemas.actions import count_second
 from schemas.ids import Id
 from schemas.model.parameters import Parameters
 from serving.audit.reference_answer import score_plainly
@@ -101,7 +101,7 @@ class ParitySampler:
             if rows is None:
                 self._count("moved")
                 return
-            figures = _compare(rows, work.context, result)
+            figures = _compare(rows, work, result)
         except Exception as error:  # a failed check is logged and counted, and disturbs nothing else
             self._count("failed")
             logger.warning("parity_sample_failed", error=repr(error))
@@ -116,10 +116,16 @@ class ParitySampler:
         self._metrics.counter("parity_samples").labels(outcome).inc()
 
 
-def _compare(copied: _Copied, context: Mapping[str, Any], result: RankResult) -> ParityFigures:
+def _compare(copied: _Copied, work: RankWork, result: RankResult) -> ParityFigures:
     assert isinstance(result.state, EngineUserState)
-    scores_C, probabilities_CT = score_plainly(copied.parameters, result.state.arrays.named(), copied.rows_C, context)
-    place = {one: at for at, one in enumerate(copied.ids)}
+    rows_C, ids = copied.rows_C, copied.ids
+    light = result.state.without_long() if work.passes == 2 else None
+    if light is not None:
+        first_C, _ = score_plainly(copied.parameters, light.arrays.named(), rows_C, work.context)
+        kept_C = np.argsort(-first_C, kind="stable")[: count_second(len(ids), work.top_k)]
+        rows_C, ids = rows_C[kept_C], [ids[place] for place in kept_C.tolist()]
+    scores_C, probabilities_CT = score_plainly(copied.parameters, result.state.arrays.named(), rows_C, work.context)
+    place = {one: at for at, one in enumerate(ids)}
     return compare_answer(place, scores_C, probabilities_CT, result.ids, result.probabilities_AT)
 
 

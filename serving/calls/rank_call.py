@@ -55,10 +55,10 @@ class _Plan:
     token: VersionToken | None
     pinned: bool
 
-    def work(self, half: Half, candidates: int | None = None) -> RankWork:
-        """The engine's work on this user half, and so on its version; of the best `candidates` by retrieval, or of all."""
-        item_ids = take_first(self.item_ids, candidates, self.request.retrieval_scores)
-        return RankWork(item_ids, self.request.top_k, half.state, half.work, self.request.context)
+    def work(self, half: Half, choice: Choice) -> RankWork:
+        """The engine's work on this user half, and so on its version; of the best candidates by retrieval, or of all."""
+        item_ids = take_first(self.item_ids, choice.candidates, self.request.retrieval_scores)
+        return RankWork(item_ids, self.request.top_k, half.state, half.work, self.request.context, choice.passes)
 
     def facts(self, half: Half, kept: Kept | None, with_scores: bool) -> Facts:
         """What the allocator knows of the request; of retrieval's scores where it asks for them, because that takes 0.1 ms."""
@@ -181,17 +181,17 @@ class RankCall:
             choice = self._allocator.decide(ask)  # and submitted before any other request is decided
             if choice.shed:
                 raise _worthless(choice.receipt())
-            work = plan.work(half, choice.candidates)
+            work = plan.work(half, choice)
             if choice.cached and kept is not None:
                 state, given = "cached", Given(kept.result.ids[:_GIVEN], logits_of(kept.result.probabilities_AT[:_GIVEN, 0]).tolist())
                 return give_again(kept, self._allocator.ages(version), request.top_k), work, choice
             timed.expected_ms = choice.expected_ms
             probed = self._allocator.is_probe(choice) and len(work.item_ids) <= TOP_K_MAX
-            asked = replace(work, top_k=len(work.item_ids)) if probed else work
+            asked = replace(work, top_k=len(work.item_ids), passes=2) if probed else work  # the second pass ranks all too
             result = await deadline.wait_for(self._engine.submit_rank(asked, deadline.received_s, timed))
             state = "ranked"
             if probed:  # its time is not logged: it has sorted all candidates
-                probe, timed.took_ms = Probe(work.item_ids, request.retrieval_scores, result.ids, result.scores_A), None
+                probe, timed.took_ms = Probe(work.item_ids, request.retrieval_scores, result.ids, result.scores_A, result.first_A), None
                 result = cut(result, request.top_k)
             return result, work, choice
         except Unavailable as error:
@@ -219,7 +219,7 @@ class RankCall:
 
     def _keep(self, plan: _Plan, half: Half, result: RankResult, choice: Choice) -> None:
         """Keeps an answer of full work, and a state that this ranking made: for the user's next request, or for everybody if it is the empty user's."""
-        key = self._key(plan, result.token.version) if choice.candidates is None and half.rung not in DEGRADED else None
+        key = self._key(plan, result.token.version) if choice.is_full and half.rung not in DEGRADED else None
         if key is not None:
             self._allocator.scores.keep(key, result)
         if half.rung is Rung.INLINE and half.found is not None and half.found.offsets is not None:
@@ -230,6 +230,7 @@ class RankCall:
     def _describe(self, plan: _Plan, result: RankResult, half: Half, choice: Choice) -> Ranked:
         rung = half.rung
         fewer = ["cached_answer"] if choice.cached else ["fewer_candidates"] if choice.candidates is not None else []
+        fewer += ["two_passes"] if choice.passes == 2 else []
         degraded = [*_degraded(plan, result, rung), *fewer, *self._stale()]
         asyncio.get_running_loop().call_soon(self._count, result, rung, degraded)
         return Ranked(plan.asked.request_id, result, rung, degraded, choice.receipt(), self._ages(result.watermark), half.history)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from schemas.allocation import ActionTable, Facts, Kind
+from schemas.actions import Kind
+from schemas.allocation import ActionTable, Facts
 from schemas.knapsack import choose_one
 from serving.core.price import Price
 
@@ -106,6 +107,8 @@ def decide(
     usable = [place for place in allowed if math.isfinite(values[place])]
     net = [values[place] if place in usable else -math.inf for place in range(len(values))]
     best, runner_up = choose_one(net, costs, price.value)
+    if price.value <= 0 and best != usable[-1]:  # another level's list may be dearer than the longest one that the deadline allows
+        best, runner_up = usable[-1], best
     drop = next((place for place in usable if table.actions[place].kind is Kind.DROP), None)
     wanted = drop if drop_due and drop is not None else best
     if math.isinf(price.value):

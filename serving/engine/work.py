@@ -71,7 +71,7 @@ class RankWork:
     """Call 2 of one request. `item_ids`: int64 array, or a list of ids of the catalogue's kind; duplicates count once.
 
     With a state, the request is ranked on the state's version. Without one, `user` is computed in the same turn on its own `version` (None = the current
-    one). Without both the user is cold.
+    one). Without both the user is cold. passes: 2 for level `twopass` of schemas/actions.py.
     """
 
     item_ids: Sequence[Id] | np.ndarray
@@ -79,6 +79,7 @@ class RankWork:
     state: UserState | None = None
     user: UserWork | None = None
     context: Mapping[str, Any] = field(default_factory=dict)
+    passes: int = 1
 
     @property
     def version(self) -> int | None:
@@ -97,6 +98,7 @@ class RankResult:
     - watermark[shard]: next offset per source topic that the rows include
     - state: the user state of the ranking
     - unsigned_count: known candidates without a signature, in a model that reads signatures: no embedding, or one of another width
+    - first_A: the first pass's scores of these items; None of a ranking in one pass, and where the user has no long history to leave out
     - processor_ms: processor time of the engine's own thread for this ranking, in which no wait is counted
     """
 
@@ -111,6 +113,7 @@ class RankResult:
     state: UserState
     unsigned_count: int = 0
     processor_ms: float = 0.0
+    first_A: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from sklearn.linear_model import LinearRegression
 
-from schemas.allocation import Action, Costs, Kind, LevelCost, Requests
+from schemas.actions import Action, Kind
+from schemas.allocation import Costs, LevelCost, Requests
 
 MEASURED_MIN = 200
 TRIMMED = 0.99  # quantile: the slowest of each level are waits of the system, no work

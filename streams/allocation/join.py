@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.allocation import NUMBER_MAX, Action, Kind, Requests
+from schemas.actions import Action, Kind
+from schemas.allocation import NUMBER_MAX, Requests
 from schemas.events import AllocationOutcome, ImpressionRecord
 from streams.allocation.value_fit import Samples
 
@@ -108,9 +109,10 @@ def items_shown(outcome: AllocationOutcome, shown: Mapping[str, Sequence[Impress
 
 
 def _place(action: Action, candidates: int, actions: Sequence[Action]) -> int:
-    """The place of an action. One that takes all candidates of its request is full work, whatever its length."""
-    is_whole = action.kind is Kind.RANK and action.candidates >= candidates and action.level == actions[-1].level
-    return len(actions) - 1 if is_whole else actions.index(action)
+    """The place of an action. Those of a level that take all candidates of their request are one: the last of the level, as full work is."""
+    if action.kind is Kind.RANK and action.candidates >= candidates:
+        return max(place for place, one in enumerate(actions) if one.level == action.level)
+    return actions.index(action)
 
 
 def _samples(rows: Sequence[tuple[AllocationOutcome, float]], actions: Sequence[Action]) -> Samples:

@@ -14,16 +14,14 @@ import numpy as np
 from infra.index.store import IndexStore
 from infra.kafka.reader import read_topic
 from infra.settings import InfraSettings
+from schemas.actions import LEVELS, Action, Kind
 from schemas.allocation import (
     ASSUMED_AGES,
-    ASSUMED_COST,
-    LEVELS,
-    Action,
+    ASSUMED_COSTS,
     ActionTable,
     Costs,
     Facts,
     Gate,
-    Kind,
     Requests,
     decode_table,
     encode_table,
@@ -101,8 +99,7 @@ def fit_table(joined: Joined, actions: tuple[Action, ...], version: int, made_at
     # A drop is worth nothing for certain; another request without an outcome says nothing, so it does not judge.
     judges_R = np.isfinite(samples.outcome_R) | np.array([action.kind is Kind.DROP for action in actions])[samples.action_R]
     learn, judged = samples.rows(~judging_R), samples.rows(judging_R & judges_R)
-    before = Costs({action.level: ASSUMED_COST for action in actions if action.kind is Kind.RANK})
-    costs = fit_costs(actions, samples.requests, samples.action_R, joined.took_R, before)
+    costs = fit_costs(actions, samples.requests, samples.action_R, joined.took_R, Costs(ASSUMED_COSTS))
     values, mean_A = fit_values(learn, actions)
     arms = {arm: int((samples.arm_R == arm).sum()) for arm in sorted(set(samples.arm_R.tolist()))}
     open_table = ActionTable(

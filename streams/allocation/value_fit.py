@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.isotonic import isotonic_regression
 
-from schemas.allocation import Action, Curve, Kind, Requests, Values, stack_whole
+from schemas.actions import FULL, TWO_PASS, Action, Kind
+from schemas.allocation import Curve, Requests, Values, stack_whole
 from schemas.errors import Unavailable
 
 FEATURES = ("user_value", "behaviours", "retrieval_top")
@@ -29,7 +30,6 @@ LONGER_MIN = 0.001  # the next length: otherwise all requests would leave it at 
 SHRINK = 20.0  # so many mean requests count for the mean share
 DEVIATION = 0.03  # of a level's factor from the power of its ratio, as believed beforehand
 BEND, SIZE = 20.0, 2.0  # penalties, in mean outcomes
-_BELOW = {"sim": ("vectors",), "long": ("vectors",), "full": ("vectors", "sim", "long")}
 
 
 @dataclass(frozen=True)
@@ -154,14 +154,15 @@ def _shares(label_RA: np.ndarray, bin_R: np.ndarray, bins: int, actions: Sequenc
         if action.kind is Kind.RANK:
             of_level.setdefault(action.level, []).append(place)
     for share_A in share_BA:
-        for level, places in of_level.items():  # in the order of the actions: a richer level comes later
+        for places in of_level.values():
             lengths = np.log([actions[place].candidates for place in places])
             share_A[places] = isotonic_regression(share_A[places]) if form == "isotonic" else _log_fit(lengths, share_A[places])
             for shorter, longer in itertools.pairwise(places):
                 share_A[longer] = max(share_A[longer], (1 + LONGER_MIN) * share_A[shorter])
-            for below in _BELOW.get(level, ()):
-                if len(of_level.get(below, ())) == len(places):
-                    share_A[places] = np.maximum(share_A[places], (1 + GAIN_MIN) * share_A[of_level[below]])
+        below = {actions[place].candidates: place for place in of_level.get(TWO_PASS, ())}
+        for place in of_level.get(FULL, ()):
+            least = below.get(actions[place].candidates)
+            share_A[place] = share_A[place] if least is None else max(share_A[place], (1 + GAIN_MIN) * share_A[least])
         first = min(share_A[places[0]] for places in of_level.values())
         for place, action in enumerate(actions):
             if action.kind is Kind.PASS:

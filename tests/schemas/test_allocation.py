@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from schemas.actions import Action, list_actions
 from schemas.allocation import (
-    Action,
     ActionTable,
     CachedAge,
     Costs,
@@ -22,7 +22,6 @@ from schemas.allocation import (
     Values,
     decode_table,
     encode_table,
-    list_actions,
     stack_costs,
     stack_values,
 )
@@ -32,8 +31,8 @@ from schemas.knapsack import choose_one
 
 def small_table(version: int = 7, low: float = 0.01) -> ActionTable:
     """Two levels, two lengths, all actions."""
-    actions = list_actions(("vectors", "full"), (1000, 4000))
-    costs = Costs({"vectors": LevelCost(1.0, 0.26, 0.0, 0.1, 0.35), "full": LevelCost(1.0, 0.415, 0.14, 0.1, 0.79)})
+    actions = list_actions(("twopass", "full"), (1000, 4000))
+    costs = Costs({"twopass": LevelCost(1.0, 0.26, 0.0, 0.1, 0.35), "full": LevelCost(1.0, 0.415, 0.14, 0.1, 0.79)})
     shares = (0.0, 0.4, 0.0, 0.7, 0.8, 0.9, 1.0)
     curves = {"user_value": Curve((-2.0, 2.0), (-1.0, 1.0)), "behaviours": Curve((0.0, 8.0), (-0.1, 0.1))}
     values = Values(0.5, curves, (5.0,), (shares, (0.0, 0.3, 0.0, 0.6, 0.7, 0.9, 1.0)))
@@ -43,7 +42,7 @@ def small_table(version: int = 7, low: float = 0.01) -> ActionTable:
 
 
 def test_names_of_actions() -> None:
-    names = ["drop", "pass", "cached", "vectors/1000", "vectors/4000", "full/1000", "full/4000"]
+    names = ["drop", "pass", "cached", "twopass/1000", "twopass/4000", "full/1000", "full/4000"]
     assert [action.name for action in small_table().actions] == names
     assert [Action.parse(name).name for name in names] == names
     for wrong in ("", "huge/10", "full/0", "full/x", "rank"):

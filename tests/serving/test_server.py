@@ -233,6 +233,30 @@ def _shard(served: Served, place: int) -> int:
     return partition_of(item_id(served.kind, place), 2)
 
 
+def test_answers_of_two_passes_are_verified(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
+    """At a price at which a short list is ranked in two passes. An answer of one pass under their receipt equals no version."""
+    with serve("full", tmp_path, bootstrap_servers, topic_prefix) as served:
+        served.versions[1].network.head.din_gain.data.mul_(500.0)  # so that the passes disagree
+        write_identity(served.log, served.versions[1])
+        served.publish(1)
+        served.client.wait_ready(WAIT_S)
+        whole = [served.ask(1, user, top_k=5) for user in range(4)]
+        served.client.switch_allocation("queue")
+        served.server.allocator._find_plan = lambda: 10.0
+        wait_until(lambda: served.client.allocation()["lambda"]["plan"] > 0, WAIT_S, "the price")
+        twice = [served.ask(1, user, top_k=5) for user in range(4)]
+        assert {answer.action for answer in twice} == {"twopass/500"} and {answer.action for answer in whole} == {"full/160"}
+        assert all(answer.receipt.passes == 2 and answer.degraded[-1] == "two_passes" for answer in twice)
+        assert any(one.items != two.items for one, two in zip(whole, twice, strict=True))
+        report = served.audit()
+        assert (report.recomputed, report.mismatched) == (8, 0), report.describe()
+        wrong = [
+            RecordedAnswer(one.request, answer.model_copy(update={"receipt": one.answer.receipt}))
+            for one, answer in zip(served.recorded[4:], whole, strict=True)
+        ]
+        assert served.audit(wrong).mismatched > 0
+
+
 def test_every_final_order_equals_one_pass_of_the_ranker_of_its_version(tmp_path: Path, bootstrap_servers: str, topic_prefix: str) -> None:
     with serve("ranker", tmp_path, bootstrap_servers, topic_prefix) as served:
         write_identity(served.log, served.versions[1])

@@ -186,6 +186,17 @@ class EngineUserState:
     newest: BehaviourEvent | None = None  # the last behaviour in it
     extensions: int = 0  # how often it was extended since it was made from scratch
 
+    def without_long(self) -> "EngineUserState | None":
+        """The same user as if no behaviour had a signature, so that a ranking leaves out the long history: DIN and SimTier. None if none has one."""
+        arrays, tables = self.arrays, self.tables
+        if not arrays.din_count > 0:
+            return None
+        gone = {name: np.zeros_like(getattr(arrays, name)) for name in ("din_sum_D", "din_cross_KD", "din_count", "simtier_mask_S")}
+        if tables is not None:
+            signs_KF, start_F = (np.zeros_like(one) for one in (tables.signs_KF, tables.sign_start_F))
+            tables = tables._replace(signs_KF=signs_KF, sign_start_F=start_F, behaviours=arrange_behaviours(arrays.simtier_SW[:0]))
+        return dataclasses.replace(self, arrays=dataclasses.replace(arrays, **gone), tables=tables)
+
     @property
     def size_bytes(self) -> int:
         """Memory it holds."""

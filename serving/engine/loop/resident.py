@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from schemas.actions import count_second
+from schemas.ids import Id
 from schemas.token import VersionToken
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, SHARD_TOPICS
+from serving.engine.call_one.user_state import EngineUserState
 from serving.engine.devices.scorer import Scorer
-from serving.engine.tables.candidates import count_unsigned, find_candidates, rank_top
+from serving.engine.tables.candidates import Candidates, count_unsigned, find_candidates, rank_top
 from serving.engine.tables.changes import Changes, IdArray, covered_stamp, take_ids
 from serving.engine.tables.tables import Tables
 from serving.engine.work import RankResult, RankWork, UserState, VersionReport
@@ -150,15 +153,19 @@ def _advance(watermark: Sequence[Mapping[str, int]], shard: int, offsets: Mappin
 
 
 def rank(resident: Resident, state: UserState, work: RankWork) -> RankResult:
-    """The best `top_k` of the candidates for this user state."""
+    """The best `top_k` of the candidates for this user state, in one pass or two."""
     began_s = time.thread_time()
     found = find_candidates(resident.tables, work.item_ids)
-    scores_C, probabilities_CT = resident.scorer.score(state, found.row_K, work.context)
-    best_A = rank_top(scores_C, found.ids_K, work.top_k)
-    ids = found.ids_K[best_A].tolist() if isinstance(found.ids_K, np.ndarray) else [found.ids_K[i] for i in best_A.tolist()]
+    row_C, ids_C, first_C = found.row_K, found.ids_K, _pass_first(resident, state, found, work)
+    if first_C is not None:
+        kept_C = rank_top(first_C, ids_C, count_second(len(row_C), work.top_k))
+        row_C, ids_C, first_C = row_C[kept_C], _take(ids_C, kept_C), first_C[kept_C]
+    scores_C, probabilities_CT = resident.scorer.score(state, row_C, work.context)
+    best_A = rank_top(scores_C, ids_C, work.top_k)
+    ids = _take(ids_C, best_A)
     return RankResult(
         token=resident.token,
-        ids=ids,
+        ids=ids.tolist() if isinstance(ids, np.ndarray) else ids,
         scores_A=scores_C[best_A],
         probabilities_AT=probabilities_CT[best_A],
         unknown=found.unknown,
@@ -168,7 +175,18 @@ def rank(resident: Resident, state: UserState, work: RankWork) -> RankResult:
         state=state,
         unsigned_count=count_unsigned(resident.tables, found.row_K),
         processor_ms=1e3 * (time.thread_time() - began_s),
+        first_A=None if first_C is None else first_C[best_A],
     )
+
+
+def _pass_first(resident: Resident, state: UserState, found: Candidates, work: RankWork) -> np.ndarray | None:
+    """The scores without the long history, by which the second pass's candidates are chosen. None: one pass ranks all."""
+    light = state.without_long() if work.passes == 2 and isinstance(state, EngineUserState) else None
+    return None if light is None else resident.scorer.score(light, found.row_K, work.context)[0]
+
+
+def _take(ids_C: np.ndarray | list[Id], places_A: np.ndarray) -> np.ndarray | list[Id]:
+    return ids_C[places_A] if isinstance(ids_C, np.ndarray) else [ids_C[place] for place in places_A.tolist()]
 
 
 def report_of(resident: Resident) -> VersionReport:

@@ -72,9 +72,12 @@ def test_wrong_tables_cost_neither_answers_nor_errors() -> None:
     """Each through its file, as a server reads it: cheap by 40%, twice as dear, free, falling, of one action, and one that is refused."""
     table = replace(built_in_table(), version=7, made_at_ms=1, gate=Gate(0.1, 0.0, 0.2), full_ms=4.0)
     full = table.costs.levels["full"]
-    falling = (0.0, *(1.0 / place for place in range(1, len(table.actions))))
+    falling = (0.0, *(10.0 / place for place in range(1, len(table.actions))))
     wrong = [
-        *(replace(table, costs=Costs({"full": replace(full, candidate_us=factor * full.candidate_us)})) for factor in (0.6, 2.0, 0.0)),
+        *(
+            replace(table, costs=Costs({**table.costs.levels, "full": replace(full, candidate_us=factor * full.candidate_us)}))
+            for factor in (0.6, 2.0, 0.0)
+        ),
         replace(table, mean_row=falling, values=replace(table.values, shares=(falling,))),
         replace(table, actions=table.actions[-2:], mean_row=(1.0, 1.0), values=replace(table.values, shares=((1.0, 1.0),))),
         replace(table, queue_price=math.nan),

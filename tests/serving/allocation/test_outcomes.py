@@ -7,6 +7,7 @@ import numpy as np
 from confluent_kafka import KafkaError
 
 from infra.metrics import Metrics
+from schemas.actions import list_actions
 from schemas.allocation import Facts
 from schemas.events import AllocationOutcome
 from serving.allocation.allocator import Allocator
@@ -100,7 +101,8 @@ def test_a_probe_has_the_ten_best_of_each_length_and_few_of_them_wait() -> None:
     by_retrieval = probe._replace(retrieval_scores=[*(float(-n) for n in range(1_000)), -2_000.0])
     sums = probe.sum_best(built_in_table().actions)
     assert sums["full/500"] == sum(range(490, 500)) / 8 and sums["full/10000"] == sum(range(990, 1_000)) / 8
-    assert by_retrieval.sum_best(built_in_table().actions)["full/700"] == sum(range(690, 700)) / 8 and len(sums) == 10
+    assert by_retrieval.sum_best(built_in_table().actions)["full/700"] == sum(range(690, 700)) / 8 and len(sums) == 20
+    assert sums["twopass/10000"] == sums["full/10000"], "both passes have the same scores"
     outcomes, choice, allocator = decide(Metrics())
     for _ in range(2):  # what was sent makes room
         for _ in range(70):
@@ -109,6 +111,16 @@ def test_a_probe_has_the_ten_best_of_each_length_and_few_of_them_wait() -> None:
         outcomes.send(producer)
         said = [AllocationOutcome.model_validate_json(value).predicted is not None for _, value, _ in producer.sent]
         assert said == [True] * 64 + [False] * 6
+
+
+def test_a_probe_knows_what_two_passes_would_have_lost() -> None:
+    """Item i scores i. The first pass takes items of even number for better than all others, so a tenth of 100 candidates are the last even ones."""
+    ids = list(range(999, -1, -1))
+    scores_A = np.array(ids, np.float32)
+    probe = Probe(list(range(1_000)), None, ids, scores_A, np.where(scores_A % 2, scores_A - 5_000, scores_A))
+    sums = probe.sum_best(list_actions(("twopass", "full"), (100, 1_000)))
+    assert sums["full/100"] == sum(range(90, 100)) and sums["full/1000"] == sum(range(990, 1_000))
+    assert sums["twopass/100"] == sum(range(80, 100, 2)) and sums["twopass/1000"] == sum(range(980, 1_000, 2))
 
 
 def test_an_outcome_that_no_record_can_be_made_of_is_counted_and_the_next_one_is_sent() -> None:

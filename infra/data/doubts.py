@@ -167,10 +167,8 @@ def _find_no_order(sources: MappedSources) -> Iterator[str]:
     if source is None or "time" in source.roles or sources.period is None or sources.end_ms <= sources.now_ms:
         return
     log, now, end = sources.positives, sources.now_ms, sources.end_ms
-    takers = np.zeros(len(log.user_ids), bool)
-    for block in log.blocks(log.before(now), log.before(end)):
-        takers[block.user_X] = True
-    share = len(KnownUsers(log, sources.history).takers(now, end)) / max(1, takers.sum())
+    takers = np.count_nonzero(log.counts(len(log.user_ids), now, end, "user_X"))
+    share = len(KnownUsers(log, sources.history).takers(now, end)) / max(1, int(takers))
     if share >= _COMING_BACK_LEAST:
         return
     yield (

@@ -73,9 +73,7 @@ def sample_moments(
         return
     rng = np.random.default_rng([sampling.seed, REQUESTS_MAX])
     user_X, item_X, time_X = (column[: positives.before(until_ms)] for column in (positives.user_X, positives.item_X, positives.time_X))
-    first_U = np.full(len(history.user_ids), np.iinfo(np.int64).max)
-    np.minimum.at(first_U, history.user_X, history.time_X)
-    known = np.flatnonzero((first_U[user_X] < time_X) & (time_X <= until_ms - window_ms))
+    known = np.flatnonzero((KnownUsers(positives, history).first_U[user_X] < time_X) & (time_X <= until_ms - window_ms))
     chosen = np.sort(rng.choice(known, min(count, len(known)), replace=False))
     by_user = np.argsort(user_X, kind="stable")
     begin_U = np.searchsorted(user_X[by_user], np.arange(len(positives.user_ids) + 1))
@@ -93,40 +91,28 @@ def sample_moments(
 
 def recent_items(positives: Interactions, items: int, time_ms: int, days: float | None) -> np.ndarray:
     """Places of the catalogue's items with a positive in the days before a time, or ever before it, ascending: [P]."""
-    found_I = np.zeros(items, bool)
-    first = 0 if days is None else positives.before(time_ms - round(days * DAY_MS))
-    for block in positives.blocks(first, positives.before(time_ms)):
-        found_I[block.item_X[block.item_X < items]] = True
-    return np.flatnonzero(found_I)
+    return np.flatnonzero(positives.counts(items, 0 if days is None else time_ms - round(days * DAY_MS), time_ms))
 
 
 class KnownUsers:
-    """Which users of the positives have a history before a time. Times are best asked for in ascending order."""
+    """Which users of the positives have a history before a time. `first_U`: the time of the first behaviour of each, [users of the positives]."""
 
     def __init__(self, positives: Interactions, history: Interactions) -> None:
-        self._positives, self._history, self._until = positives, history, 0
-        self._same_users = positives.user_ids is history.user_ids
-        self._known_U = np.zeros(len(history.user_ids), bool)
+        self._positives, never = positives, np.iinfo(np.int64).max
+        first_U = np.full(len(history.user_ids), never)
+        for block in history.blocks():
+            np.minimum.at(first_U, block.user_X, block.time_X)
+        if positives.user_ids is not history.user_ids:
+            first_of = dict(zip(history.user_ids, first_U.tolist(), strict=True))
+            first_U = np.array([first_of.get(user, never) for user in positives.user_ids], np.int64)
+        self.first_U = first_U
 
     def takers(self, start_ms: int, end_ms: int, pool: np.ndarray | None = None) -> np.ndarray:
         """Places of the known users with a positive in [start, end), in the pool where one is given, ascending."""
         taken_U = np.zeros(len(self._positives.user_ids), bool)
         for block in self._positives.blocks(self._positives.before(start_ms), self._positives.before(end_ms)):
             taken_U[block.user_X if pool is None else block.user_X[np.isin(block.item_X, pool)]] = True
-        return np.flatnonzero(taken_U & self._known_at(start_ms))
-
-    def _known_at(self, time_ms: int) -> np.ndarray:
-        """[users of the positives] bool."""
-        end = self._history.before(time_ms)
-        if end < self._until:
-            self._until, self._known_U = 0, np.zeros_like(self._known_U)
-        for block in self._history.blocks(self._until, end):
-            self._known_U[block.user_X] = True
-        self._until = end
-        if self._same_users:
-            return self._known_U
-        ids = {self._history.user_ids[place] for place in np.flatnonzero(self._known_U).tolist()}
-        return np.array([user in ids for user in self._positives.user_ids], bool)
+        return np.flatnonzero(taken_U & (self.first_U < start_ms))
 
 
 def taken_items(positives: Interactions, users: Sequence[int], start_ms: int, end_ms: int) -> dict[int, np.ndarray]:

@@ -288,10 +288,6 @@ class LoadedTable:
         """Rows of this section, as they came out of a spool."""
         return LoadedRows(self, table)
 
-    def take(self, rows: np.ndarray) -> LoadedRows:
-        """Some rows by their numbers, in the given order."""
-        return self.rows(self.spool.take(rows))
-
     def blocks(self) -> Iterator[LoadedRows]:
         """All rows in file order, some at a time."""
         return (self.rows(block) for _, block in self.spool.blocks())

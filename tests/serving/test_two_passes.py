@@ -27,6 +27,7 @@ from serving.audit.parity_sampler import ParitySampler
 from serving.audit.recorded_answers import RecordedAnswer
 from serving.audit.version_rows import VersionRows
 from serving.engine.call_one.user_state import EngineUserState
+from serving.engine.devices.cuda import CudaScorer
 from serving.engine.loop import resident
 from serving.engine.work import RankResult, RankWork, UserWork
 from tests.schemas.model.samples import SPECS
@@ -99,6 +100,8 @@ def test_a_state_without_a_long_history_ranks_as_one_of_unsigned_behaviours_for_
     assert light is not None and light_carried is not None and light.without_long() is None
     scores = [scorer.score(one, version.row_numbers, CONTEXT)[0] for one in (light, light_carried, state, carried)]
     assert np.array_equal(scores[0], scores[1]) and np.array_equal(scores[2], scores[3]) and not np.allclose(scores[0], scores[2])
+    on_device = CudaScorer(version.parameters, 1, version.tables, "cpu").score(light, version.row_numbers, CONTEXT)[0]
+    assert np.allclose(on_device, scores[0], rtol=1e-4)
 
 
 # --- who checks answers ----------------------------------------------------------------------------------------------------

@@ -197,6 +197,7 @@ class ExpectedTakers:
     def __init__(self, positives: Interactions, items: int, days: float, anchor_ms: int) -> None:
         self._positives, self._items, self._anchor_ms = positives, items, anchor_ms
         self._window_ms = max(4, round(days * DAY_MS))
+        self._takers = TakersCount(positives, items, self._window_ms / DAY_MS)
         self._cuts: dict[int, _Examples] = {}
 
     def at(self, time_ms: int) -> np.ndarray:
@@ -222,17 +223,10 @@ class ExpectedTakers:
             past_IF = past_numbers(self._positives, self._items, cut_ms, self._window_ms)
             recent = np.flatnonzero(past_IF[:, _LATEST] > 0)
             chosen = recent[:: max(1, -(-len(recent) // _EXAMPLES_MAX))]
-            takers_R = _count_takers(*self._after(cut_ms), self._items)[chosen].astype(np.float64)
+            takers_R = self._takers.at(cut_ms + self._window_ms)[chosen].astype(np.float64)
             takers_R = takers_R / takers_R.mean() if takers_R.any() else takers_R[:0]
             self._cuts[cut_ms] = _Examples(past_IF[chosen[: len(takers_R)]].astype(np.float32), takers_R)
         return self._cuts[cut_ms]
-
-    def _after(self, cut_ms: int) -> tuple[np.ndarray, np.ndarray]:
-        """(items, users) of the catalogue's behaviours in the window after a cut; of a large one the first."""
-        first, end = self._positives.before(cut_ms), self._positives.before(cut_ms + self._window_ms)
-        part = slice(first, min(end, first + _PAST_ROWS_MAX))
-        item_X, user_X = self._positives.item_X[part], self._positives.user_X[part]
-        return item_X[item_X < self._items], user_X[item_X < self._items]
 
 
 def past_numbers(positives: Interactions, items: int, time_ms: int, window_ms: int) -> np.ndarray:
@@ -250,12 +244,6 @@ def past_numbers(positives: Interactions, items: int, time_ms: int, window_ms: i
     last_I[item_X] = age_X / DAY_MS  # of several behaviours, the one written last stays
     first_I[item_X[::-1]] = age_X[::-1] / DAY_MS
     return np.log1p(np.stack([*counts, first_I, last_I], axis=1))
-
-
-def _count_takers(item_X: np.ndarray, user_X: np.ndarray, items: int) -> np.ndarray:
-    """Different users of each item, [I]."""
-    users = int(user_X.max(initial=0)) + 1
-    return np.bincount(np.unique(item_X * users + user_X) // users, minlength=items)
 
 
 def _expect_log(examples: list[_Examples], past_IF: np.ndarray) -> np.ndarray:

@@ -11,17 +11,20 @@ Arrays: P places of items with an embedding, T texts, E width, I items.
 import hashlib
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from infra.data.columns import decode_texts
-from infra.data.items import RowsById
 from infra.data.mapping import Embeddings
 from infra.data.spool import chunks
 from infra.data.tables import LoadedRows
 from schemas.errors import Misconfigured
 from schemas.ids import Id
 from schemas.limits import EMBEDDING_WIDTH_MAX
+
+if TYPE_CHECKING:
+    from infra.data.items import RowsById
 
 _MARK_WIDTH = 64
 _FITTED_TEXTS_MAX = 50_000
@@ -103,7 +106,7 @@ class ItemMarks:
 class ItemEmbeddings:
     """Embeddings by place in `ids`; of several rows with one id the last one counts. `later`: ids whose texts must not be learnt from."""
 
-    def __init__(self, rows: RowsById, embedding: Embeddings, later: Collection[Id]) -> None:
+    def __init__(self, rows: "RowsById", embedding: Embeddings, later: Collection[Id]) -> None:
         self._rows, self._column, self._embedding = rows, embedding.roles["vector"], embedding
         self._row_P, self._later = rows.latest_rows(0), frozenset(later)
         self.ids = rows.ids

@@ -25,9 +25,10 @@ from infra.data.inferred_schema import (
     names_alone,
     statistic_of,
 )
-from infra.data.interactions import DEFAULT_KIND, Interactions, hold_out_latest, read_interactions
+from infra.data.interactions import DEFAULT_KIND, Interactions, hold_out_latest
 from infra.data.item_embeddings import ItemEmbeddings, ItemMarks, cluster_embeddings
 from infra.data.items import AsOf, HistoryFeature, ItemStates, RowsById, read_item_history, read_rows_by_id
+from infra.data.log import read_interactions
 from infra.data.log_statistics import ExpectedTakers, LogStatistic, MeanOfValue, TakersCount, TogetherVectors, count_users, together_vectors
 from infra.data.mapping import DataMapping, reject
 from infra.data.mapping_source import Column, FeatureSource, Source
@@ -142,11 +143,10 @@ class MappedSources:
 
     @cached_property
     def now_ms(self) -> int:
-        """The evaluation time. Later rows become no events, except those of price_changes and arrivals."""
-        return self.period.start_ms if self.period is not None else self._last_row_ms()
-
-    def _last_row_ms(self) -> int:
-        """The latest time in the items' files, because all rows count where the log is empty."""
+        """The evaluation time. Later rows become no events, except those of price_changes and arrivals. Of an empty log it is the latest time in the items'
+        files, because all rows count."""
+        if self.period is not None:
+            return self.period.start_ms
         times, history = [int(self.item_rows.time_R[-1]), int(self.item_rows.created_I.max())], self.mapping.item_history
         if history is not None:
             times += [int(read_times(rows, "time").max(initial=0)) + self.history_known_after_ms for rows in self.table(history).blocks()]

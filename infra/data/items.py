@@ -1,7 +1,7 @@
 """Features of each item as of any time: from rows of its file, from its history table, and from statistics of the log before that time.
 
-Here: `RowsById`, the rows of a section with ids in order of time. `HistoryFeature`, a feature of [item_history], each row known from its own time on.
-`ItemStates`, features as of a time. Not here: statistics (log_statistics.py), the grid of times (periods.py), events (mapped_catalogue.py).
+`RowsById` has the rows of a section with ids, in order of time. `HistoryFeature` is a feature of [item_history]; each row is known from its own time on.
+`ItemStates` has features as of a time. Not here: statistics (log_statistics.py), the grid of times (periods.py), events (mapped_catalogue.py).
 Invariants: a statistic as of t contains nothing from t or later. A row counts from the time at which it is known. So no impression sees its own outcome.
 Memory: ids with their places (about 200 bytes an item), and one number for each item and feature that changes with time; rows stay in a spool.
 A value of the history is a code: the bits of a number, or for anything else its place among the distinct values; -1 = no value yet.

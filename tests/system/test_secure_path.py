@@ -260,7 +260,7 @@ def _use_as_allocation(system: SecureSystem) -> str:
     system.role = "allocation"
     settings = load_settings(InfraSettings, environment=system.environment())
     try:
-        read_impressions(settings, read_outcomes(settings, 0))
+        read_impressions(settings, read_outcomes(settings, 0)[0])
     except AifError as error:
         return str(error)
     return ""

@@ -118,14 +118,14 @@ class ParitySampler:
 
 def _compare(copied: _Copied, work: RankWork, result: RankResult) -> ParityFigures:
     assert isinstance(result.state, EngineUserState)
-    rows_C, ids = copied.rows_C, copied.ids
+    scores_C, probabilities_CT = score_plainly(copied.parameters, result.state.arrays.named(), copied.rows_C, work.context)
     light = result.state.without_long() if work.passes == 2 else None
     if light is not None:
-        first_C, _ = score_plainly(copied.parameters, light.arrays.named(), rows_C, work.context)
-        kept_C = np.argsort(-first_C, kind="stable")[: count_second(len(ids), work.top_k)]
-        rows_C, ids = rows_C[kept_C], [ids[place] for place in kept_C.tolist()]
-    scores_C, probabilities_CT = score_plainly(copied.parameters, result.state.arrays.named(), rows_C, work.context)
-    place = {one: at for at, one in enumerate(ids)}
+        first_C, _ = score_plainly(copied.parameters, light.arrays.named(), copied.rows_C, work.context)
+        scores_C[
+            np.argsort(-first_C, kind="stable")[count_second(len(first_C), work.top_k) :]
+        ] = -np.inf  # the second pass ranks the others
+    place = {one: at for at, one in enumerate(copied.ids)}
     return compare_answer(place, scores_C, probabilities_CT, result.ids, result.probabilities_AT)
 
 

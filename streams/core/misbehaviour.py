@@ -93,14 +93,14 @@ def sum_reports(reports: Sequence[Report]) -> ReportTotals:
     """The totals; all shares and times are 0 where there is no report."""
     requests = sum(r.answers + r.failed for r in reports)
     checked = sum(r.parity_checked for r in reports)
-    processor_ms = sum(r.processor_ms for r in reports)
+    candidates, processor_ms = sum(r.candidates for r in reports), sum(r.processor_ms for r in reports)
     return ReportTotals(
         requests,
         sum(r.not_finite + r.failed for r in reports) / max(requests, 1),
         checked,
         sum(r.parity_mismatched for r in reports) / max(checked, 1),
         processor_ms / max(sum(r.answers for r in reports), 1),
-        1e3 * processor_ms / max(sum(r.candidates for r in reports), 1),
+        1e3 * processor_ms / candidates if candidates else 0.0,  # reports of an older server do not count them
     )
 
 

@@ -48,6 +48,7 @@ REPORTS: dict[str, tuple[tuple[Report, ...], bool]] = {
     ),
     "short lists that are slow": ((dataclasses.replace(BEFORE, candidates=10_000_000), said(processor_ms=22_000.0)), True),
     "much slower and still fast": ((dataclasses.replace(BEFORE, processor_ms=400.0), said(processor_ms=12_000.0)), False),
+    "slow, of a server that does not count candidates": ((BEFORE, said(candidates=0, processor_ms=50_000.0)), False),
     "slow, and its earlier time is unknown": ((said(processor_ms=900_000.0),), False),
     "one server of two": ((said("a", failed=300), said("b")), False),
     "two of three": ((said("a", failed=300), said("b", failed=300), said("c")), True),

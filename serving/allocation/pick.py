@@ -144,13 +144,11 @@ def pick(ask: Ask, moment: Moment, queue_ms: float, own_ms: float) -> tuple[int,
     has_cached = facts.cached_s is not None and of.cached is not None
     full, two_pass = Lengths(base_ms, each_ms, first, last), find_two_pass(ask, moment, queue_ms)
     if price == math.inf:
-        if (
-            not has_cached
-            and two_pass
-            and two_pass.cost_ms(of, two_pass.first, facts.candidates) <= full.cost_ms(of, first, facts.candidates)
-        ):
+        if has_cached:
+            return CACHED, base_ms, each_ms
+        if two_pass and two_pass.cost_ms(of, two_pass.first, facts.candidates) <= full.cost_ms(of, first, facts.candidates):
             return two_pass.first, two_pass.base_ms, two_pass.each_ms
-        return CACHED if has_cached else first, base_ms, each_ms
+        return first, base_ms, each_ms
     if arm is Arm.PROBE:
         return last, base_ms, each_ms
     if arm is Arm.RANDOM:
@@ -176,11 +174,9 @@ def _best(of: Prepared, facts: Facts, price: float, full: Lengths, two_pass: Len
     best, net = _best_length(of, bin_, value, price, full, facts.candidates)
     if two_pass and (twice := _best_length(of, bin_, value, price, two_pass, facts.candidates))[1] > net:
         best, net = twice
-    if (
-        has_cached
-        and (cached_net := value * of.rows[bin_][-1] * table.kept_share(facts.cached_s or 0.0) - price * table.costs.cached_ms) > net
-    ):
-        best, net = CACHED, cached_net
+    if has_cached:
+        cached_net = value * of.rows[bin_][-1] * table.kept_share(facts.cached_s or 0.0) - price * table.costs.cached_ms
+        best, net = (CACHED, cached_net) if cached_net > net else (best, net)
     if drops and value * of.drop_shares[bin_] - price * table.costs.drop_ms > net:
         best = DROP
     return best

@@ -1,6 +1,6 @@
 """Features of each item as of any time: from rows of its file, from its history table, and from statistics of the log before that time.
 
-`RowsById` has the rows of a section with ids, in order of time. `HistoryFeature` is a feature of [item_history]; each row is known from its own time on.
+`RowsById` has the rows of a section, in order of time. `HistoryFeature` is a feature of [item_history], whose rows are known from their own times on.
 `ItemStates` has features as of a time. Not here: statistics (log_statistics.py), the grid of times (periods.py), events (mapped_catalogue.py).
 Invariants: a statistic as of t contains nothing from t or later. A row counts from the time at which it is known. So no impression sees its own outcome.
 Memory: ids with their places (about 200 bytes an item), and one number for each item and feature that changes with time; rows stay in a spool.

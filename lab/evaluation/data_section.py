@@ -82,9 +82,9 @@ def rung_blocks(found: Lookup, data: str, titles: Mapping[str, str]) -> list[str
     rungs = list(dict.fromkeys(name.removeprefix(prefix).partition(".")[0] for name in found.values if name.startswith(prefix)))
     if not rungs:
         return []
-    text = f"""A server that has less of the user answers from a lower rung of the ladder (docs/PROTOCOL.md), with the same model and candidates. `fresh`
-    stands for each rung with the whole history: `carried`, `cached`, `waited` or `inline`. `last_cached` misses the newest {MISSED} behaviours,
-    `profile_only` all of them, and `item_prior` knows nothing of the user. Losses are paired over users."""
+    text = f"""A server that has less of the user answers from a lower rung of the ladder (docs/PROTOCOL.md), with the same model and candidates. The rung
+    `fresh` stands for each one with the whole history: `carried`, `cached`, `waited` or `inline`. The rung `last_cached` misses the newest {MISSED}
+    behaviours, `profile_only` all of them, and `item_prior` knows nothing of the user. Losses are paired over users."""
     rows = [[rung, *(found.interval(f"{prefix}{rung}.{measure}{end}") for measure in titles for end in ("", "_lost"))] for rung in rungs]
     return [paragraph(text), table(("rung", *(head for title in titles.values() for head in (title, "lost"))), rows)]
 

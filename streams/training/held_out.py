@@ -132,7 +132,7 @@ def _in_order(
 @dataclass(frozen=True)
 class _Places:
     """Rows of the shown items, then of the drawn ones, [Q, D]. Which places hold a clicked and which a shown item, bool [Q, C]. The user of each request. A
-    measure of a request is joined to one of its user, because requests of one user are alike: taken one by one they would give too narrow an interval."""
+    measure is of a user, not of a request. Requests of one user are alike, so taken one by one they would give too narrow an interval."""
 
     rows_QD: np.ndarray
     clicked_QC: np.ndarray

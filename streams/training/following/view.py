@@ -71,8 +71,8 @@ class View:
             self._fold_behaviour(behaviour)
 
     def _fold_item(self, update: ItemFeaturesUpdate) -> None:
-        """Puts a row into its place by version. Later rows that share the replaced record or statistics get the new one too: a record may come after
-        statistics that were counted later, and the other way round."""
+        """Puts a row into its place by version. Later rows that share the replaced record or statistics get the new one too. Records
+        and statistics come in any order."""
         rows = self._items.setdefault(update.item_id, [])
         at = bisect.bisect_right(rows, update.version, key=_version)
         before = rows[at - 1] if at else _Row(-1, _NO_RECORD, _NO_STATISTICS)

@@ -9,12 +9,11 @@ Invariants:
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 from infra.failpoints import failpoint
 from infra.index.control_folds import FOLD_EVERY, control_path, entry_number, find_fold, put_fold
-from infra.index.store import IndexStore, check_exclusive_create, read_if_there
+from infra.index.store import IndexStore, check_exclusive_create, read_if_there, read_many
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, fold_entry, plan_entry
@@ -24,7 +23,6 @@ from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 
 _CONFLICTS_MAX = 10_000  # each means that another process made progress
 _LOOK_BACK_EVERY = 25  # refreshes: a worker's five seconds
-_BATCH, _READS_AT_ONCE = 256, 16  # entries after the newest fold; an object store answers one read in 10 to 50 ms
 
 
 class ControlLog:
@@ -96,16 +94,16 @@ class ControlLog:
         self._take_newest_fold()
         listed = self.store.list("control/", after=control_path(self._state.next_number - 1) if self._state.next_number else "")
         newest = max((number for path in listed if (number := entry_number(path)) is not None), default=-1)
-        while self._state.next_number <= newest:
-            first = self._state.next_number
-            for number, raw in zip(range(first, newest + 1), self._read_many(range(first, min(first + _BATCH, newest + 1))), strict=False):
-                if raw is None:
-                    raise Corrupted(
-                        "control_log_gap",
-                        f"{control_path(number)} is missing but {control_path(newest)} exists, and no fold after it can be read; restore control/ and "
-                        f"folds/ of {self.store.url} from a copy of the store",
-                    )
-                self._take(raw)
+        numbers = range(self._state.next_number, newest + 1)
+        paths = [control_path(number) for number in numbers]
+        for number, raw in zip(numbers, read_many(self.store, paths, CONTROL_ENTRY_BYTES_MAX), strict=True):
+            if raw is None:
+                raise Corrupted(
+                    "control_log_gap",
+                    f"{control_path(number)} is missing but {control_path(newest)} exists, and no fold after it can be read; restore control/ and "
+                    f"folds/ of {self.store.url} from a copy of the store",
+                )
+            self._take(raw)
 
     def _take_newest_fold(self) -> bool:
         """Continue from the newest fold in the store if it is ahead of this log. Returns whether it was."""
@@ -135,10 +133,6 @@ class ControlLog:
 
     def _read(self, number: int) -> bytes | None:
         return read_if_there(self.store, control_path(number), CONTROL_ENTRY_BYTES_MAX)
-
-    def _read_many(self, numbers: Iterable[int]) -> Iterable[bytes | None]:
-        with ThreadPoolExecutor(_READS_AT_ONCE, "control-log") as threads:
-            return list(threads.map(self._read, numbers))
 
     def _look_back(self) -> bool:
         """Compare the last entry that was read with the store's. A store that was emptied, or whose disk is not mounted, would look like one where nothing is

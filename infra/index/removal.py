@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
-from infra.index.store import IndexStore, read_if_there
+from infra.index.store import IndexStore, read_many
 from infra.index.store_path import if_there
 from schemas.errors import Corrupted
 from schemas.index.control import ControlState
@@ -30,13 +30,11 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
     wanted = {(s.version, s.wanted_revision) for s in state.versions.values()}
     manifests: dict[tuple[int, int], Manifest] = {}
     snapshots, seals = [], []
-    for path in [f.path for f in files if f.path.endswith(".json")]:
-        segments, seal = path.split("/"), SEAL_PATH.fullmatch(path)
-        if seal is not None and (int(seal[1]), int(seal[2])) not in wanted:
-            continue
-        raw = read_if_there(store, path)
+    paths = [file.path for file in files if _is_document(file.path, wanted)]
+    for path, raw in zip(paths, read_many(store, paths), strict=True):
         if raw is None:
             continue
+        segments, seal = path.split("/"), SEAL_PATH.fullmatch(path)
         if segments[0] == "snapshots" and len(segments) == 4:
             snapshots.append(_decode(store, path, decode_snapshot, raw))
         elif segments[-1] == "manifest.json":
@@ -46,6 +44,12 @@ def read_store_content(store: IndexStore, state: ControlState, used: Collection[
         elif seal is not None:
             seals.append(_decode(store, path, partial(decode_seal, path=path), raw))
     return StoreContent(files, manifests, seals, snapshots, used)
+
+
+def _is_document(path: str, wanted: Collection[tuple[int, int | None]]) -> bool:
+    """Whether a file is read for its names of others; of the seals, those of `wanted` (version, revision)."""
+    seal = SEAL_PATH.fullmatch(path)
+    return path.endswith(".json") and (seal is None or (int(seal[1]), int(seal[2])) in wanted)
 
 
 def _decode(store: IndexStore, path: str, decode: Callable[[bytes], T], raw: bytes) -> T:

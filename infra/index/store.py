@@ -10,6 +10,8 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -23,6 +25,9 @@ from schemas.errors import Corrupted, Incompatible, Misconfigured, Unavailable
 from schemas.index.manifest import PartFile, describe_repair
 from schemas.index.retention import StoreFile
 from schemas.limits import MANIFEST_BYTES_MAX
+
+_READS_AT_ONCE = 16  # an object store answers one read in 10 to 80 ms
+_READ_AHEAD = 256  # files in memory that the caller has not taken yet
 
 
 class IndexStore(Protocol):
@@ -104,6 +109,14 @@ def open_index_store(url: str, rest: Callable[[], None] = lambda: None, *, look:
 def read_if_there(store: IndexStore, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes | None:
     """The bytes of a file; None where there is no such file. Raises what `IndexStore.get` raises otherwise."""
     return if_there(lambda: store.get(path, bytes_max))
+
+
+def read_many(store: IndexStore, paths: Sequence[str], bytes_max: int = MANIFEST_BYTES_MAX) -> Iterator[bytes | None]:
+    """Read several files at once and give what `read_if_there` returns for each, in the order of `paths`. Raises the first error in this order."""
+    read = partial(read_if_there, store, bytes_max=bytes_max)
+    with ThreadPoolExecutor(_READS_AT_ONCE, "store-read") as threads:
+        for first in range(0, len(paths), _READ_AHEAD):
+            yield from threads.map(read, paths[first : first + _READ_AHEAD])
 
 
 def check_exclusive_create(store: IndexStore) -> None:

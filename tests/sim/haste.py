@@ -6,7 +6,7 @@ Here: replacements with the same results (test_fakes.py compares them; a change 
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -40,6 +40,7 @@ from streams.core.shard_state import decode_shard_state, decode_shard_version, e
 from streams.shard.decode import DecodedRecord
 from streams.shard.outbox import OutboxEntry, decode_outbox_entry, encode_outbox_entry, encode_outbox_key
 from tests.sim.quick_json import QuickEncoder, QuickJson
+from tests.sim.store import MemoryStore
 
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 _RECORDS_MAX = 50_000  # remembered across histories, which publish the same few updates again and again
@@ -122,8 +123,10 @@ class QuickLog(ControlLog):
     def _read(self, number: int) -> bytes | None:
         return self.store.files.get(_control_path(number))  # type: ignore[attr-defined, no-any-return]
 
-    def _read_many(self, numbers: Iterable[int]) -> Iterable[bytes | None]:
-        return map(self._read, numbers)
+
+def read_without_threads(store: MemoryStore, paths: Sequence[str], bytes_max: int = 1 << 30) -> Iterator[bytes | None]:
+    """`read_many`."""
+    return (store.get(path, bytes_max) if path in store.files else None for path in paths)
 
 
 # --- records --------------------------------------------------------------------------------------------------------------
@@ -233,6 +236,7 @@ _ALWAYS: list[tuple[Any, str, object]] = [
     (dataclasses, "fields", fast_fields),
     (schemas.index.control, "decode_entry", functools.lru_cache(_RECORDS_MAX)(decode_entry)),
     (infra.index.control_log, "ControlState", lambda: _NOTHING_READ),
+    *((module, "read_many", read_without_threads) for module in (infra.index.control_log, infra.index.removal)),
     (streams.versions.attempts, "IndexEvent", functools.lru_cache(_ROWS_MAX)(IndexEvent)),
     (schemas.index.manifest, "decode_layout", decode_known_layout),
     (streams.shard.decode, "decode_source_record", decode_known_record),

@@ -1,6 +1,7 @@
 """The dry run of a new checkpoint, in a process of its own: its network is run before the version is wanted.
 
-Invariant: a file that ends every process that runs it, or whose run fails each time, is refused. So it does not block the records behind it.
+Invariants: a file that ends every process that runs it, or whose run fails each time, is refused. So it does not block the records behind it. An error of
+the machine or of the store refuses no file: nothing is decided, and the caller tries again.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ _OF_THE_RUN = frozenset({"builder_died", "builder_failed"})
 
 def judge_checkpoint(judge: Builders, scratch: Path, data: bytes) -> None:
     """Raises RejectedInput whose code names the failed check; `checkpoint_dry_run` also if no run came to its end. Raises Unavailable if nothing was decided,
-    because the disk is full or the worker stops."""
+    because the machine did not let it run or the worker stops."""
     scratch.mkdir(parents=True, exist_ok=True)
     with ScratchFolders(scratch).open("dry-run") as folder:
         path = folder / "checkpoint.safetensors"

@@ -7,11 +7,14 @@ two belongs to them alone, so its messages may be pickled.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from schemas.errors import Unavailable
 from schemas.index.control import VersionStatus
 from schemas.index.manifest import Part, Seal
 from schemas.index.shard_snapshot import ShardSnapshot
 from schemas.limits import BUILD_ROWS_AT_ONCE
 from streams.core.canary import CanaryFigures
+
+_MACHINE_RETRY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +114,9 @@ def describe_job(job: Job) -> str:
         return f"snapshot of shard {job.shard}"
     doing = f"seal of revision {job.revision}" if isinstance(job, SealJob) else "build"
     return f"{doing} of version {job.version}, shard {job.shard}"
+
+
+def machine_error(job: Job, error: OSError) -> Unavailable:
+    """The error for a job that the machine did not let a builder do: a fault of the disk, or too few processes, open files or memory; never of the input."""
+    text = f"{describe_job(job)} met an error of this machine: {error!r}; look at its disk, memory, open files and processes"
+    return Unavailable("builder_machine", text, _MACHINE_RETRY_S)

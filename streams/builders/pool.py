@@ -21,7 +21,7 @@ from infra.closeable import Closeable
 from infra.guarded_thread import GuardedThread
 from infra.processes import Child
 from schemas.errors import AifError, Unavailable
-from streams.builders.jobs import BuildJob, Job, Result, describe_job
+from streams.builders.jobs import BuildJob, Job, Result, describe_job, machine_error
 from streams.builders.template import StartBuilder
 
 _POLL_S = 0.1
@@ -110,6 +110,12 @@ class _Builder(GuardedThread):
             log_path = self._pool._log_directory / f"{self.name}.log"
             self.child = self._pool._start(self.name, log_path, theirs.fileno())
 
+    def _open_for(self, job: Job) -> None:
+        try:
+            self._open()
+        except OSError as error:
+            raise machine_error(job, error) from error
+
     def _close(self) -> None:
         if self.child is not None:
             self._connection.close()
@@ -131,7 +137,7 @@ class _Builder(GuardedThread):
         ticket.progress_at = time.monotonic()
         try:
             if self.child is None:
-                self._open()
+                self._open_for(ticket.job)
             self._connection.send(ticket.job)
             answer = self._await(ticket)
         except (EOFError, OSError):

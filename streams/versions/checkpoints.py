@@ -84,12 +84,14 @@ async def handle_checkpoints(gate: CheckpointGate, records: Sequence[SourceRecor
 
 
 def _try_checkpoint(record: SourceRecord, gate: CheckpointGate, said: str) -> Decision | Unavailable:
-    """Decides one record. The error, after a pause, if the store or the broker did not answer; `said`: the code of the last one, which was logged."""
+    """Decides one record. The error, after a pause, if the store, the broker or this machine did not do its part; `said`: the code of the last one, which was
+    logged and announced."""
     try:
         return handle_checkpoint(record, gate)
     except Unavailable as error:
         if error.code != said:
             _log.warning("checkpoint record %d is not decided, retrying; later records wait: %s", record.offset, error)
+            gate.announce(IndexEvent(kind="undecided", version=record.offset, reason=str(error)[:_REASON_CHARS_MAX]))
         return Decision.INTERRUPTED if gate.stopping.wait(error.retry_after_s) else error
 
 

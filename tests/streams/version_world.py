@@ -256,7 +256,7 @@ class InlineBuilders:
         ticket = Ticket(job)
         ticket.future.set_running_or_notify_cancel()
         try:
-            ticket.future.set_result(run_job(self.store, self.encoders, job, lambda _: None))
+            ticket.future.set_result(run_job(lambda: (self.store, self.encoders), job, lambda _: None))
         except Exception as error:
             ticket.future.set_exception(error)
         return ticket

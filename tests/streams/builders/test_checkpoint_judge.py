@@ -1,5 +1,6 @@
 """What becomes of a checkpoint whose dry run ends the process that does it."""
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from schemas.errors import AifError, RejectedInput, Unavailable
 from streams.builders.checkpoint_judge import judge_checkpoint
-from streams.builders.jobs import DryRunJob, Job
+from streams.builders.jobs import DryRunJob, Job, machine_error
 from streams.builders.pool import Ticket
 
 DIED = Unavailable("builder_died", "a builder ended during a dry run; its log: Killed")
@@ -51,7 +52,12 @@ def test_a_file_whose_run_fails_in_a_way_that_no_check_expects_is_refused_too(tm
 
 
 @pytest.mark.parametrize(
-    "error", [Unavailable("builders_closed", "the worker is stopping"), RejectedInput("checkpoint_sha256", "other bytes")]
+    "error",
+    [
+        Unavailable("builders_closed", "the worker is stopping"),
+        RejectedInput("checkpoint_sha256", "other bytes"),
+        machine_error(DryRunJob("", ""), OSError(errno.EIO, "a disk that fails for some minutes")),
+    ],
 )
 def test_anything_else_is_told_as_it_is_and_at_once(error: AifError, tmp_path: Path) -> None:
     with pytest.raises(type(error)) as told:

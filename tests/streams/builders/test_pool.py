@@ -109,7 +109,7 @@ def test_a_builder_that_is_killed_fails_its_job_and_another_one_takes_its_place(
 def test_a_builder_that_cannot_be_started_fails_its_job_and_not_the_ones_after_it(
     world: World, start: StartBuilder, tmp_path: Path
 ) -> None:
-    refused = [Unavailable("no_template", "gone"), Unavailable("no_template", "gone"), OSError("no space for a log")]
+    refused = [Unavailable("no_template", "gone"), OSError("no space for a log")]
 
     def sometimes(name: str, log_path: Path, descriptor: int) -> Child:
         if refused:
@@ -117,7 +117,7 @@ def test_a_builder_that_cannot_be_started_fails_its_job_and_not_the_ones_after_i
         return start(name, log_path, descriptor)
 
     with BuilderPool(sometimes, tmp_path, warm=False) as pool:
-        assert [getattr(pool.submit(job(world)).future.exception(60), "code", "") for _ in range(2)] == ["builder_died", "no_template"]
+        assert [getattr(pool.submit(job(world)).future.exception(60), "code", "") for _ in range(2)] == ["builder_machine", "no_template"]
         assert isinstance(pool.submit(job(world)).future.result(60), BuildResult)
 
 
@@ -178,3 +178,24 @@ def test_dry_runs_have_a_process_of_their_own_that_ends_when_no_other_comes(star
         assert judge.submit(DryRunJob(str(path), hashlib.sha256(data).hexdigest())).future.result(60) is None
         wait_until(lambda: judge.pids == [], 60, "the process to end")
         assert judge.submit(DryRunJob(str(path), hashlib.sha256(data).hexdigest())).future.result(60) is None
+
+
+def test_an_error_of_the_disk_is_no_fault_of_the_checkpoint(start: StartBuilder, tmp_path: Path) -> None:
+    with BuilderPool(start, tmp_path, warm=False, name="judge") as judge:
+        error = judge.submit(DryRunJob(str(tmp_path), "0" * 64)).future.exception(60)  # a folder, so reading it fails
+        assert isinstance(error, Unavailable) and error.code == "builder_machine" and "IsADirectoryError" in error.message
+
+
+def test_a_store_that_is_away_ends_no_dry_run_and_no_builder(world: World, tmp_path: Path) -> None:
+    data, path = checkpoint_bytes(), tmp_path / "checkpoint"
+    path.write_bytes(data)
+    template = launch_template(["streams.builders.process"], tmp_path / "template.log")
+    (away := tmp_path / "away").write_bytes(b"")  # not a folder
+    with BuilderPool(start_from(template, str(away)), tmp_path, warm=False, name="judge") as judge:
+        assert judge.submit(DryRunJob(str(path), hashlib.sha256(data).hexdigest())).future.result(60) is None
+        pids = judge.pids
+        assert getattr(judge.submit(job(world)).future.exception(60), "code", "") == "index_store_url"
+        away.unlink()
+        assert getattr(judge.submit(job(world)).future.exception(60), "code", "") == "checkpoint_damaged", "it is there, and empty"
+        assert judge.pids == pids
+    template.close()

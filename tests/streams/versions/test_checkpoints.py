@@ -273,3 +273,17 @@ def test_nothing_is_decided_while_the_dead_letter_topic_does_not_answer(world: W
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
         "checkpoint record 0 is not decided, retrying; later records wait: dead_letter_not_sent: no broker"
     ], "once, not at each attempt"
+
+
+def test_a_checkpoint_whose_dry_run_meets_errors_of_the_machine_waits_and_is_wanted(world: World, gate: Gate) -> None:
+    errors = [Unavailable("builder_machine", "an error of this machine: OSError(5)", 0.0) for _ in range(7)]
+
+    def run(data: bytes) -> None:
+        if errors:
+            raise errors.pop()
+
+    gate.dry_run = run
+    asyncio.run(handle_checkpoints(gate, [announce(gate, 0), announce(gate, 1)]))
+    assert world.entries(EntryKind.REJECT) == 0 and world.entries(EntryKind.WANT) == 2 and not gate.letters and not errors
+    assert [(e.kind, e.version) for e in gate.events] == [("undecided", 0), ("wanted", 0), ("wanted", 1)]
+    assert "builder_machine" in gate.events[0].reason

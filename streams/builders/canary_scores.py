@@ -23,7 +23,7 @@ import torch
 from infra.index.parts import read_checkpoint_copy, read_manifest
 from infra.index.sample import SampledRows, find_rows, read_item_sample
 from infra.index.store import IndexStore
-from schemas.errors import AifError
+from schemas.errors import AifError, Unavailable
 from schemas.features import FeatureSchema, Scope
 from schemas.ids import decode_index_key
 from schemas.index.control import VersionStatus
@@ -59,7 +59,8 @@ class MadeUpUser:
 
 
 def run_canary(store: IndexStore, encoders: EncoderCache, job: CanaryJob) -> CanaryFigures:
-    """The figures of `job.status`, against `job.live` if there is one. Raises Unavailable, Corrupted where the new version cannot be read."""
+    """The figures of `job.status`, against `job.live` if there is one. Raises Unavailable if the store does not answer, Corrupted where the new version
+    cannot be read."""
     manifest = read_manifest(store, job.status)
     items = read_item_sample(store, manifest, job.items)
     new = Side(_open_network(store, manifest.checkpoint_sha256), find_rows(store, manifest, [item.key for item in items]))
@@ -69,6 +70,8 @@ def run_canary(store: IndexStore, encoders: EncoderCache, job: CanaryJob) -> Can
         try:
             live = _open_live(store, encoders, job.live, new, items)
         except AifError as error:
+            if isinstance(error, Unavailable) and error.code != "missing_file":
+                raise  # the store is away: that says nothing about the version, and a verdict would stay
             uncompared = f"version {job.live.version} cannot be read: {error}"
     users = make_users([side.network.spec.schema for side in (new, live) if side is not None], new.sample.keys, job.users)
     scores = score(new, users)

@@ -302,6 +302,26 @@ def test_the_files_of_the_live_version_are_not_needed_but_its_model_is(world: Wo
         measure(world, 2, None)
 
 
+def test_a_store_that_is_away_during_the_canary_withholds_nothing(
+    world: World, worker: Worker, builders: Builders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_live(world, worker, builders, 1)
+    world.want(2, 1)
+    worker.settle()
+    live, get = checkpoint_path(world.state.versions[1].checkpoint_sha256), FolderStore.get
+
+    def away(store: FolderStore, path: str, bytes_max: int = 1 << 30) -> bytes:
+        if path == live:
+            raise Unavailable("store_unreachable", path)
+        return get(store, path, bytes_max)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "get", away)
+        with pytest.raises(Unavailable, match="store_unreachable"):
+            measure(world, 2, 1)
+    assert measure(world, 2, 1).against == 1
+
+
 def test_an_untrained_live_version_has_no_best_tenth(world: World, worker: Worker, builders: Builders) -> None:
     """Untrained networks rank unlike each other, and no index should be kept at the first of them."""
     go_live(world, worker, builders, 1)

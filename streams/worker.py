@@ -65,7 +65,8 @@ from streams.worker_metrics import WorkerMetrics
 
 _LAG_EVERY_S = 2.0
 _TOPICS_EVERY_S = 5.0
-_START_S_MAX, _ANSWER_S_MAX = 30.0, 1.0  # for the broker's answer
+_START_S_MAX = 30.0  # for the broker's answers
+_CHECK_S_MIN, _CHECK_S_MAX = 1.0, 10.0  # the same where something waits for them: an assignment, records, or the end of the worker
 _END_S_MAX = 25.0  # what watches over processes often kills after 30
 _FAUST_END_S_MAX = 1.5  # without a broker its client waits permanently for the answer to a last commit, which nothing here needs
 _THREAD_END_S_MAX = 0.5  # they were asked before Faust was; one that waits for a broker ends with the process
@@ -96,6 +97,7 @@ class Worker:
         self._wake = threading.Event()
         self._ready = False
         self._gone: set[str] = set()  # topics of the index that the broker does not have
+        self._check_s = _CHECK_S_MIN
         self._faust_hangs = False
         # A step that hangs in a store or a broker cannot be cancelled, and Faust does not hear a cancellation while it waits for an agent.
         self._last_resort = threading.Timer(
@@ -130,8 +132,18 @@ class Worker:
         index, kind = self.settings.index, IdKind(self.settings.index.id_kind)
         return describe_index(self.bootstrap, self.prefix, index.shards, index.user_partitions, kind, deadline_s=deadline_s)
 
-    def _check_topics(self, deadline_s: float = _ANSWER_S_MAX) -> None:
-        """Raises Incompatible where the topics are not those of the index, Unavailable where the broker does not answer soon."""
+    def _check_topics_soon(self) -> None:
+        """`_check_topics` where something waits for it. The limit is twice the time of the last check: a slow broker delays, and answers a later check in
+        time."""
+        began_s, took_s = self.clock.monotonic(), self._check_s
+        try:
+            self._check_topics(took_s)
+            took_s = self.clock.monotonic() - began_s
+        finally:
+            self._check_s = min(max(2 * took_s, _CHECK_S_MIN), _CHECK_S_MAX)
+
+    def _check_topics(self, deadline_s: float) -> None:
+        """Raises Incompatible where the topics are not those of the index, Unavailable where the broker does not answer in time."""
         found = self._describe_index(deadline_s)
         self.metrics.note_answer()
         check_identity(self.control_log.state, found)
@@ -189,7 +201,7 @@ class Worker:
 
     def _make_app(self) -> ShellApp:
         worker, faust_folder = self.settings.worker, self.folder / "faust"
-        app = make_app(self.group, self.bootstrap, self.prefix, faust_folder, self.owned, worker.session_timeout_s, self._check_topics)
+        app = make_app(self.group, self.bootstrap, self.prefix, faust_folder, self.owned, worker.session_timeout_s, self._check_topics_soon)
         self.versions = VersionSide(
             self.settings,
             self.control_log,
@@ -219,7 +231,7 @@ class Worker:
                 on_confirmed=task.confirmed,
                 on_failure=lambda error: stop_process(error, f"the outbox of shard {task.number}"),
                 on_tick=task.tick,
-                check_topics=self._check_topics,
+                check_topics=self._check_topics_soon,
             )
 
         def on_fault(error: BaseException) -> None:

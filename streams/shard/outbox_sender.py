@@ -20,7 +20,7 @@ from schemas.errors import AifError, Incompatible, Unavailable
 from streams.shard.outbox import OutboxEntry
 
 _POLL_S = 0.05
-_FLUSH_S_MAX, _PURGED_S_MAX = 5.0, 1.0
+_FLUSH_S_MAX, _THREAD_END_S_MAX, _PURGED_S_MAX = 5.0, 2.0, 1.0
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 
 
@@ -31,7 +31,7 @@ class OutboxSender:
     on_failure(error)       the broker refused for good (a topic is gone), or is another cluster's, or this object's thread failed, so that nothing would be
                             confirmed any more: the process must stop, and the next start sends what is in the shard
     on_tick()               about 20 times a second, from this object's thread
-    check_topics()          raises Incompatible where the topics are not those of the index, Unavailable without an answer soon
+    check_topics()          raises Incompatible where the topics are not those of the index, Unavailable without an answer in time
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class OutboxSender:
         """Waits a few seconds for the last messages, then ends. Undelivered entries are still in the shard. The client drops them: each would keep it alive,
         and it would send them next to the shard's new owner."""
         self._producer.flush(_FLUSH_S_MAX)
-        self._ended.set()
-        self._thread.join()
+        self._thread.stop(_THREAD_END_S_MAX)  # the check of the topics may take longer, and what follows it does nothing any more
         self._producer.purge()
         self._producer.flush(_PURGED_S_MAX)
 

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from infra.kafka.security import not_authorized
-from schemas.errors import Incompatible
+from schemas.errors import Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
 from schemas.topics import INDEX_DELTAS, ITEM_FEATURES, NEW_ITEMS, TOPICS
@@ -20,6 +20,7 @@ from streams.faust_shell import consume
 from streams.settings import BuildSection, WorkerSettings
 from streams.shard.log_ends import LogRange
 from streams.worker import Worker, run_worker
+from tests.streams.shard_world import ManualClock
 
 
 class HangingApp:
@@ -96,6 +97,35 @@ def test_a_worker_says_that_a_topic_is_gone_and_ends_at_the_next_look_at_topics_
     assert not looks and len(answers) == 4 and shown == [0, 1, 1]
     assert len(ended) == 1 and "topic id of item-features: index has first, broker has second" in str(ended[0])
     assert caplog.text.count("topic_gone: the broker has no shop.item-features any more") == 1
+
+
+def test_a_slow_broker_delays_the_check_of_the_topics_and_other_topics_are_still_refused() -> None:
+    init, clock = Init(2, 1, IdKind.INT64, {ITEM_FEATURES: ITEM_FEATURES}, {ITEM_FEATURES: "first"}), ManualClock()
+    worker, waits = object.__new__(Worker), list[float]()
+    worker.clock, worker.prefix, worker._gone, worker._check_s = clock, "shop.", set(), 1.0  # type: ignore[assignment]
+    worker.control_log = SimpleNamespace(state=ControlState(init=init))  # type: ignore[assignment]
+    worker.metrics = SimpleNamespace(note_answer=lambda: None, show_topics_gone=lambda _: None)  # type: ignore[assignment]
+
+    def check(answer_s: float, found: Init = init) -> bool:
+        def look(deadline_s: float) -> Init:
+            waits.append(deadline_s)
+            clock.seconds += min(answer_s, deadline_s)
+            if answer_s > deadline_s:
+                raise Unavailable("kafka_unreachable", f"no answer after {deadline_s:g} s")
+            return found
+
+        worker._describe_index = look  # type: ignore[method-assign]
+        try:
+            worker._check_topics_soon()
+        except Unavailable:
+            return False
+        return True
+
+    assert [check(3.0) for _ in range(4)] == [False, False, True, True] and waits == [1.0, 2.0, 4.0, 6.0]
+    assert [check(0.01) for _ in range(2)] == [True, True] and waits[4:] == [6.0, 1.0]
+    assert not any(check(60.0) for _ in range(6)) and max(waits) == 10.0, "the end of a worker waits for a check under way"
+    with pytest.raises(Incompatible, match="topic id of item-features"):
+        check(3.0, replace(init, topic_ids={ITEM_FEATURES: "second"}))
 
 
 def test_a_log_that_lost_its_end_under_a_running_worker_is_found_at_the_second_look(monkeypatch: pytest.MonkeyPatch) -> None:

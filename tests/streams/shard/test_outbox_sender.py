@@ -87,3 +87,25 @@ def test_a_closed_sender_without_a_broker_sends_nothing_later_and_leaves_no_clie
     del sender
     gc.collect()
     assert held() is None and not failed and not confirmed
+
+
+def test_the_end_of_a_sender_does_not_wait_for_a_slow_broker_that_is_asked_for_its_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.shard.outbox_sender._FLUSH_S_MAX", 0.1)
+    monkeypatch.setattr("streams.shard.outbox_sender._THREAD_END_S_MAX", 0.1)
+    asked, answered, confirmed = threading.Event(), threading.Event(), list[int]()
+
+    def check() -> None:
+        asked.set()
+        assert answered.wait(30)
+
+    def ignore(_: object) -> None: ...
+
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    sender = OutboxSender(address, "p.", on_confirmed=confirmed.append, on_failure=ignore, check_topics=check)
+    sender._note_error(KafkaError(KafkaError._TRANSPORT))
+    assert asked.wait(30)
+    sender.close()
+    assert sender._thread.is_alive()
+    answered.set()
+    wait_until(lambda: not sender._thread.is_alive(), 30, "the end of its thread")
+    assert not confirmed

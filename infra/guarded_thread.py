@@ -30,7 +30,8 @@ class ThreadReport(NamedTuple):
 
 
 class GuardedThread(threading.Thread):
-    """Runs `work` until it returns, and again after a pause when it raises, until `stopping` is set.
+    """Runs `work` until it returns, and again after a pause when it raises, until `stopping` is set. A thread that has ended drops `work`, as
+    `threading.Thread` drops its target: most are methods of the thread's owner, and the two would hold each other.
 
     `on_fault(error)`: called instead of the restart, for a thread that must not begin again; it ends the process.
     """
@@ -45,6 +46,12 @@ class GuardedThread(threading.Thread):
 
     def run(self) -> None:
         """Runs the work, as often as it takes."""
+        try:
+            self._run_guarded()
+        finally:
+            del self._work, self._on_fault
+
+    def _run_guarded(self) -> None:
         pause_s = _RESTART_S_MIN
         while not self._is_done:
             began_s = time.monotonic()

@@ -86,7 +86,7 @@ class DeltaFollower(FollowerThread):
         on_stranger: Callable[[SourceRecord], None],
     ) -> None:
         effect, name = f"version {resident.version} answers without newer changes", f"deltas-{resident.version}"
-        super().__init__(kafka, INDEX_DELTAS, self._begin_at, self._hand_over, RETRY_S, effect, name, topic_id, self._stops_at)
+        super().__init__(kafka, INDEX_DELTAS, RETRY_S, effect, name, topic_id)
         self.version, self.layout, self._resident = resident.version, resident.tables.layout, resident
         self._on_stranger = on_stranger
         self.error: AifError | None = None
@@ -94,13 +94,13 @@ class DeltaFollower(FollowerThread):
         self._sequences: dict[int, int] = {}  # by partition, of its last record that a shard wrote
         self._passed_over: dict[int, int] = {}  # by partition, the offset of one that does not read, since that record
 
-    def _begin_at(self, topic: str) -> dict[int, int]:
+    def begin(self, topic: str) -> dict[int, int]:
         """The positions, one record earlier where no sequence is known yet."""
         unknown = self._positions.keys() - self._sequences.keys()
         starts = start_offsets(self._kafka.bootstrap, topic, deadline_s=ALONE_S_MAX) if unknown else {}
         return {p: at - 1 if p in unknown and starts.get(p, at) < at else at for p, at in self._positions.items()}
 
-    def _stops_at(self, error: Exception) -> bool:
+    def ends_at(self, error: Exception) -> bool:
         """Where the broker is away, it continues from the last position that was handed over. Any other error needs a new load of the version."""
         if isinstance(error, Unavailable):
             return False
@@ -109,7 +109,8 @@ class DeltaFollower(FollowerThread):
         self.error = error
         return True
 
-    def _hand_over(self, record: SourceRecord) -> None:
+    def take(self, record: SourceRecord) -> None:
+        """Hands the changes of a record over to the engine, as a whole."""
         delta = find_delta({self.version: self.layout}, record.partition, record.value or b"")
         if record.offset < self._positions[record.partition]:
             if delta is not None:

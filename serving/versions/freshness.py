@@ -7,8 +7,7 @@ event of a moment before. So their age is the time since the last report that na
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
@@ -16,6 +15,7 @@ from infra.guarded_thread import GuardedThread
 from infra.kafka.admin import end_offsets
 from infra.kafka.admin_client import EndReader
 from infra.kafka.follower_thread import FollowerThread
+from infra.kafka.reader import SourceRecord
 from infra.kafka.security import KafkaTopics
 from schemas.decoding import decode_record
 from schemas.errors import RejectedInput, Unavailable
@@ -76,8 +76,11 @@ class StatisticsWatch(FollowerThread):
     def __init__(self, kafka: KafkaTopics) -> None:
         self._began_s = time.monotonic()
         self._named_at_s: dict[str, float] = {}
-        begin = partial(end_offsets, kafka.bootstrap)
-        super().__init__(kafka, STATISTICS_REPORTS, begin, lambda record: self.take(record.value), _RETRY_S, "the ages of statistics grow")
+        super().__init__(kafka, STATISTICS_REPORTS, _RETRY_S, "the ages of statistics grow")
+
+    def begin(self, topic: str) -> Mapping[int, int]:
+        """The ends."""
+        return end_offsets(self._kafka.bootstrap, topic)
 
     def ages_s(self, names: Iterable[str]) -> dict[str, float | None]:
         """Seconds since each statistic was last reported current; None: not since this server began."""
@@ -94,10 +97,10 @@ class StatisticsWatch(FollowerThread):
         waited_s = time.monotonic() - self._began_s
         return max((waited_s if age_s is None else age_s for age_s in self.ages_s(names).values()), default=0.0)
 
-    def take(self, value: bytes | None) -> None:
+    def take(self, record: SourceRecord) -> None:
         """One report; one that does not read counts as none."""
         try:
-            report = decode_record(StatisticsReport, value)
+            report = decode_record(StatisticsReport, record.value)
         except RejectedInput as error:
             logger.warning("report_skipped", error=str(error))
             return

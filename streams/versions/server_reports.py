@@ -45,7 +45,7 @@ class ServerReports(FollowerThread):
         self._heard: tuple[int, float] | None = None  # the broker's time of the newest of those, and the monotonic time when it came
         self.passed_over = 0
         kafka, effect = KafkaTopics(bootstrap, prefix), "no version is rolled back automatically"
-        super().__init__(kafka, SERVER_REPORTS, self._begin, self.take, _RETRY_S, effect)
+        super().__init__(kafka, SERVER_REPORTS, _RETRY_S, effect)
 
     def history(self) -> ReportHistory:
         """Every server's reports of the last hour."""
@@ -70,7 +70,7 @@ class ServerReports(FollowerThread):
             self.passed_over += 1
             _log.warning("skipping server report at offset %d: %s", record.offset, error)
 
-    def _begin(self, topic: str) -> dict[int, int]:
+    def begin(self, topic: str) -> dict[int, int]:
         """One hour before the newest report; the end of a topic without reports."""
         ends, newest_ms = end_offsets(self._bootstrap, topic), newest_time_ms(self._bootstrap, topic)
         self._live_from = ends

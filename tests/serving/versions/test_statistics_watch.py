@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 from typing import Any
 
+from infra.kafka.reader import SourceRecord
 from schemas.events import StatisticsReport, encode_record
+from schemas.topics import STATISTICS_REPORTS
 from serving.versions.freshness import StatisticsWatch
 
 
@@ -12,10 +14,15 @@ def open_watch() -> StatisticsWatch:
     return StatisticsWatch(kafka)
 
 
+def report(names: list[str], user_names: list[str] | None = None) -> SourceRecord:
+    told = StatisticsReport(at_ms=2, as_of_ms=1, names=names, user_names=user_names or [])
+    return SourceRecord(STATISTICS_REPORTS, 0, 0, None, encode_record(told))
+
+
 def test_a_statistic_is_as_old_as_the_last_report_that_names_it() -> None:
     watch = open_watch()
-    watch.take(encode_record(StatisticsReport(at_ms=2, as_of_ms=1, names=["taken"], user_names=["clicks"])))
-    watch.take(b"no report")
+    watch.take(report(["taken"], ["clicks"]))
+    watch.take(SourceRecord(STATISTICS_REPORTS, 0, 1, None, b"no report"))
     ages = watch.ages_s(["taken", "other", "clicks", "user:clicks"])
     assert ages["taken"] is not None and ages["taken"] >= 0 and ages["other"] is None
     assert ages["user:clicks"] is not None and ages["clicks"] is None, "statistics of users have names of their own"
@@ -31,5 +38,5 @@ def test_a_statistic_that_no_process_keeps_is_named_beyond_the_limit_and_never_w
 def test_reports_of_ever_other_names_do_not_fill_the_memory() -> None:
     watch = open_watch()
     for n in range(100):
-        watch.take(encode_record(StatisticsReport(at_ms=2, as_of_ms=1, names=["taken", *(f"forged_{n}_{m}" for m in range(255))])))
+        watch.take(report(["taken", *(f"forged_{n}_{m}" for m in range(255))]))
     assert len(watch._named_at_s) <= 3_000 and watch.ages_s(["taken"])["taken"] is not None

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infra.garbage import collector_paused
 from infra.index import control_log
 from infra.index.control_folds import control_path
 from infra.index.store import open_index_store
@@ -104,6 +106,19 @@ def test_a_third_version_reuses_the_former_arena_and_a_new_revision_is_not_loade
     d.assert_serves(versions[3], 3)
     assert sorted(r.token.version for r in d.engine.status().residents) == [2, 3]
     assert d.follower.counters["loads"] == 3 and str(d.engine.status().current).startswith("3.0-")
+
+
+def test_a_version_that_gave_up_its_arena_is_freed_although_the_collector_hardly_ever_runs(deployment: Deployment) -> None:
+    """The follower of its deltas and that one's thread held each other, and with them its weights."""
+    d = deployment
+    d.follower.start()
+    with collector_paused():
+        for number in (1, 2, 3):
+            d.publish(number, make_version(SPECS["full"], ITEMS, seed=number))
+            d.wait_live(number)
+            if number == 1:
+                first = [weakref.ref(held) for held in (d.follower._held[1], d.follower._held[1].deltas, d.engine.find_resident(1).scorer)]
+        wait_until(lambda: not any(held() for held in first), WAIT_S, "version 1 to be freed")
 
 
 def test_a_version_that_waits_for_an_arena_asks_the_broker_once_and_not_at_every_poll(

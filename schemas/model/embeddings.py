@@ -30,13 +30,17 @@ def normal_parameter(*shape: int, std: float = TABLE_STD) -> nn.Parameter:
 
 
 class FeatureEmbedding(nn.Module):
-    """`width` = width of the output; a scope without features is one column of zeros, so that no layer after it has inputs of width 0."""
+    """`width` = width of the output; a scope without features is one column of zeros, so that no layer after it has inputs of width 0.
+
+    `table_width` = its first columns, those of the table.
+    """
 
     def __init__(self, features: Sequence[Feature], embedding_width: int) -> None:
         super().__init__()
         places = plan_features(features, embedding_width)
         self._categorical_starts, self._bag_starts = places.categorical_starts, places.bag_starts
         self.widths, self.width = places.widths, places.width
+        self.table_width = embedding_width * (len(self._categorical_starts) + len(self._bag_starts))
         self.table = normal_parameter(places.rows, embedding_width) if places.rows else None
 
     def forward(self, inputs: FeatureTensors) -> Tensor:

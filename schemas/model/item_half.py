@@ -6,11 +6,14 @@ Arrays: R rows, D width, I width of the concatenated item features.
 Source: AIF, eq. (4). Differs: LayerNorm after the MLP; a second MLP makes the key that meets the bridges.
 """
 
+import torch
 from torch import Tensor, nn
 
 from schemas.model.embeddings import FeatureEmbedding, build_mlp
 from schemas.model.inputs import FeatureTensors
 from schemas.model.spec import ModelSpec
+
+TABLE_GAIN, KEY_GAIN = 4.0, 2.0
 
 
 class ItemHalf(nn.Module):
@@ -28,3 +31,15 @@ class ItemHalf(nn.Module):
         """(vectors_RD of Eq. 4, keys_RD: the I of Algorithm 1) of `schema.item_half_inputs`, in that order."""
         features_RI = self.features(items)
         return self.vector_norm(self.vector(features_RI)), self.key_norm(self.key(features_RI))
+
+
+@torch.no_grad()
+def start_categories(half: ItemHalf) -> None:
+    """Start weights of a network that knows nothing of its items, in place. Categories and bags become as large as the numbers beside them, and the key reads
+    them twice as strongly. Otherwise the key starts as a function of the numbers, and a short training may end before it finds which category needs which
+    bridge."""
+    first = half.key[0]
+    assert isinstance(first, nn.Linear)
+    first.weight[:, : half.features.table_width] *= KEY_GAIN
+    if half.features.table is not None:
+        half.features.table.mul_(TABLE_GAIN)

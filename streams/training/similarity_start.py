@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from schemas.kinds import Layout
-from schemas.model.item_half import ItemHalf
+from schemas.model.item_half import ItemHalf, start_categories
 from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.score import SHOWN_OFFSET
@@ -33,6 +33,8 @@ def new_network(spec: ModelSpec, w_hash_seed: int, start: str) -> AifNetwork:
         _start_shown(network)
     if start == "similarity":
         start_from_similarity(network)
+    else:
+        start_categories(network.item_half)
     return network
 
 

@@ -15,6 +15,7 @@ from lab.evaluation.family.head import FamilyHead, FamilyStates
 from lab.evaluation.family.variant import Variant
 from schemas.features import FeatureSchema, Scope
 from schemas.model.inputs import CandidateRows, FeatureTensors, UserInputs
+from schemas.model.item_half import start_categories
 from schemas.model.network import AifNetwork
 from schemas.model.sim_hard import build_sim_table
 from schemas.model.spec import ModelSpec
@@ -37,7 +38,9 @@ def keep_features(schema: FeatureSchema, names: frozenset[str]) -> FeatureSchema
 
 def build_network(variant: Variant, spec: ModelSpec, w_hash_KM: np.ndarray | None) -> AifNetwork:
     """A new network with random weights; `spec` is the variant's own (`variant_spec`), `w_hash_KM` float32 [K, mm_width] or None."""
-    return AifNetwork(spec, w_hash_KM) if variant.is_served else FamilyNetwork(variant, spec, w_hash_KM)
+    network = AifNetwork(spec, w_hash_KM) if variant.is_served else FamilyNetwork(variant, spec, w_hash_KM)
+    start_categories(network.item_half)
+    return network
 
 
 class FamilyNetwork(AifNetwork):

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from schemas.features import Feature, FeatureSchema, Scope
-from schemas.kinds import CATEGORICAL, EMBEDDING
+from schemas.kinds import CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.model.inputs import FeatureTensors
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from streams.training.impressions import join_events
-from streams.training.similarity_start import start_from_similarity
+from streams.training.similarity_start import new_network, start_from_similarity
 from streams.training.trainer import task_logits
 from tests.streams.training.shop import shop
 
@@ -64,3 +64,20 @@ def test_a_start_fits_any_size_of_the_item_half(change: dict[str, object]) -> No
     feature = Feature("together", Scope.ITEM, EMBEDDING, width=8)
     spec = ModelSpec(FeatureSchema((feature,)), rank_by="click", **change)  # type: ignore[arg-type]
     start_from_similarity(AifNetwork(spec, None))
+
+
+def test_at_random_the_key_of_an_item_starts_as_much_by_its_category_as_by_its_numbers() -> None:
+    """Otherwise some seeds end before they find which category needs which bridge."""
+    features = (Feature("kind", Scope.ITEM, CATEGORICAL, buckets=50), *(Feature(f"number_{i}", Scope.ITEM, NUMERIC) for i in range(8)))
+    spec = ModelSpec(FeatureSchema(features), embedding_width=8, rank_by="click")
+    torch.manual_seed(0)
+    network = new_network(spec, 0, "random")
+    kinds, numbers = torch.randint(50, (2_000, 1)), torch.randn(2_000, 8)
+
+    def spread(kind: torch.Tensor, number: torch.Tensor) -> float:
+        inputs = FeatureTensors(kind, number, torch.zeros(len(kind), 0, 1, dtype=torch.long), torch.zeros(len(kind), 0))
+        with torch.no_grad():
+            return float(network.item_half.key[0](network.item_half.features(inputs)).var(dim=0).mean())
+
+    by_kind, by_number = spread(kinds, torch.zeros_like(numbers)), spread(torch.ones_like(kinds), numbers)
+    assert 2 < by_kind / by_number < 8

@@ -323,7 +323,7 @@ def test_costs_that_are_wrong_by_a_factor_give_the_same_choices_whatever_price_c
         assert run_spike(allocator, queue, clock, dear=dear).refused <= 0.01
         return dict(allocator.counts)
 
-    right, dear, dearer = count(1.0), count(10.0), count(1e3, 1e9)
+    right, dear, dearer = count(1.0), count(64.0), count(1e3, 1e9)
     assert right == count(1.0, 1e-9) and dear == dearer
     assert dear["value", "drop"] <= 1.75 * right["value", "drop"]
 
@@ -391,5 +391,5 @@ def test_the_price_of_a_request_is_that_of_its_class_s_wait_against_the_mean_wor
     moment = Moment(Mode.QUEUE, of, scale=2.0, full_ms=3.0, classes={"feed": (0.5, True)})
     asked = Ask("a", 1, Facts(10_000, 100), 100, 1e6, "feed")
     found = look(asked, moment, 8.0, 1.0).limits
-    assert (found.wait_ms, found.bound_ms) == (4.0, 3.5 * 3.0 * 2.0)  # 1 ms by the table, twice as dear, in half of the queue
-    assert found.queue == queue_price(4.0, 21.0, of.unit) > 0
+    assert (found.wait_ms, found.bound_ms) == (4.0, 2.5 * 3.0 * 2.0)  # 1 ms by the table, twice as dear, in half of the queue
+    assert found.queue == queue_price(4.0, 15.0, of.unit) > 0

@@ -21,7 +21,7 @@ from serving.core.price import queue_price
 
 DEFAULT_CLASS = "default"
 DROP, CACHED = -1, -2  # picked instead of a place in `Prepared.lengths`
-BOUND_WORK = 2.5  # the queue at which the price is infinite, in multiples of the mean full work
+BOUND_WORK = 2.0  # the queue at which the price is infinite, in multiples of the mean full work
 ROOM = 2  # an answer of k items is made from so many times k candidates, because some of them may be unknown
 ANY_CLASS = (1.0, True)
 

@@ -27,6 +27,7 @@ def _of_times(catalogue: MappedCatalogue) -> Iterator[str]:
         window, why = sources.window_ms(), "as the mapping says"
         if mapping.sampling.window_days is None:
             why = f"{'as long as the evaluation' if mapping.holdout.holds_out_the_end else '15% of the log'}, 28 days at most"
+            why += ", and a tenth of the log before" if sources.items_pass else ""
         apart = cut_of(mapping, window) / DAY_MS
         yield f"impressions: sampled from [behaviours] every {apart:.3g} days, each with the positives of the next {window / DAY_MS:.3g} days, {why}"
         if mapping.sampling.moments is None:
@@ -42,6 +43,8 @@ def _of_items(catalogue: MappedCatalogue) -> Iterator[str]:
     made = [name for name in sources.item_features if name not in given]
     if made:
         yield f"statistics of items: {', '.join(made)}, because no feature is derived from behaviours; popularity = false leaves them out"
+    if sources.items_pass:
+        yield "items: popular for less than a third of the log, so that nothing the model reads tells them apart; taken_together would"
     category = sources.roles["sim_category"]
     yield f"category of items: {category or 'none; a feature named category, or [schema] sim_category, is one'}"
     for feature in sources.features:

@@ -32,7 +32,7 @@ from infra.data.log import read_interactions
 from infra.data.log_statistics import ExpectedTakers, LogStatistic, MeanOfValue, TakersCount, TogetherVectors, count_users, together_vectors
 from infra.data.mapping import DataMapping, reject
 from infra.data.mapping_source import Column, FeatureSource, Source
-from infra.data.periods import HeldOutPeriod, find_period, plan_sample_times, usual_times, window_of
+from infra.data.periods import SHORT_LIFE, HeldOutPeriod, find_period, life_of_items, plan_sample_times, usual_times, window_of
 from infra.data.shown_impressions import ShownRequests, ShownRows
 from infra.data.spool import SpoolBounds
 from infra.data.tables import FILE, ROW, LoadedTable, Rejections, Tell, read_times
@@ -203,12 +203,17 @@ class MappedSources:
         if self.shown is None and not len(self.positives):
             return given
         if self.shown is None:
-            chosen = default_counts(self.mapping.sampling.positive_kinds, self.now_ms - self.usual_times[0])
+            chosen = default_counts(self.mapping.sampling.positive_kinds, self.now_ms - self.usual_times[0], self.items_pass)
         else:
             kinds = self.history.kinds if self.mapping.behaviours is not None else ()
             span = self.now_ms - usual_times(self.shown_log.time_X)[0] if len(self.shown_log) else 0
             chosen = default_statistics(self.shown.outcomes, kinds, self._values_of_categories, span)
         return {**given, **{source.name: source for source in chosen}, **given}
+
+    @cached_property
+    def items_pass(self) -> bool:
+        """Whether items are popular for so short a part of a log without impressions that what tells them apart is of no use later, as in news."""
+        return self.shown is None and life_of_items(self.positives, self.usual_times[0], self.now_ms) < SHORT_LIFE
 
     @cached_property
     def _values_of_categories(self) -> Mapping[str, int]:
@@ -289,7 +294,7 @@ class MappedSources:
             sim_category=self.roles["sim_category"],
             bid=self.roles["bid"],
             multimodal=self.mapping.embedding_name,
-            multimodal_is_input=not self.has_marks_beside_features if is_input is None else is_input,
+            multimodal_is_input=self._reads_embedding if is_input is None else is_input,
             behaviour_kinds=kinds or (DEFAULT_KIND,),
         )
 
@@ -297,6 +302,11 @@ class MappedSources:
     def has_marks_beside_features(self) -> bool:
         """Whether an item's embedding is its mark and the item half has other inputs, so that it need not read the mark."""
         return self.mapping.embeddings is None and sum(f.scope is Scope.ITEM and not f.realtime for f in self.features) > 1
+
+    @property
+    def _reads_embedding(self) -> bool:
+        """Whether the item half reads the embedding. It does not read marks of items that pass."""
+        return not self.has_marks_beside_features and (self.mapping.embeddings is not None or not self.items_pass)
 
     @cached_property
     def embeddings(self) -> ItemEmbeddings | ItemMarks:
@@ -397,4 +407,4 @@ class MappedSources:
     def window_ms(self) -> int:
         """How long a sampled impression looks ahead."""
         first, last = self.usual_times
-        return window_of(self.mapping, self.end_ms - self.now_ms, last - first)
+        return window_of(self.mapping, self.end_ms - self.now_ms, last - first, self.items_pass)

@@ -203,7 +203,7 @@ class Sampling(Part):
     last `pool_days` before the cut, or ever before.
 
         moments          requests besides those of the cuts, each when its user took something; None: as many as make enough of both
-        window_days      None: as long as the evaluation, four weeks at most
+        window_days      None: as long as the evaluation, four weeks at most (periods.py)
         every_days       None: window_days
         positive_kinds   kinds of behaviour that count as positives; none: every kind
     """

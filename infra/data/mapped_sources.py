@@ -125,8 +125,9 @@ class MappedSources:
         wanted = self.mapping.sampling.positive_kinds
         for kind in wanted:
             if kind not in self.history.kinds:
-                expected = f"names {kind!r}, which no behaviour is; {suggest(kind, self.history.kinds)}"
-                raise self.reject("[impressions] positive_kinds", expected)
+                raise self.reject(
+                    "[impressions] positive_kinds", f"names {kind!r}, which no behaviour is; {suggest(kind, self.history.kinds)}"
+                )
         codes = [self.history.kinds.index(kind) for kind in wanted]
         return self.history.of_kinds(codes, self.bounds) if wanted else self.history
 
@@ -184,8 +185,7 @@ class MappedSources:
     def shown_requests(self) -> ShownRequests:
         """The rows of [impressions] with a user, an item and a time, by request. No request crosses the evaluation time."""
         assert self.shown is not None
-        table = self.shown.table
-        found = read_interactions(table, self.id_kind, self.item_rows.ids, self.bounds, table.spool.schema.names)
+        found = read_interactions(self.shown.table, self.id_kind, self.item_rows.ids, self.bounds, self.shown.table.spool.schema.names)
         return ShownRequests(self.shown, found, self.now_ms, self.bounds)
 
     @cached_property
@@ -198,9 +198,8 @@ class MappedSources:
         """The features of [items], with statistics where the mapping derives none from behaviours. A file with versions of an item gets none, because each
         version has a time of its own and no grid of times applies."""
         items, given = self.mapping.items, self.mapping.items.features
-        if items.time is not None or not items.popularity or any(f.from_behaviours for f in given.values()):
-            return given
-        if self.shown is None and not len(self.positives):
+        are_chosen = items.time is not None or not items.popularity or any(f.from_behaviours for f in given.values())
+        if are_chosen or (self.shown is None and not len(self.positives)):
             return given
         if self.shown is None:
             chosen = default_counts(self.mapping.sampling.positive_kinds, self.now_ms - self.usual_times[0], self.items_pass)
@@ -288,13 +287,14 @@ class MappedSources:
         """The schema of the catalogue."""
         given, is_input = self.mapping.roles, self.mapping.roles.multimodal_is_input
         kinds = self.history.kinds[:_KINDS_MAX] if given.behaviour_kinds is None else given.behaviour_kinds
+        marks_pass = self.mapping.embeddings is None and self.items_pass
         return FeatureSchema(
             self.features,
             id_kind=self.id_kind,
             sim_category=self.roles["sim_category"],
             bid=self.roles["bid"],
             multimodal=self.mapping.embedding_name,
-            multimodal_is_input=self._reads_embedding if is_input is None else is_input,
+            multimodal_is_input=not (self.has_marks_beside_features or marks_pass) if is_input is None else is_input,
             behaviour_kinds=kinds or (DEFAULT_KIND,),
         )
 
@@ -302,11 +302,6 @@ class MappedSources:
     def has_marks_beside_features(self) -> bool:
         """Whether an item's embedding is its mark and the item half has other inputs, so that it need not read the mark."""
         return self.mapping.embeddings is None and sum(f.scope is Scope.ITEM and not f.realtime for f in self.features) > 1
-
-    @property
-    def _reads_embedding(self) -> bool:
-        """Whether the item half reads the embedding. It does not read marks of items that pass."""
-        return not self.has_marks_beside_features and (self.mapping.embeddings is not None or not self.items_pass)
 
     @cached_property
     def embeddings(self) -> ItemEmbeddings | ItemMarks:
@@ -331,12 +326,9 @@ class MappedSources:
         """Item features as of any time."""
         mapping, rows, histories = self.mapping, self.item_rows, dict[str, HistoryFeature]()
         features = [f for f in self.features if f.scope is Scope.ITEM]
-        features += [
-            Feature(name, Scope.ITEM, CATEGORICAL, buckets=2) for name in sorted(self._names_alone)
-        ]  # for streams that count by them
+        features += [Feature(name, Scope.ITEM, CATEGORICAL, buckets=2) for name in sorted(self._names_alone)]  # streams count by them
         if mapping.item_history is not None:
-            by_name = {f.name: f for f in features}
-            table = self.table(mapping.item_history)
+            table, by_name = self.table(mapping.item_history), {f.name: f for f in features}
             histories = read_item_history(table, self.id_kind, rows.ids, by_name, self.history_known_after_ms, self.bounds)
         statistics = {source.name: self._statistic(source) for source in self.item_features.values() if source.from_behaviours}
         clusters = {source.name: self._clusters(source) for source in mapping.items.features.values() if source.clusters is not None}
@@ -354,10 +346,9 @@ class MappedSources:
 
     def _statistic_of(self, source: FeatureSource) -> Statistic | None:
         """The statistic that a stream can keep too; None: only an import computes it."""
-        positive = self.mapping.sampling.positive_kinds
-        outcomes = self.shown.outcomes if self.shown is not None else None
+        outcomes, kinds = self.shown.outcomes if self.shown is not None else None, self.history.kinds if source.of_shown else ()
         try:
-            return statistic_of(source, outcomes, self.history.kinds if source.of_shown else (), positive)
+            return statistic_of(source, outcomes, kinds, self.mapping.sampling.positive_kinds)
         except ValueError as error:
             section = "items" if source.name in self.item_features else "users"
             raise self.reject(f"[{section}] features.{source.name}", str(error)) from error
@@ -406,5 +397,4 @@ class MappedSources:
 
     def window_ms(self) -> int:
         """How long a sampled impression looks ahead."""
-        first, last = self.usual_times
-        return window_of(self.mapping, self.end_ms - self.now_ms, last - first, self.items_pass)
+        return window_of(self.mapping, self.end_ms - self.now_ms, self.usual_times[1] - self.usual_times[0], self.items_pass)

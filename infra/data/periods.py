@@ -90,8 +90,8 @@ def _refuse(mapping: DataMapping, key: str, expectation: str) -> Misconfigured:
 
 def window_of(mapping: DataMapping, evaluation_ms: int, log_ms: int, items_pass: bool) -> int:
     """The time that a sampled impression looks ahead: the mapping's, else the length of the evaluation, four weeks at most. Without a held-out part at the end
-    of the log there is no such length; then it is a share of the log. For items that pass it is at most a tenth of the time before: a longer one leaves few
-    cuts, and the items that are popular at one of them are all that a network learns."""
+    of the log there is no such length; then it is a share of the log. For items that pass it is at most a tenth of the time before. A longer one leaves few
+    cuts, and a network learns only the items that are popular at these."""
     if mapping.sampling.window_days is not None:
         return round(mapping.sampling.window_days * DAY_MS)
     length = evaluation_ms if mapping.holdout.holds_out_the_end else round(_HELD_OUT_SHARE * log_ms)
@@ -101,8 +101,8 @@ def window_of(mapping: DataMapping, evaluation_ms: int, log_ms: int, items_pass:
 
 
 def life_of_items(positives: Interactions, first_ms: int, now_ms: int) -> float:
-    """How long an item is popular, as a share of the log before `now_ms`: from the first tenth of its positives to the last, of the item of the median
-    positive. 1 where no item has ten positives. In a long log every n-th positive counts."""
+    """How long an item is popular, as a share of the log before `now_ms`: the median over positives. An item is popular from the first tenth of its positives
+    to the last. 1 where no item has ten positives. In a long log every n-th positive counts."""
     rows = slice(positives.before(first_ms), positives.before(now_ms))
     step = -(-(rows.stop - rows.start) // _LIVES_MAX) or 1
     item_X, time_X = (np.asarray(column[rows][::step]) for column in (positives.item_X, positives.time_X))

@@ -35,7 +35,7 @@ class ItemHalf(nn.Module):
 
 @torch.no_grad()
 def start_categories(half: ItemHalf) -> None:
-    """Start weights of a network that knows nothing of its items, in place. Categories and bags become as large as the numbers beside them, and the key reads
+    """Start weights of a network that knows nothing of its items, in place. Categories and bags become as large as numbers, and the key reads
     them twice as strongly. Otherwise the key starts as a function of the numbers, and a short training may end before it finds which category needs which
     bridge."""
     first = half.key[0]

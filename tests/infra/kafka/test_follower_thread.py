@@ -1,4 +1,4 @@
-"""A thread that follows a topic, and what is left of it once it is closed."""
+"""A thread that follows a topic, and how it ends once it is closed."""
 
 import threading
 import weakref

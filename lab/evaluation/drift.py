@@ -46,6 +46,7 @@ from streams.training.item_table import build_item_table
 from streams.training.measures import UserValues, hit_rates, teachers_choice
 from streams.training.model_file import default_spec
 from streams.training.questions import ask, score_tasks
+from streams.training.similarity_start import new_network
 from streams.training.trainer import fit
 
 ONLINE = read_bench("eval online")
@@ -110,7 +111,8 @@ def run_drift(plan: DriftPlan, progress: Tell = lambda *_: None) -> DriftCurves:
     known = Events(list(catalogue.first.items()), list(catalogue.first.new_items()), list(catalogue.first.users()), [], [])
     view.fold(known)
     learner = OnlineLearner(
-        _train_on_past(catalogue, plan, view, AifNetwork(spec, w_hash_KM), progress), TrainChoices(plan.learning_rate, seed=plan.seed)
+        _train_on_past(catalogue, plan, view, new_network(spec, plan.seed, "random"), progress),
+        TrainChoices(plan.learning_rate, seed=plan.seed),
     )
     frozen = AifNetwork(spec, w_hash_KM)
     frozen.load_state_dict(learner.network.state_dict())

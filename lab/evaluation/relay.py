@@ -19,7 +19,6 @@ from lab.catalogues.world import HistoryShape, WorldSize
 from lab.evaluation.plan import SPEC
 from lab.evaluation.world_truth import RELEVANT, WorldTruth, join_world, open_truth
 from lab.figures.declared import read_bench
-from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.ranker.layers import Kv
 from schemas.model.ranker.spec import RankerSpec
@@ -31,6 +30,7 @@ from streams.training.measures import UserValues, best_columns, expected_aucs, h
 from streams.training.questions import score_tasks
 from streams.training.ranker.fit import fit_ranker
 from streams.training.ranker.sequences import RankerRows
+from streams.training.similarity_start import new_network
 from streams.training.trainer import fit
 
 RELAY = read_bench("eval relay")
@@ -78,8 +78,8 @@ def run_relay(plan: RelayPlan) -> Figures:
     torch.manual_seed(_TRAIN.seed)
     truth = open_truth(_WORLD_SEED, plan.size, _SIGNALS)
     spec = ModelSpec(truth.schema, **dict(SPEC), behaviours_max=plan.aif_reads)
-    w_hash_KM = make_w_hash(0, spec.hash_bits, spec.schema.mm_width)
-    aif = AifNetwork(spec, w_hash_KM)
+    aif = new_network(spec, 0, "random")
+    w_hash_KM = aif.w_hash_KM
     say("training AIF ...")
     fit(aif, join_world(truth.catalogue, spec, w_hash_KM), dataclasses.replace(_TRAIN, steps=plan.aif_steps))
     figures = Figures(

@@ -128,15 +128,15 @@ def default_statistics(outcomes: Sequence[str], kinds: Sequence[str], values: Ma
         yield from (FeatureSource(name=f"rate_{kind}"[:_NAME_MAX], rate=kind, realtime=True) for kind in kinds[1 : 1 + _KINDS_MAX])
 
 
-def default_counts(positive_kinds: Sequence[str], span_ms: int, short_lived: bool) -> Iterator[FeatureSource]:
+def default_counts(positive_kinds: Sequence[str], span_ms: int, items_pass: bool) -> Iterator[FeatureSource]:
     """The same without impressions: how often an item was taken, in all and in windows that fit the log, and the items that the same users took.
 
-    For items that are popular shortly there are the days since the first and the last time instead. From numbers that tell items apart a network learns which
+    Items that pass have the days since the first and the last time instead. From numbers that tell items apart a network learns which
     of them were popular while it was trained.
     """
     for kind in positive_kinds[:_KINDS_MAX] or (TAKEN,):
         yield from _counts(kind, fit_windows(span_ms))
-    yield from _AGES if short_lived else (_TOGETHER,)
+    yield from _AGES if items_pass else (_TOGETHER,)
 
 
 def _counts(of: str, windows: Iterable[str]) -> Iterator[FeatureSource]:

@@ -107,11 +107,12 @@ def life_of_items(positives: Interactions, first_ms: int, now_ms: int) -> float:
     step = -(-(rows.stop - rows.start) // _LIVES_MAX) or 1
     item_X, time_X = (np.asarray(column[rows][::step]) for column in (positives.item_X, positives.time_X))
     by_item = np.argsort(item_X, kind="stable")
-    _, begin_I, count_I = np.unique(item_X[by_item], return_index=True, return_counts=True)
+    item_X, time_X = item_X[by_item], time_X[by_item]
+    _, begin_I, count_I = np.unique(item_X, return_index=True, return_counts=True)
     begin_I, count_I = (of[count_I >= 10] for of in (begin_I, count_I))
     if not len(count_I):
         return 1.0
-    first_I, last_I = (time_X[by_item][begin_I + count_I * tenths // 10] for tenths in (1, 9))
+    first_I, last_I = (time_X[begin_I + count_I * tenths // 10] for tenths in (1, 9))
     life_I = last_I - first_I
     shortest = np.argsort(life_I)
     median = np.searchsorted(np.cumsum(count_I[shortest]), count_I.sum() / 2)

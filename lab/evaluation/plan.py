@@ -53,8 +53,8 @@ class TablesPlan:
     def lessons(self) -> Sequence[Lesson]:
         """The models and their losses, the most important first. "Base with +15% candidates" is not among them: it is Base, ranking more.
 
-        The quick plan learns the true probability. A teacher's training and its order of all requests would take as long as all other models together, and
-        with drawn clicks so few steps are not enough for every model.
+        The quick plan learns the true probability. A teacher would take as long as all other models together. With drawn clicks so few steps are not
+        enough for every model.
         """
         table_2 = tuple(v for v in TABLE_2 if v is not MORE_CANDIDATES)
         if self.quick:

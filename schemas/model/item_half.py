@@ -13,7 +13,7 @@ from schemas.model.embeddings import FeatureEmbedding, build_mlp
 from schemas.model.inputs import FeatureTensors
 from schemas.model.spec import ModelSpec
 
-TABLE_GAIN, KEY_GAIN = 4.0, 2.0
+TABLE_GAIN, KEY_COLUMNS_GAIN = 4.0, 2.0
 
 
 class ItemHalf(nn.Module):
@@ -40,6 +40,6 @@ def start_categories(half: ItemHalf) -> None:
     bridge."""
     first = half.key[0]
     assert isinstance(first, nn.Linear)
-    first.weight[:, : half.features.table_width] *= KEY_GAIN
+    first.weight[:, : half.features.table_width] *= KEY_COLUMNS_GAIN
     if half.features.table is not None:
         half.features.table.mul_(TABLE_GAIN)

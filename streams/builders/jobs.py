@@ -117,6 +117,6 @@ def describe_job(job: Job) -> str:
 
 
 def machine_error(job: Job, error: OSError) -> Unavailable:
-    """The error for a job that the machine did not let a builder do: a fault of the disk, or too few processes, open files or memory; never of the input."""
+    """The error for a job that failed by the machine and not by its input. The disk has a fault, or processes, open files or memory are too few."""
     text = f"{describe_job(job)} met an error of this machine: {error!r}; look at its disk, memory, open files and processes"
     return Unavailable("builder_machine", text, _MACHINE_RETRY_S)

@@ -75,7 +75,7 @@ class OutboxSender:
         """Waits a few seconds for the last messages, then ends. Undelivered entries are still in the shard. The client drops them: each would keep it alive,
         and it would send them next to the shard's new owner."""
         self._producer.flush(_FLUSH_S_MAX)
-        self._thread.stop(_THREAD_END_S_MAX)  # the check of the topics may take longer, and what follows it does nothing any more
+        self._thread.stop(_THREAD_END_S_MAX)  # a check of the topics may take longer; the steps after it do nothing any more
         self._producer.purge()
         self._producer.flush(_PURGED_S_MAX)
 

@@ -56,7 +56,7 @@ VECTORS_EVERY = 20
 GRADIENT_NORM_MAX = 10.0
 WARM_RATE = 0.25  # of a fit's learning rate: of what continues from weights that are good already
 _WARM_UP = 0.03  # share of the run in which the learning rate rises
-_HOLD = 0.6  # share of a run from a random start from which it falls
+_HOLD = 0.6  # `hold` from a random start, because such a fit finds the use of its bridges late
 _HALVINGS_MAX = 40.0  # so that the oldest request can still be drawn where the newest are fewer than a batch
 LOSSES = ("loss", "copr", "click")  # kept of each step
 SHORT = 32  # histories up to this length are one group
@@ -198,7 +198,7 @@ class _Run(Learner):
         if self.step % VECTORS_EVERY == 0:
             self._vectors_RD = item_vectors(self.network, self._data)
         requests = draw_requests(self._chance, self._data.time_Q, self.chosen, share, self.step)
-        learnt = self.take_step(self._data, requests, self._vectors_RD, schedule(share, self.chosen.start))
+        learnt = self.take_step(self._data, requests, self._vectors_RD, schedule(share, _HOLD if self.chosen.start == "random" else 0.0))
         self.losses.append((learnt.loss, learnt.copr, learnt.click))
 
     def keep(self, states: StateFile, soup: Soup) -> None:
@@ -278,9 +278,8 @@ def _share(chosen: TrainChoices, step: int, seconds: float) -> float:
     return step / chosen.steps if chosen.steps else seconds / chosen.seconds
 
 
-def schedule(share: float, start: str = "similarity") -> float:
-    """Warm-up, then half a cosine down to a hundredth. From a random start a fit finds the use of its bridges late, so the rate stays high until `_HOLD`."""
-    hold = _HOLD if start == "random" else 0.0
+def schedule(share: float, hold: float = 0.0) -> float:
+    """Warm-up, the highest rate until the share `hold` of the run, then half a cosine down to a hundredth."""
     fall = max(0.0, share - hold) / (1 - hold)
     return min(1.0, 0.05 + share / _WARM_UP) * (0.505 + 0.495 * math.cos(math.pi * fall))
 

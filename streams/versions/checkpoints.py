@@ -84,8 +84,8 @@ async def handle_checkpoints(gate: CheckpointGate, records: Sequence[SourceRecor
 
 
 def _try_checkpoint(record: SourceRecord, gate: CheckpointGate, said: str) -> Decision | Unavailable:
-    """Decides one record. The error, after a pause, if the store, the broker or this machine did not do its part; `said`: the code of the last one, which was
-    logged and announced."""
+    """Decides one record. If the store, the broker or this machine failed, the error after a pause. `said`: the code of the last one, which was logged and
+    announced."""
     try:
         return handle_checkpoint(record, gate)
     except Unavailable as error:

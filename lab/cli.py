@@ -40,7 +40,7 @@ def commands(app: typer.Typer) -> None:
     group.command("table4", short_help="The paper's Table 4, row for row.")(bench_table4)
     group.command("switch", short_help="Latency while versions load and flip.")(bench_switch)
     group.command("relay", short_help="A ranker's prefix computed before its candidates.")(bench_relay)
-    group.command("affinity", short_help="Several servers, one of them killed.")(bench_affinity)
+    group.command("affinity", short_help="Several servers, some of them killed.")(bench_affinity)
     group.command("nearline", short_help="Builds and increments, compared with their lower bounds.")(nearline)
     register_eval(app)
 
@@ -254,19 +254,18 @@ def bench_switch(
 
 
 def bench_affinity(
-    servers: Annotated[int, typer.Option(min=2, max=16, help="Server processes on this machine.")] = 3,
-    users: Annotated[int, typer.Option(min=1, help="Users, whose requests come in turn.")] = 300,
+    servers: Annotated[int, typer.Option(min=2, max=16, help="Server processes on this machine.")] = 12,
+    kills: Annotated[int, typer.Option(min=1, help="How many of them are killed, one after the other.")] = 3,
+    users: Annotated[int, typer.Option(min=1, help="Users, whose requests come in turn.")] = 3_000,
     rate: Annotated[float, typer.Option(min=1, help="Requests a second, each with both calls.")] = 40.0,
-    seconds: Annotated[
-        float, typer.Option(min=1, help="Seconds of each window: with all servers, and with one killed at its start.")
-    ] = 20.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds with all servers, and seconds in which some are killed.")] = 90.0,
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
-    """Several servers behind the Merger's routing, one of them killed under load: share of call 2 that finds its state, recomputes, failures, who moved."""
+    """Several servers behind the Merger's routing, some of them killed under load: share of call 2 that finds its state, recomputes, failures, who moved."""
     from lab.serving.affinity import AffinityPlan, measure_affinity
 
-    plan = AffinityPlan(servers, users=users, rate_per_s=rate, seconds=seconds)
+    plan = AffinityPlan(servers, min(kills, servers - 1), users=users, rate_per_s=rate, seconds=seconds)
     print_figures(measure_affinity(plan.quick() if quick else plan).as_dict(), as_json)
 
 

@@ -1,10 +1,11 @@
-"""`aif bench affinity`: several servers behind the Merger's routing, of which one is killed under load.
+"""`aif bench affinity`: several servers behind the Merger's routing, of which some are killed under load.
 
     steady      both calls of a request, and a user's later requests, reach the same server, so call 2 finds the state of call 1
-    lost        one server is killed (SIGKILL) at the start of the window: its users move to other servers, all others stay
+    lost        one server after the other is killed (SIGKILL): its users move to other servers, all others stay
 
 The load is an open loop of whole requests through one Merger, with retrieval in parallel with call 1. A latency counts from the intended departure of
-its request. All servers have the same catalogue and know all users, so a lost server costs nothing but its stored states: one recompute each.
+its request. All servers have the same catalogue and know all users, so a lost server costs nothing but its stored states: one recompute each. Each time
+the server that the most users go to is killed, the worst case.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import math
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 
@@ -37,18 +38,19 @@ _DEADLINE_MS = 10_000  # long, so that a slow answer of a busy machine is not ta
 class AffinityPlan:
     """The synthetic world and the load."""
 
-    servers: int = 3
+    servers: int = 12
+    kills: int = 3
     items: int = 20_000
-    users: int = 300
-    behaviours: int = 300
+    users: int = 3_000
+    behaviours: int = 100
     candidates: int = 1_000
     rate_per_s: float = 40.0
-    seconds: float = 20.0  # of each window
+    seconds: float = 90.0  # of each window
     retrieval_ms: float = 30.0
 
     def quick(self) -> "AffinityPlan":
         """A short run, too short for a measurement."""
-        return replace(self, users=min(self.users, 60), seconds=min(self.seconds, 5.0))
+        return replace(self, servers=min(self.servers, 3), kills=1, users=min(self.users, 60), seconds=min(self.seconds, 5.0))
 
 
 @dataclass
@@ -72,6 +74,20 @@ class Window:
         return sum(self.rungs[rung] for rung in FOUND) / self.rungs.total() if self.rungs else math.nan
 
 
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Users who have another server after a loss, and those of them whose server was not lost, as shares of all users. `servers`: those before the loss."""
+
+    share: float
+    needless_share: float
+    servers: int
+
+    @property
+    def beyond_mean(self) -> float:
+        """How far the share is above that of a mean server."""
+        return self.share - 1 / self.servers
+
+
 def measure_affinity(plan: AffinityPlan) -> Figures:
     """All figures of the command."""
     figures = Figures(AFFINITY, asdict(plan))
@@ -79,11 +95,11 @@ def measure_affinity(plan: AffinityPlan) -> Figures:
         world = OverloadPlan(plan.items, plan.users, plan.behaviours, plan.candidates)
         cores = os.sched_getaffinity(0)
         servers = [opened.enter_context(open_server(world, cores)) for _ in range(plan.servers)]
-        steady, lost, moved = asyncio.run(load_and_lose(plan, servers, _kill))
+        steady, lost, moves = asyncio.run(load_and_lose(plan, servers, _kill))
     _add_window(figures, "steady", steady)
     _add_window(figures, "lost", lost)
-    figures.add("moved_share", moved["moved_share"])
-    figures.add("moved_needlessly_share", moved["moved_needlessly_share"])
+    figures.add("moved_beyond_mean", max(one.beyond_mean for one in moves))
+    figures.add("moved_needlessly_share", max(one.needless_share for one in moves))
     counts = [steady.servers[server.url] for server in servers]
     figures.add_ratio("load_max_over_mean", max(counts), float(np.mean(counts)))
     return figures
@@ -95,8 +111,8 @@ def _kill(server: BenchServer) -> None:
 
 async def load_and_lose(
     plan: AffinityPlan, servers: Sequence[BenchServer], lose: Callable[[BenchServer], None]
-) -> tuple[Window, Window, dict[str, float]]:
-    """(steady window, window after `lose` ended the busiest server, shares of the users who moved)."""
+) -> tuple[Window, Window, list[Moves]]:
+    """(steady window, the windows after each kill as one, who moved with each). `lose` ends a server."""
     requests = [[int(one) for one in ids] for ids in servers[0].requests]
     turn = iter(range(1 << 60))
 
@@ -108,27 +124,34 @@ async def load_and_lose(
         say("every user once ...")
         for user in range(plan.users):
             await merger.recommend(user, deadline_ms=_DEADLINE_MS)
-        before = {user: merger.route(user)[0] for user in range(plan.users)}
         say(f"{plan.seconds:.0f} s of {plan.rate_per_s:g} requests a second on {plan.servers} servers ...")
-        steady = await _load(merger, plan)
-        gone = max(servers, key=lambda server: steady.servers[server.url])
-        say(f"the same, and {gone.url} is killed ...")
-        await asyncio.to_thread(lose, gone)
-        lost = await _load(merger, plan)
-        after = {user: merger.route(user)[0] for user in range(plan.users)}
-    return steady, lost, moved_shares(before, after, gone.url)
+        steady, lost, moves, alive = Window(), Window(), list[Moves](), {server.url: server for server in servers}
+        await _load(merger, plan, steady, plan.seconds)
+        before = _routes(merger, plan)
+        for _ in range(plan.kills):
+            gone = alive.pop(Counter(before.values()).most_common(1)[0][0])
+            say(f"the same for {plan.seconds / plan.kills:.0f} s, and {gone.url} is killed ...")
+            await asyncio.to_thread(lose, gone)
+            await _load(merger, plan, lost, plan.seconds / plan.kills)
+            after = _routes(merger, plan)
+            moves.append(find_moves(before, after, gone.url))
+            before = after
+    return steady, lost, moves
 
 
-def moved_shares(before: dict[int, str], after: dict[int, str], gone: str) -> dict[str, float]:
-    """The share of users with another server than before, and the share whose server changed although it is still there (should be 0)."""
+def _routes(merger: Merger, plan: AffinityPlan) -> dict[int, str]:
+    return {user: merger.route(user)[0] for user in range(plan.users)}
+
+
+def find_moves(before: Mapping[int, str], after: Mapping[int, str], gone: str) -> Moves:
+    """Who moved, given each user's server before and after `gone` was lost."""
     moved = [user for user in before if after[user] != before[user]]
     needless = [user for user in moved if before[user] != gone]
-    return {"moved_share": len(moved) / len(before), "moved_needlessly_share": len(needless) / len(before)}
+    return Moves(len(moved) / len(before), len(needless) / len(before), len(set(before.values())))
 
 
-async def _load(merger: Merger, plan: AffinityPlan) -> Window:
-    """The answers of one window; the users take turns."""
-    window = Window()
+async def _load(merger: Merger, plan: AffinityPlan, window: Window, seconds: float) -> None:
+    """Adds the answers of so many seconds; the users take turns."""
 
     async def recommend(user: int) -> None:
         window.add(await merger.recommend(user, deadline_ms=_DEADLINE_MS))
@@ -136,8 +159,7 @@ async def _load(merger: Merger, plan: AffinityPlan) -> Window:
     async def ask(number: int, intended_s: float) -> None:
         await window.latencies.time(recommend(number % plan.users), intended_s)
 
-    window.latencies.seconds = await call_at_rate(ask, plan.rate_per_s, plan.seconds)
-    return window
+    window.latencies.seconds += await call_at_rate(ask, plan.rate_per_s, seconds)
 
 
 def _add_window(figures: Figures, name: str, window: Window) -> None:

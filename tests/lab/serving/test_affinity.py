@@ -12,7 +12,7 @@ import pytest
 from infra.figures import Figures
 from lab.load import FAILED, OK, REFUSED
 from lab.serving import affinity, overload
-from lab.serving.affinity import AFFINITY, AffinityPlan, Window, _add_window, load_and_lose, moved_shares
+from lab.serving.affinity import AFFINITY, AffinityPlan, Moves, Window, _add_window, find_moves, load_and_lose
 from lab.serving.overload import BenchServer
 from schemas.ids import Id
 from serving.merger.merger import Merger, Retrieve
@@ -33,19 +33,19 @@ class PatientMerger(Merger):
 
 def test_a_lost_server_costs_recomputes_and_no_error_and_moves_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(affinity, "Merger", PatientMerger)
-    plan = AffinityPlan(users=12, rate_per_s=60.0, seconds=0.5, retrieval_ms=1.0)
+    plan = AffinityPlan(servers=3, kills=2, users=12, rate_per_s=60.0, seconds=0.5, retrieval_ms=1.0)
     with contextlib.ExitStack() as rest:
         stacks = {}
         for _ in range(3):
             stack = rest.enter_context(contextlib.ExitStack())
             stacks[stack.enter_context(open_front(FakeEngine())).url] = stack
         servers = [BenchServer(url, 0, np.arange(6).reshape(2, 3)) for url in stacks]
-        steady, lost, moved = asyncio.run(load_and_lose(plan, servers, lambda server: stacks[server.url].close()))
+        steady, lost, moves = asyncio.run(load_and_lose(plan, servers, lambda server: stacks[server.url].close()))
     assert steady.latencies.count(OK) == lost.latencies.count(OK) == 30
     assert steady.found_share == 1.0 and steady.asked_again == 0
     assert lost.latencies.count(FAILED) == lost.latencies.count(REFUSED) == 0
-    assert 0 < moved["moved_share"] < 1 and moved["moved_needlessly_share"] == 0
-    assert set(lost.servers) < set(steady.servers) or len(lost.servers) <= 2
+    assert [(0 < one.share < 1, one.needless_share, one.servers) for one in moves] == [(True, 0, 3), (True, 0, 2)]
+    assert len(lost.servers) <= 2
 
 
 def test_of_a_window_without_answers_no_share_and_no_latency_is_told() -> None:
@@ -56,7 +56,8 @@ def test_of_a_window_without_answers_no_share_and_no_latency_is_told() -> None:
 
 def test_who_moved_without_need_is_told_from_who_had_to() -> None:
     before, after = {1: "a", 2: "a", 3: "b", 4: "c"}, {1: "b", 2: "c", 3: "b", 4: "b"}
-    assert moved_shares(before, after, "a") == {"moved_share": 0.75, "moved_needlessly_share": 0.25}
+    moves = find_moves(before, after, "a")
+    assert moves == Moves(0.75, 0.25, 3) and moves.beyond_mean == pytest.approx(0.75 - 1 / 3)
 
 
 def test_every_server_of_a_bench_runs_on_the_same_cores(monkeypatch: pytest.MonkeyPatch) -> None:

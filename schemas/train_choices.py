@@ -31,6 +31,8 @@ class TrainChoices:
         passes          how often each request is learnt, within PASSES_STEPS_MIN and PASSES_STEPS_MAX steps: with few requests, the steps that many need
                         would learn them by heart (docs/EXPERIMENTS.md)
         start           how weights begin: random, or so that an item is its embedding and a user the mean of theirs (similarity)
+        hold            share of a fit at the highest learning rate, before it falls. A fit from random weights finds the use of its bridges late, so it
+                        needs one; what starts from similarity, or continues from trained weights, does not (docs/EXPERIMENTS.md)
         fits            number of fits from the same weights, each with batches of its own; the mean of their weights is the model
         half_life_days  towards the end of a fit, a request that is older than the newest by this time is drawn half as often; 0 = all alike
         ranker_steps    steps of the model's ranker, if it has one, after the fits and with the same losses
@@ -54,6 +56,7 @@ class TrainChoices:
     seed: int = 0
     ranker_steps: int = 1_000
     start: str = "random"
+    hold: float = 0.6
     copr: float = 0.3
     click: float = 1.0
     softmax: float = 0.0
@@ -75,6 +78,7 @@ class TrainChoices:
         half_life = self.half_life_days
         _require("half_life_days", half_life, half_life == 0 or _HALF_LIFE_DAYS_MIN <= half_life < math.inf, "0, or 0.01 or more")
         _require("start", self.start, self.start in STARTS, f"one of {', '.join(STARTS)}")
+        _require("hold", self.hold, 0 <= self.hold < 1, "from 0, below 1")
         weights = [getattr(self, name) for name in _LOSSES]
         for name, weight in zip(_LOSSES, weights, strict=True):
             _require(name, weight, 0 <= weight < math.inf, "a weight from 0")
@@ -141,7 +145,9 @@ def _require(name: str, value: object, fits: bool, expected: str) -> None:
 
 
 # For catalogues and histories from files: positives with sampled negatives, ranked by how likely they are.
-FOR_MAPPED_DATA = TrainChoices(passes=2, learning_rate=2e-3, batch_requests=16, start="similarity", copr=0.0, click=0.0, softmax=1.0)
+FOR_MAPPED_DATA = TrainChoices(
+    passes=2, learning_rate=2e-3, batch_requests=16, start="similarity", hold=0.0, copr=0.0, click=0.0, softmax=1.0
+)
 
 # For impressions from files: outcomes of shown items as probabilities, and the chance of being shown at all.
-FOR_SHOWN = TrainChoices(passes=3, learning_rate=2e-3, start="similarity", copr=0.0, outcomes=0.5)
+FOR_SHOWN = TrainChoices(passes=3, learning_rate=2e-3, start="similarity", hold=0.0, copr=0.0, outcomes=0.5)

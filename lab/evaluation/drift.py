@@ -31,7 +31,6 @@ from lab.catalogues.world_drift import DriftingCatalogue
 from lab.evaluation.pictures import draw_drift
 from lab.figures.declared import read_bench
 from schemas.ids import Id
-from schemas.model.lsh import make_w_hash
 from schemas.model.network import AifNetwork
 from schemas.model.spec import ModelSpec
 from schemas.train_choices import TrainChoices
@@ -105,13 +104,14 @@ def run_drift(plan: DriftPlan, progress: Tell = lambda *_: None) -> DriftCurves:
     torch.manual_seed(plan.seed)
     catalogue = DriftingCatalogue(plan.seed, plan.size, plan.periods, plan.past_requests_per_user, plan.phase)
     spec = dataclasses.replace(default_spec(catalogue.first.schema), behaviours_max=_BEHAVIOURS_MAX, recency=plan.recency)
-    w_hash_KM = make_w_hash(plan.seed, spec.hash_bits, spec.schema.mm_width)
+    network = new_network(spec, plan.seed, "random")
+    w_hash_KM = network.w_hash_KM
     exam = _Exam(catalogue, spec, w_hash_KM, plan.candidates)
     view = View(spec, w_hash_KM)
     known = Events(list(catalogue.first.items()), list(catalogue.first.new_items()), list(catalogue.first.users()), [], [])
     view.fold(known)
     learner = OnlineLearner(
-        _train_on_past(catalogue, plan, view, new_network(spec, plan.seed, "random"), progress),
+        _train_on_past(catalogue, plan, view, network, progress),
         TrainChoices(plan.learning_rate, seed=plan.seed),
     )
     frozen = AifNetwork(spec, w_hash_KM)

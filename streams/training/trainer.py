@@ -56,7 +56,6 @@ VECTORS_EVERY = 20
 GRADIENT_NORM_MAX = 10.0
 WARM_RATE = 0.25  # of a fit's learning rate: of what continues from weights that are good already
 _WARM_UP = 0.03  # share of the run in which the learning rate rises
-_HOLD = 0.6  # `hold` from a random start, because such a fit finds the use of its bridges late
 _HALVINGS_MAX = 40.0  # so that the oldest request can still be drawn where the newest are fewer than a batch
 LOSSES = ("loss", "copr", "click")  # kept of each step
 SHORT = 32  # histories up to this length are one group
@@ -198,7 +197,7 @@ class _Run(Learner):
         if self.step % VECTORS_EVERY == 0:
             self._vectors_RD = item_vectors(self.network, self._data)
         requests = draw_requests(self._chance, self._data.time_Q, self.chosen, share, self.step)
-        learnt = self.take_step(self._data, requests, self._vectors_RD, schedule(share, _HOLD if self.chosen.start == "random" else 0.0))
+        learnt = self.take_step(self._data, requests, self._vectors_RD, schedule(share, self.chosen.hold))
         self.losses.append((learnt.loss, learnt.copr, learnt.click))
 
     def keep(self, states: StateFile, soup: Soup) -> None:

@@ -200,6 +200,17 @@ def _open_states(plan: TrainPlan, chosen: TrainChoices, network: AifNetwork, dat
     return states
 
 
+def choose_for_fit(plan: TrainPlan, chosen: TrainChoices, number: int) -> TrainChoices:
+    """The choices of the first fit, or of the `number`-th short warm start: other batches, and steps, where chosen, are the only limit. Whatever continues
+    from trained weights has a lower learning rate and does not hold it."""
+    if number or plan.warm_start is not None:
+        chosen = dataclasses.replace(chosen, learning_rate=chosen.learning_rate * WARM_RATE, hold=0.0)
+    if number:
+        steps = -(-chosen.steps // 10)
+        chosen = dataclasses.replace(chosen, seed=chosen.seed + number, fits=1, steps=steps, seconds=plan.more_seconds)
+    return chosen
+
+
 def _fit(
     network: AifNetwork,
     data: TrainingSet,
@@ -210,14 +221,9 @@ def _fit(
     states: StateFile | None,
     group: Group,
 ) -> TrainReport:
-    """The first fit, or the `number`-th short warm start: a lower learning rate and other batches. Steps, where chosen, are the only limit."""
-    first = number == 0
-    task = progress.add_task("fit (%)" if first else f"warm start {number} (%)", total=100)
-    if not first or plan.warm_start is not None:
-        chosen = dataclasses.replace(chosen, learning_rate=chosen.learning_rate * WARM_RATE)
-    if not first:
-        steps = -(-chosen.steps // 10)
-        chosen = dataclasses.replace(chosen, seed=chosen.seed + number, fits=1, steps=steps, seconds=plan.more_seconds)
+    """The first fit, or the `number`-th short warm start."""
+    task = progress.add_task("fit (%)" if number == 0 else f"warm start {number} (%)", total=100)
+    chosen = choose_for_fit(plan, chosen, number)
 
     def tell(share: float) -> None:
         progress.update(task, completed=min(100, int(100 * share)))

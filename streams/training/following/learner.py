@@ -28,7 +28,7 @@ from streams.training.trainer import VECTORS_EVERY, WARM_RATE, Learner, Learnt, 
 from streams.training.trainer_state import TrainerState
 
 # choices of [train] that have no meaning for a training that continues a model and has no end
-OF_A_FIT = frozenset({"steps", "passes", "seconds", "start", "half_life_days", "fits"})
+OF_A_FIT = frozenset({"steps", "passes", "seconds", "start", "hold", "half_life_days", "fits"})
 _DEFAULT_CHOICES = TrainChoices()
 WINDOW_REQUESTS = 4_096
 _WARM_UP_STEPS = 20  # steps in which the rate rises, because the moments of a new optimiser are not estimates yet

@@ -23,9 +23,10 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.manifest import checkpoint_path, checkpoint_uri
 from schemas.model.checkpoint import read_checkpoint
+from schemas.train_choices import TrainChoices
 from streams.training.topic_events import TopicEvents
 from streams.training.topic_snapshot import write_snapshot
-from streams.training.training_program import TrainPlan, run_training
+from streams.training.training_program import TrainPlan, choose_for_fit, run_training
 from tests.schemas.catalogue import small_schema
 from tests.streams.training.shop import publish_shop
 
@@ -124,6 +125,13 @@ def test_text_ids_train_alike_and_the_same_steps_give_the_same_file(
     assert of_topics.card["train"]["steps"] == 4 and of_topics.card["train"]["seed"] == 5
     assert data == of_topics.card["data"] and (data["from_ms"], data["until_ms"]) == (100, 300)
     assert sum(data["offsets"]["impressions"].values()) == 4
+
+
+def test_only_a_fit_of_new_weights_holds_its_rate(tmp_path: Path) -> None:
+    chosen, new = TrainChoices(steps=100), plan_of(tmp_path, None)
+    warm = dataclasses.replace(new, warm_start=tmp_path / "a.safetensors")
+    assert choose_for_fit(new, chosen, 0) == chosen and chosen.hold > 0
+    assert [choose_for_fit(*of).hold for of in ((new, chosen, 1), (warm, chosen, 0), (warm, chosen, 1))] == [0, 0, 0]
 
 
 def test_nothing_to_train_and_nothing_to_learn_from_are_said(settings: InfraSettings, tmp_path: Path) -> None:

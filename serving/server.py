@@ -23,7 +23,7 @@ from typing import Any
 import structlog
 
 from infra.files import write_file_durably
-from infra.garbage import calm_collector
+from infra.garbage import calm_collector, share_heaps
 from infra.guarded_thread import count_faults, watch_threads
 from infra.index.control_log import ControlLog
 from infra.index.store import open_index_store
@@ -338,6 +338,7 @@ class RankingServer:
 
 async def serve(settings: ServerSettings, opened: Callable[[str], None] = lambda url: None) -> None:
     """The process's main function. SIGTERM and Ctrl-C stop the server. Raises Misconfigured, Incompatible."""
+    share_heaps()
     share_the_interpreter()
     watch_threads()
     server = RankingServer(settings)

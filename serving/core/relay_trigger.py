@@ -3,6 +3,8 @@
     a signal arrives -> what would this ranking take, computed whole, at its 99th percentile? -> more than the budget: at risk
     at risk          -> are there pages for its KV, apart from those that rankings in flight hold? is there load left for prefixes? -> admitted
 
+Costs are measured, and a prefix or ranking that is thought too dear is not computed, so a slow moment could stand as the truth for ever. Therefore one
+measurement raises a cost little, a prefix of any cost is admitted after a pause, and a cost that leaves time for no ranking falls again.
 The percentile counts the queue: a service time that fits the budget is late as soon as two requests meet (M/D/1). At low load the wait is the rest of
 the one job ahead.
 Here: decisions from numbers. Not here: computing a prefix (serving/relay).
@@ -19,6 +21,7 @@ _BUCKET_S = 0.2  # work that prefixes may take at once after a pause
 _RATE_S = 2.0  # over which arrivals are averaged
 _SATURATED = 0.95
 _COST_SHARE = 0.1  # of a new measurement in the average
+_OUTLIER = 4.0  # a measurement counts as at most so many times the average: a first piece can take a thousand times as long
 _START_MS = 2.5e-7  # per multiply-add, until measured
 
 
@@ -52,11 +55,19 @@ class RelayCosts:
 
     def fold_rank(self, work: float, took_ms: float) -> "RelayCosts":
         """With one more measured ranking."""
-        return replace(self, rank=self.rank + _COST_SHARE * (took_ms / max(work, 1.0) - self.rank))
+        return replace(self, rank=_fold(self.rank, took_ms / max(work, 1.0)))
+
+    def doubt_rank(self) -> "RelayCosts":
+        """After a ranking that there was no time for, and so was not measured."""
+        return replace(self, rank=min(self.rank, max(_START_MS, (1 - _COST_SHARE) * self.rank)))
 
     def fold_prefix(self, work: float, took_ms: float) -> "RelayCosts":
         """With one more measured piece of a prefix."""
-        return replace(self, prefix=self.prefix + _COST_SHARE * (took_ms / max(work, 1.0) - self.prefix))
+        return replace(self, prefix=_fold(self.prefix, took_ms / max(work, 1.0)))
+
+
+def _fold(known: float, measured: float) -> float:
+    return known + _COST_SHARE * (min(measured, _OUTLIER * known) - known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,11 @@ class Load:
     per_s: float = 0.0
     left_ms: float = 1000 * _BUCKET_S
     at_s: float = 0.0
+
+    @property
+    def is_rested(self) -> bool:
+        """Whether prefixes have taken nothing for so long that no more is saved up."""
+        return self.left_ms >= 1000 * _BUCKET_S
 
     def arrive(self, now_s: float, share: float) -> "Load":
         """With one more request; `share`: the most of a core's time that prefixes may take."""
@@ -89,7 +105,7 @@ def predict_p99_ms(service_ms: float, per_s: float) -> float:
 
 
 def decide(at_risk: bool, work_ms: float, load: Load, pages_wanted: int, pages_free: int) -> Decision:
-    """What to do with a prefix that is not there. `pages_free`: those that no ranking in flight needs.
+    """What to do with a prefix that is not there. `pages_free`: those that no ranking in flight needs. A long prefix takes its load in advance.
 
     Monotone: a refused prefix stays refused with less room, less load left, or more work.
     """
@@ -97,4 +113,4 @@ def decide(at_risk: bool, work_ms: float, load: Load, pages_wanted: int, pages_f
         return Decision.NOT_AT_RISK
     if pages_wanted > pages_free:
         return Decision.NO_ROOM
-    return Decision.ADMITTED if work_ms <= load.left_ms else Decision.NO_LOAD
+    return Decision.ADMITTED if work_ms <= load.left_ms or load.is_rested else Decision.NO_LOAD

@@ -259,6 +259,8 @@ class Relay:
             found = self._find(backend, pool, prefix, work, left_ms)
             rung = self._choose(backend.ranker, pool, work, found, left_ms)
             if rung is FinalRung.AIF_ORDER:
+                with self._lock:
+                    self.costs = self.costs.doubt_rank()
                 return aif_order(work)
             if rung is FinalRung.RELOADED:
                 reloaded = pool.reload(PrefixKey(work.user_id, work.version), backend.ranker, found.window)

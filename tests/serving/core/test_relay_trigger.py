@@ -20,7 +20,8 @@ pages = st.integers(0, 100)
 @given(st.booleans(), work, work, pages, pages)
 def test_nothing_is_admitted_beyond_a_bound(at_risk: bool, work_ms: float, left_ms: float, wanted: int, free: int) -> None:
     decision = decide(at_risk, work_ms, Load(left_ms=left_ms), wanted, free)
-    assert (decision is Decision.ADMITTED) == (at_risk and work_ms <= left_ms and wanted <= free)
+    has_load = work_ms <= left_ms or left_ms >= 200  # all that a pause saves up
+    assert (decision is Decision.ADMITTED) == (at_risk and has_load and wanted <= free)
 
 
 @given(work, work, pages, pages, work, pages)
@@ -52,6 +53,26 @@ def test_prefixes_may_take_their_share_of_a_core_and_no_more() -> None:
             load, spent_ms = load.spend(7.0), spent_ms + 7.0
     assert 4_800 <= spent_ms <= 5_000  # of 10 s
     assert load.per_s == pytest.approx(100, rel=0.02)
+
+
+def test_a_slow_moment_ends_neither_prefixes_nor_rankings() -> None:
+    work, costs, load, admitted = count_work(SPEC, 1_024, 0), RelayCosts(), Load(), 0
+    for _ in range(30):
+        costs = costs.fold_prefix(work, 60_000.0).fold_rank(work, 60_000.0)
+    for tick in range(1, 1_001):
+        load = load.arrive(float(tick), share=0.6)
+        if decide(True, costs.prefix * work, load, 0, 0) is Decision.ADMITTED:
+            load, admitted = load.spend(costs.prefix * work), admitted + 1
+            for _ in range(8):  # pieces
+                costs = costs.fold_prefix(work / 8, 10.0 / 8)
+        if costs.rank * work > 100.0:
+            costs = costs.doubt_rank()
+    assert admitted > 800 and costs.prefix * work < 11.0 and costs.rank * work <= 100.0
+
+
+def test_one_measurement_that_is_far_off_changes_a_cost_little() -> None:
+    assert RelayCosts().fold_rank(1.0, 1e9).rank < 1.5 * RelayCosts().rank
+    assert RelayCosts(rank=1e-9).doubt_rank().rank == 1e-9
 
 
 def test_the_last_layer_of_a_prefix_attends_to_nothing_and_that_of_candidates_does() -> None:

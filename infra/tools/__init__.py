@@ -2,5 +2,5 @@
 
 - cli.py: `aif doctor`, `aif status`; doctor.py: the checks; watch.py: the whole system, for `aif status --watch`
 - retained.py, unknown_features.py: two checks of `aif doctor`; standing_shards.py, statistics_age.py: two parts of both commands
-- reference.py: the pages of docs/reference; error_catalogue.py: every error code, with cause and remedy; errors.toml: those that no message has
+- reference.py: the pages of docs/reference; errors.toml: cause and remedy of every error code
 """

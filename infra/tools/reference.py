@@ -7,6 +7,7 @@ A test compares the pages with the code.
 
 import inspect
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
@@ -21,12 +22,19 @@ from infra.command import SETTINGS_CLASSES, say
 from infra.folders import user_data_dir
 from infra.metrics import METRICS
 from infra.settings import ProcessSettings
-from infra.tools.error_catalogue import CLASSES, read_catalogue
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
-ROOMS = ("aif", "schemas", "infra", "streams", "serving", "lab")
+ERROR_TEXTS = Path(__file__).with_name("errors.toml")
 _MADE = "*Made from the code by `python -m infra.tools.reference`; do not edit.*"
+# Who must act, by the class of an error.
+_ACTORS = {
+    "RejectedInput": "the sender",
+    "Unavailable": "retry later",
+    "Incompatible": "the operator",
+    "Corrupted": "the owner of the data",
+    "Misconfigured": "whoever started the process",
+}
 # The unit of a setting or metric, by the end of its name.
 _UNITS = {
     "_s": "s", "_ms": "ms", "_seconds": "s", "_bytes": "bytes", "_gib": "GiB", "_hours": "h", "_share": "0 to 1", "_port": "port",
@@ -41,11 +49,6 @@ def pages() -> dict[str, str]:
 def stale_pages() -> dict[str, str]:
     """The pages that differ from the code."""
     return {name: text for name, text in pages().items() if not (FOLDER / name).exists() or (FOLDER / name).read_text() != text}
-
-
-def source_files() -> list[Path]:
-    """The Python files of all rooms."""
-    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 def _head(title: str, *about: str) -> list[str]:
@@ -131,16 +134,14 @@ def _unit(name: str) -> str:
 
 def errors_page() -> str:
     """A table per class of errors: code, cause, remedy."""
-    entries = read_catalogue(source_files())
     lines = _head(
         "Error codes",
         "An error has a class, which says who must act, a stable `code`, and a message with the values and the next step. Commands print `error CODE: MESSAGE`",
         'and exit with 1; the HTTP routes answer `{"code": ..., "message": ...}`; a dead letter names the code in its headers.',
-        "NAMES in capitals and … stand for values.",
     )
-    for kind, (actor, _) in CLASSES.items():
-        lines += ["", f"## {kind}: {actor}", ""]
-        lines += _table(("code", "cause", "remedy"), [(f"`{one.code}`", one.cause, one.remedy) for one in entries if one.kind == kind])
+    for kind, texts in tomllib.loads(ERROR_TEXTS.read_text()).items():
+        lines += ["", f"## {kind}: {_ACTORS[kind]}", ""]
+        lines += _table(("code", "cause", "remedy"), [(f"`{code}`", text["cause"], text["remedy"]) for code, text in texts.items()])
     return "\n".join(lines) + "\n"
 
 

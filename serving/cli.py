@@ -143,7 +143,7 @@ def explain_allocation(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show why a request got the work that it got: its receipt, the inputs, each action's value and cost, and the decision made again from the inputs."""
+    """Show why a request got the work that it got: its receipt, the inputs, each action's value and cost, and a recomputation of the decision."""
     from infra.settings import load_settings
     from serving.client import client_of
     from serving.settings import ServerSettings

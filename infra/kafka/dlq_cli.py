@@ -117,6 +117,7 @@ def redrive(
 ) -> None:
     """Send rejected updates again, each alone and to the partition of its id. None is sent twice: the index store keeps the audit.
 
+    A record that does not parse is sent unchanged. If the record itself is wrong, correct it at the publisher.
     A truncated letter (header aif.truncated in `aif dlq show`) is left out: its publisher has to send the update again, in smaller records.
     """
     from infra.index.control_log import ControlLog

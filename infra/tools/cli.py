@@ -41,10 +41,16 @@ def status(
 ) -> None:
     """Show the broker, its topics, the versions and their age. `--watch` shows the whole system live: owners, lag, freshness.
 
-    `unsealed` counts records after the last seal of the served version: its increments hold them, its parts do not. `undecided` counts checkpoint records
-    that no worker has taken or rejected yet. A worker tries an unreadable file for a minute. `statistics_age_s` is the time since `aif statistics` last had
-    everything counted; it is left out without a report of the last day. `standing_shards` have a disk that takes no writes. Exit code 1 if there are any, or
-    if the broker or the index store does not answer.
+    \b
+    unsealed          records after the last seal of the served version: its
+                      increments hold them, its parts do not
+    undecided         checkpoint records that no worker has taken or rejected
+                      yet; a worker tries an unreadable file for a minute
+    statistics_age_s  seconds since `aif statistics` last had everything counted;
+                      left out without a report of the last day
+    standing_shards   shards whose disk takes no writes
+
+    Exit code 1 if there are standing shards, or if the broker or the index store does not answer.
     """
     from infra.index.control_log import ControlLog
     from infra.index.describe import describe_served, describe_versions

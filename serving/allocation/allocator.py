@@ -298,7 +298,7 @@ class Allocator:
         return make_receipt(self.mode, "drop", 0, price, 0.0, 0.0, "", f"admission: {reason}", "", retry_after_s=retry_after_s)
 
     def explain(self, request_id: str) -> Mapping[str, Any]:
-        """The inputs of a decision, its receipt, and the decision made again from the inputs. Raises RejectedInput (`unknown_request`)."""
+        """The inputs of a decision, its receipt, and a recomputation of the decision. Raises RejectedInput (`unknown_request`)."""
         self._fold()
         choice = self._kept.get(request_id)
         if choice is None:

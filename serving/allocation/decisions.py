@@ -170,7 +170,7 @@ def _describe(choice: Choice, inputs: Inputs) -> Mapping[str, Any]:
 
 
 def explain(choice: Choice) -> Mapping[str, Any]:
-    """The inputs of a decision, its receipt, and the decision made again from the inputs."""
+    """The inputs of a decision, its receipt, and a recomputation of the decision."""
     inputs = choice.inputs
     assert inputs is not None and choice.moment is not None, "in mode off nothing is decided"
     unhurried = look(choice.ask._replace(left_ms=math.inf), choice.moment, choice.queue_ms, choice.own_ms)

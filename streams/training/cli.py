@@ -16,7 +16,10 @@ _MODEL_HELP = (
 
 _NICENESS = 10
 _Steps = Annotated[
-    int | None, typer.Option(min=0, help="Limit in steps instead, for a result that can be repeated; a tenth for each of --more.")
+    int | None,
+    typer.Option(
+        min=0, help="Limit in steps instead, for a result that can be repeated. Each checkpoint of --more gets a tenth of these steps."
+    ),
 ]
 _WaitImpressions = Annotated[
     int, typer.Option(min=0, help="Start reading when the impressions topic holds this many records; publish them last. 0 = do not wait.")

@@ -88,7 +88,7 @@ class Steps:
         self.say("\nThe best items for this user:")
         self._print_best(shown.best)
         if shown.final_rung != FinalRung.AIF_ORDER:
-            self.say(f"\nAIF's best 300 in the ranker's order (rung: {shown.final_rung}; was: the rank in AIF's order):")
+            self.say(f"\nAIF's best 300 in the ranker's order (rung: {shown.final_rung}; was: rank in AIF's order, if it changed):")
             self._print_best(shown.final, changed=True)
         for change in shown.changes:
             self.say(f"\n{_spell(change)}")

@@ -194,7 +194,7 @@ def measure_relay(plan: RelayPlan) -> Figures:
 
 @contextmanager
 def _open(plan: RelayPlan, mode: str) -> Iterator[BenchServer]:
-    settings = {"budget_ms": plan.budget_ms, "margin_ms": 6.0, "keep_s": 0.0, "kv_mib": 64.0, "signal_s": 2.0, **_AT_ONCE[mode]}
+    settings = {"budget_ms": plan.budget_ms, "keep_s": 0.0, "kv_mib": 64.0, "signal_s": 2.0, **_AT_ONCE[mode]}
     world = OverloadPlan(plan.items, plan.users, 0, plan.aif_candidates)
     with open_server(world, lengths=plan.grid, relay=settings) as server:
         yield server

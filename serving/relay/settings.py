@@ -10,7 +10,12 @@ class RelaySection(Section):
     """Prefixes of final rankings: memory, load, times."""
 
     budget_ms: float = Field(30.0, ge=1, le=10_000, description="Time that a final ranking may take at its 99th percentile")
-    margin_ms: float = Field(6.0, ge=0, le=10_000, description="How much earlier than that a ranking counts as at risk")
+    margin_ms: float = Field(
+        10.0,
+        ge=0,
+        le=10_000,
+        description="How much earlier than that a ranking counts as at risk: what its connection and chance add to the prediction",
+    )
     load_share: float = Field(0.6, gt=0, le=1, description="Share of one core's time that prefixes may take")
     kv_mib: float = Field(256.0, gt=0, le=1 << 20, description="Memory of the KV pool in MiB, on the engine's device")
     host_mib: float = Field(

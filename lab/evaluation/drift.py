@@ -106,6 +106,7 @@ def run_drift(plan: DriftPlan, progress: Tell = lambda *_: None) -> DriftCurves:
     spec = dataclasses.replace(default_spec(catalogue.first.schema), behaviours_max=_BEHAVIOURS_MAX, recency=plan.recency)
     network = new_network(spec, plan.seed, "random")
     w_hash_KM = network.w_hash_KM
+    assert w_hash_KM is not None, "the world's items have images"
     exam = _Exam(catalogue, spec, w_hash_KM, plan.candidates)
     view = View(spec, w_hash_KM)
     known = Events(list(catalogue.first.items()), list(catalogue.first.new_items()), list(catalogue.first.users()), [], [])

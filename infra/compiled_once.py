@@ -62,7 +62,7 @@ def _stamp(sources: Path) -> str:
 
 def _says(done: Path, stamp: str) -> bool:
     try:
-        return done.read_text() == stamp
+        return done.read_bytes() == stamp.encode()
     except OSError:
         return False
 

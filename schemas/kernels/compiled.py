@@ -4,12 +4,15 @@ Numba counts a reference whenever a function receives or cuts an array: an atomi
 pass tuples of ten arrays for every block of candidates. A call on three such tuples costs 30 ns without the counts, 450 ns with them. The counts are not
 needed: the caller of a kernel holds every array until it returns.
 
-Invariants: a kernel allocates nothing; its caller gives it the memory (numba refuses to compile one that does). Code in the cache was made from today's
-sources. Numba itself compares only the file of a kernel. So the index also holds a hash of this room and of the subkernels that the kernel calls.
+Invariants: a kernel allocates nothing; its caller gives it the memory (numba refuses to compile one that does). Code in the cache is whole and was made from
+today's sources. Numba itself compares only the file of a kernel, and only in its index. So the index and each file of code also hold a hash of this room and of
+the subkernels that the kernel calls.
 """
 
+import contextlib
 import functools
 import hashlib
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -54,9 +57,12 @@ def toolchain() -> str:
 
 def _compiled(function: Any, options: Mapping[str, Any]) -> Any:
     compiled = numba.njit(**options)(function)
-    index = compiled._cache._cache_file
-    index._source_stamp = index._source_stamp, _sources_of(function)
+    index, sources = compiled._cache._cache_file, _sources_of(function)
+    index._source_stamp = index._source_stamp, sources
+    stamp = hashlib.sha256(repr(sorted(map(repr, sources))).encode()).digest()
     index._load_index = functools.partial(_load_index, index._load_index)
+    index._load_data, index._save_data = functools.partial(_load_code, index, stamp), functools.partial(_save_code, index, stamp)
+    index.save = functools.partial(_save, index.save)
     return compiled
 
 
@@ -80,8 +86,30 @@ def _digest_file(path: str) -> bytes:
 
 def _load_index(load: Callable[[], dict[Any, str]]) -> dict[Any, str]:
     """The cache's entries; none if they cannot be read. Numba unpickles the signatures of former sources before it compares the sources. A start after an
-    upgrade that renamed one of their types would end with an error."""
+    upgrade that renamed one of their types, or on a damaged index, would end with an error. Bytes that are no pickle raise errors of any kind."""
     try:
         return load()
-    except (AttributeError, ImportError):
+    except Exception:
         return {}
+
+
+def _load_code(index: Any, stamp: bytes, name: str) -> Any:
+    """The compiled code in a file of the cache. Raises OSError, after which numba compiles, unless it is whole and was made from today's sources: a process
+    that ended between its writes of index and code has left former code under a new index."""
+    raw = Path(index._data_path(name)).read_bytes()
+    check, code = raw[: len(stamp)], raw[len(stamp) :]
+    if check != hashlib.sha256(stamp + code).digest():
+        raise OSError(f"{name} is damaged, or was compiled from other sources")
+    return pickle.loads(code)  # noqa: S301 # as numba does: who can write here can write the sources too
+
+
+def _save_code(index: Any, stamp: bytes, name: str, data: Any) -> None:
+    code = index._dump(data)
+    with index._open_for_write(index._data_path(name)) as file:
+        file.write(hashlib.sha256(stamp + code).digest() + code)
+
+
+def _save(save: Callable[[Any, Any], None], key: Any, data: Any) -> None:
+    """Without room on the disk, this process keeps its code for itself."""
+    with contextlib.suppress(OSError):
+        save(key, data)

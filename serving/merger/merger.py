@@ -4,8 +4,8 @@
               └── call 1 (user half) ── version token ───┘
 
 Invariants: call 2 is sent as soon as there are candidates; if call 1 is late, the server waits for it. If a server is lost between the two calls, the next
-one computes the user half again, without an error. With `carries_state` it need not, because call 2 brings the state. After a refusal the next server is
-asked. If all refuse, they are asked again after the time that they named, a few times and within the deadline.
+one computes the user half again, without an error. With `carries_state` it need not, because call 2 brings the state. After a refusal, or a fault of a
+server, the next one is asked. If all refuse, they are asked again after the time that they named, a few times and within the deadline.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from schemas.errors import Incompatible, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.ids import Id, encode_wire_id
 from schemas.requests import RankAnswer, UserAnswer
 from serving.core.routing import ServerLoad, plan_route
@@ -28,6 +28,7 @@ _READY = "/v2/health/ready"
 _PROBE_S_MAX = 1.0  # a server that takes longer to say that it is ready is not ready
 ROUNDS_MAX = 3  # over all servers
 _LOST_S = 1.0  # a server that did not answer is asked last for this long
+_BAD_ANSWER = "bad_answer"  # as http_calls.py names an answer of something else
 _MARGIN_MS = 50  # the server answers by the deadline, and then its answer has to arrive
 
 T = TypeVar("T")
@@ -149,20 +150,20 @@ class Merger:
         return answer
 
     async def _rank(self, request: "_Request", route: Sequence[str], body: Mapping[str, Any], user_answer: UserAnswer | None) -> Merged:
-        """Call 2, on the next server if one is lost or refuses. If all do, again after the shortest retry time that they named."""
+        """Call 2, on the next server if one is lost, refuses or fails. If all do, again after the shortest retry time that they named."""
         attempts = 0
         for turn in range(ROUNDS_MAX):
-            errors = list[Unavailable]()
+            errors = list[AifError]()
             for url in route:
                 attempts += 1
                 try:
                     answer = await self._ask(request, url, body)
                     return Merged(answer, url, attempts, tuple(request.spans), user_answer)
-                except Unavailable as error:
+                except AifError as error:
                     errors.append(error)
-                    if error.code == "deadline_passed":
+                    if not _may_succeed_elsewhere(error):
                         raise
-            hints = [error.retry_after_s for error in errors if error.retry_after_s > 0]
+            hints = [error.retry_after_s for error in errors if isinstance(error, Unavailable) and error.retry_after_s > 0]
             if turn == ROUNDS_MAX - 1 or not hints or min(hints) * 1000 + _MARGIN_MS > request.left_ms():
                 raise errors[-1]
             await asyncio.sleep(min(hints))
@@ -174,11 +175,12 @@ class Merger:
         started_ms = request.took_ms()
         try:
             answer = RankAnswer.model_validate(await self._post(request, url, "/v1/rank", body))
-        except Unavailable as error:
+        except AifError as error:
             request.note("call 2", started_ms, f"{url}: {error.code}")
             raise
         except ValueError as wrong:  # not JSON, or JSON of another shape
-            raise Incompatible("bad_answer", f"{url} answered something else than a RankAnswer: {wrong}") from wrong
+            request.note("call 2", started_ms, f"{url}: {_BAD_ANSWER}")
+            raise Incompatible(_BAD_ANSWER, f"{url} answered something else than a RankAnswer: {wrong}") from wrong
         request.note("call 2", started_ms, f"{url}: user half {answer.rung}, {answer.took_ms:.1f} ms in the server")
         return answer
 
@@ -186,10 +188,12 @@ class Merger:
         """One call. Raises the server's error, Unavailable (`server_unreachable`, `deadline_passed`), ValueError if the answer is not JSON."""
         server, left_ms = self._servers[url], request.left_ms()
         fields = {**body, "user_id": encode_wire_id(request.user), "request_id": request.request_id, "deadline_ms": left_ms}
+        limit_s = (left_ms + _MARGIN_MS) / 1000
         server.in_flight += 1
         try:
-            answer = await server.http.post(path, json=fields, timeout=(left_ms + _MARGIN_MS) / 1000)
-        except httpx.TimeoutException as error:
+            async with asyncio.timeout(limit_s):  # httpx bounds each read, and an answer that drips has many
+                answer = await server.http.post(path, json=fields, timeout=limit_s)
+        except (TimeoutError, httpx.TimeoutException) as error:
             raise request.passed() from error
         except httpx.RequestError as error:
             server.lost_until_s = time.monotonic() + _LOST_S
@@ -266,11 +270,19 @@ class _Request:
         self.spans.append(Span(name, started_ms, self.took_ms(), detail))
 
 
+def _may_succeed_elsewhere(error: AifError) -> bool:
+    """Whether another server may answer: this one is lost, refuses, has a fault of its own, or is not `aif serve` at all, such as a proxy."""
+    if error.code == "deadline_passed":
+        return False
+    return isinstance(error, Unavailable | Corrupted) or error.code == _BAD_ANSWER
+
+
 async def is_ready(http: httpx.AsyncClient) -> bool:
     """One probe. Raises nothing."""
     try:
-        answer = await http.get(_READY, timeout=_PROBE_S_MAX)
-    except httpx.RequestError:
+        async with asyncio.timeout(_PROBE_S_MAX):
+            answer = await http.get(_READY, timeout=_PROBE_S_MAX)
+    except (TimeoutError, httpx.RequestError):
         return False
     return answer.status_code == 200
 

@@ -18,6 +18,7 @@ from schemas.ids import Id
 from schemas.token import VersionToken
 from serving.calls.carried_state import CarriedStates
 from serving.engine.work import UserWork
+from serving.merger import merger as module
 from serving.merger.merger import Merged, Merger
 from serving.merger.trace import Latency, Retrieval, decode_latency, describe, trace_request
 from serving.settings import ServerSettings
@@ -351,3 +352,51 @@ def test_the_signal_for_a_prefix_goes_to_the_server_that_ranks() -> None:
             merged = ask([front.url for front in fronts], candidates(1, 2, 3), user, top_k=3, final_top_k=2)
             assert merged.signalled == merged.server
             assert merged.answer.final is not None and len(merged.answer.items) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [
+        (200, b"<html>busy</html>"),
+        (404, b"no such host"),
+        (500, b'{"code": "internal", "message": "an unexpected error"}'),
+        (502, b"<html>"),
+    ],
+)
+def test_a_server_that_fails_or_is_something_else_is_passed_over_for_the_next(status: int, content: bytes) -> None:
+    def open_client(url: str) -> httpx.AsyncClient:
+        wrong = httpx.MockTransport(lambda _: httpx.Response(status, content=content))
+        return httpx.AsyncClient(base_url=url, transport=wrong if url == "http://wrong" else None)
+
+    async def run(url: str) -> None:
+        async with Merger(["http://wrong", url], candidates(1, 2), open_client, poll_s=60.0) as merger:
+            user = next(user for user in range(100) if merger.route(user)[0] == "http://wrong")
+            merged = await merger.recommend(user, deadline_ms=20_000)
+            assert (merged.server, merged.attempts, len(merged.answer.items)) == (url, 2, 2)
+
+    with open_front(FakeEngine()) as front:
+        asyncio.run(run(front.url))
+
+
+def test_a_server_whose_answers_drip_costs_no_more_than_the_deadline_and_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROBE_S_MAX", 0.2)
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+            while not writer.is_closing():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+    async def run() -> None:
+        async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with Merger([url], candidates(1, 2), poll_s=0.02) as merger:
+                with pytest.raises(Unavailable, match="deadline_passed"):
+                    await asyncio.wait_for(merger.recommend(1, deadline_ms=300), 20)
+                await until(lambda: not merger._servers[url].ready)
+            await asyncio.sleep(0.1)  # for the server to see that its clients are gone
+
+    asyncio.run(run())

@@ -24,9 +24,9 @@ from schemas.requests import AllocationRequest, AtLeast, InlineBehaviour, Preran
 from serving.http_calls import (
     authorities_of,
     bearer_headers,
-    check_status,
     check_url,
     decode_answer,
+    decode_object,
     encode_body,
     make_body,
     name_unreachable,
@@ -85,6 +85,7 @@ class Client(Closeable):
         Raises Misconfigured (`bad_url`, `bad_token`, `tls_unusable`); a request to a server whose certificate is not trusted raises it, too (`tls_untrusted`).
         """
         self.url = check_url(url)
+        self._timeout_s = timeout_s
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, headers=bearer_headers(token), verify=authorities_of(url, ca))
 
     def __repr__(self) -> str:
@@ -132,9 +133,7 @@ class Client(Closeable):
 
     def switch_allocation(self, mode: str) -> dict[str, Any]:
         """Set the mode (off, shadow, queue, value) until the server ends."""
-        answer = self._send("POST", "/v1/allocation/mode", encode_body(make_body(AllocationRequest, {"mode": mode})))
-        check_status(answer)
-        return dict(answer.json())
+        return decode_object(self._send("POST", "/v1/allocation/mode", encode_body(make_body(AllocationRequest, {"mode": mode}))))
 
     def explain_allocation(self, request_id: str) -> dict[str, Any]:
         """A recent decision of this server with its inputs, made again. RejectedInput (`unknown_request`) for another one."""
@@ -142,33 +141,28 @@ class Client(Closeable):
 
     def ready(self) -> bool:
         """Whether the server answers and says that it is ready."""
-        try:
-            return bool(self._http.get(_READY).status_code == 200)
-        except httpx.RequestError:
-            return False
+        return self._why_not_ready(self._timeout_s) is None
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Return once the server is ready; Unavailable (`not_ready`) with its reason after `timeout_s`."""
         end = time.monotonic() + timeout_s
-        while not self.ready():
+        while (why := self._why_not_ready(max(_POLL_S, end - time.monotonic()))) is not None:
             if time.monotonic() > end:
-                raise _not_ready(self.url, timeout_s, self._why_not_ready())
+                raise _not_ready(self.url, timeout_s, why)
             time.sleep(_POLL_S)
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
-    def _why_not_ready(self) -> str:
+    def _why_not_ready(self, within_s: float) -> str | None:
         try:
-            return _reason(self._http.get(_READY))
+            return _reason(self._http.get(_READY, timeout=within_s))
         except httpx.RequestError as error:
-            return str(error)
+            return str(error) or repr(error)
 
     def _look(self, path: str) -> dict[str, Any]:
-        answer = self._send("GET", path)
-        check_status(answer)
-        return dict(answer.json())
+        return decode_object(self._send("GET", path))
 
     def _post(self, path: str, body: BaseModel, kind: type[A]) -> A:
         return decode_answer(kind, self._send("POST", path, encode_body(body)))
@@ -187,6 +181,7 @@ class AsyncClient:
     def __init__(self, url: str, timeout_s: float = _TIMEOUT_S, token: SecretStr | str | None = None, ca: Path | None = None) -> None:
         """As of `Client`."""
         self.url = check_url(url)
+        self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(base_url=self.url, timeout=timeout_s, headers=bearer_headers(token), verify=authorities_of(url, ca))
 
     def __repr__(self) -> str:
@@ -206,23 +201,18 @@ class AsyncClient:
 
     async def status(self) -> dict[str, Any]:
         """The server's description of itself."""
-        answer = await self._send("GET", "/v1/status")
-        check_status(answer)
-        return dict(answer.json())
+        return decode_object(await self._send("GET", "/v1/status"))
 
     async def ready(self) -> bool:
         """Whether the server answers and says that it is ready."""
-        try:
-            return bool((await self._http.get(_READY)).status_code == 200)
-        except httpx.RequestError:
-            return False
+        return await self._why_not_ready(self._timeout_s) is None
 
     async def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Return once the server is ready; Unavailable (`not_ready`) with its reason after `timeout_s`."""
         end = time.monotonic() + timeout_s
-        while not await self.ready():
+        while (why := await self._why_not_ready(max(_POLL_S, end - time.monotonic()))) is not None:
             if time.monotonic() > end:
-                raise _not_ready(self.url, timeout_s, await self._why_not_ready())
+                raise _not_ready(self.url, timeout_s, why)
             await asyncio.sleep(_POLL_S)
 
     async def close(self) -> None:
@@ -235,11 +225,11 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _why_not_ready(self) -> str:
+    async def _why_not_ready(self, within_s: float) -> str | None:
         try:
-            return _reason(await self._http.get(_READY))
+            return _reason(await self._http.get(_READY, timeout=within_s))
         except httpx.RequestError as error:
-            return str(error)
+            return str(error) or repr(error)
 
     async def _post(self, path: str, body: BaseModel, kind: type[A]) -> A:
         return decode_answer(kind, await self._send("POST", path, encode_body(body)))
@@ -282,11 +272,14 @@ def _content_type(content: bytes | None) -> dict[str, str] | None:
     return {"content-type": "application/json"} if content else None
 
 
-def _reason(answer: httpx.Response) -> str:
+def _reason(answer: httpx.Response) -> str | None:
+    """Why the server is not ready, by its answer; None if it is."""
+    if answer.status_code == 200:
+        return None
     try:
-        return str(answer.json().get("reason", ""))
-    except ValueError as error:
-        return str(error)
+        return str(answer.json()["reason"])
+    except (ValueError, TypeError, KeyError):  # a proxy answered
+        return f"HTTP {answer.status_code}: {answer.text[:200]}"
 
 
 def _not_ready(url: str, timeout_s: float, reason: str) -> Unavailable:

@@ -68,15 +68,23 @@ def encode_body(body: BaseModel) -> bytes:
 
 def decode_answer(kind: type[A], answer: httpx.Response) -> A:
     """The answer to a call. Raises the error that the server answered with, and Incompatible (`bad_answer`) for an answer of another kind."""
-    check_status(answer)
+    _check_status(answer)
     try:
         return kind.model_validate_json(answer.content)
     except ValidationError as error:
         raise Incompatible("bad_answer", f"{answer.url} answered something else than {kind.__name__}: {error}") from error
 
 
-def check_status(answer: httpx.Response) -> None:
-    """Raise the error that the server answered with, if it did not answer 200."""
+def decode_object(answer: httpx.Response) -> dict[str, Any]:
+    """The JSON object of an answer. Raises as `decode_answer`."""
+    _check_status(answer)
+    try:
+        return dict(answer.json())
+    except (ValueError, TypeError) as error:  # no JSON, or no object
+        raise Incompatible("bad_answer", f"{answer.url} answered something else than a JSON object: {error}") from error
+
+
+def _check_status(answer: httpx.Response) -> None:
     if answer.status_code != 200:
         raise decode_error(answer)
 

@@ -71,7 +71,7 @@ class KvPool:
         self, memory: Any, pages: int, host_bytes: int, signal_s: float, keep_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.memory, self._host_bytes, self._signal_s, self._keep_s, self._clock = memory, host_bytes, signal_s, keep_s, clock
-        self._pages = KvPages(pages)
+        self.pages, self._pages = pages, KvPages(pages)
         self._prefixes: OrderedDict[PrefixKey, Prefix] = OrderedDict()
         self._leased_out: list[Prefix] = []  # dropped while leased: their pages come back with the last lease
         self._saved: OrderedDict[PrefixKey, _Saved] = OrderedDict()

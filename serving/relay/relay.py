@@ -176,6 +176,10 @@ class Relay:
             at_risk = risk_ms > self.settings.budget_ms - self.settings.margin_ms
             room = pool.pages_free + (len(former.pages) if former is not None and former.leases else 0)
             decision = decide(at_risk, work_ms, self._load, pool.pages_for(spec, window.tokens), room)
+            if (
+                decision is Decision.ADMITTED and self._prefixes.qsize() >= pool.pages
+            ):  # there is no more room for prefixes that are not dropped
+                decision = Decision.NO_LOAD
             if decision is Decision.ADMITTED:
                 decision = self._admit(pool, backend, key, window, former, request_id)
                 if decision is not Decision.NO_ROOM:

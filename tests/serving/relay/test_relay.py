@@ -172,6 +172,21 @@ def test_prefixes_wait_while_the_engine_has_work() -> None:
         bench.relay.close()
 
 
+def test_signals_that_the_prefix_thread_never_reaches_do_not_pile_up() -> None:
+    """The engine always has work, and the time of each signal is over."""
+    bench = open_bench(engine_busy=lambda: True, kv_mib=0.5)
+    try:
+        pool, decided = bench.relay._pool, list[Decision]()
+        assert pool is not None
+        for number in range(10 * pool.pages):
+            decided.append(bench.relay.signal(number, user_of(20), 1, f"r{number}", 9))
+            pool.drop(PrefixKey(number, 1))
+        assert (decided[0], decided[-1]) == (Decision.ADMITTED, Decision.NO_LOAD)
+        assert bench.relay._prefixes.qsize() == pool.pages
+    finally:
+        bench.relay.close()
+
+
 def test_a_ranking_that_fails_or_has_no_time_is_answered_in_aifs_order_and_its_prefix_is_not_wasted(bench: Bench) -> None:
     works = [
         work_of(user_of(50), request_id="late", left_s=-1.0),

@@ -265,6 +265,8 @@ def plan_request(call: InferCall, id_kind: IdKind, pinned_to: str | None, candid
     except ValidationError as error:
         raise RejectedInput("bad_request", describe_errors(error), "schema") from error
     scores = _expect(inputs, "retrieval_scores", ("FP32", "FP64")).values if "retrieval_scores" in inputs else None
+    if scores is not None and not np.isfinite(scores).all():  # JSON has no such numbers, raw tensors do
+        raise RejectedInput("bad_tensor", "retrieval_scores: a value is infinite or no number; send finite scores")
     return request.model_copy(update={"item_ids": item_ids, "retrieval_scores": scores})
 
 

@@ -62,10 +62,17 @@ def test_inferences_carry_the_receipt_as_parameters() -> None:
         body = {"inputs": inputs, "parameters": {"user_value": 2.0, "request_class": "feed"}}
         answer = httpx.post(f"{front.url}/v2/models/prerank/infer", json=body).raise_for_status().json()
         bad = httpx.post(f"{front.url}/v1/rank", json={"user_id": 1, "item_ids": ITEMS, "retrieval_scores": [1.0]})
+        inputs[2] |= {"datatype": "FP64", "parameters": {"binary_data_size": 16_000}}
+        del inputs[2]["data"]
+        head = json.dumps(body).encode()
+        length = {"inference-header-content-length": str(len(head))}
+        raw = head + np.full(2_000, np.nan).tobytes()
+        infinite = httpx.post(f"{front.url}/v2/models/prerank/infer", content=raw, headers=length)
     said = answer["parameters"]
     assert (said["action"], said["lambda"], said["table"], said["candidates"]) == ("full/500", 1e6, "built-in", 500)
     assert json.loads(said["receipt"])["mode"] == "queue" and min(answer["outputs"][0]["data"]) >= 1_500
     assert bad.status_code == 422 and bad.json()["code"] == "bad_retrieval_scores"
+    assert infinite.status_code == 400 and "bad_tensor: retrieval_scores" in infinite.json()["error"]
 
 
 def test_wrong_tables_cost_neither_answers_nor_errors() -> None:

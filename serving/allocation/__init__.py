@@ -1,8 +1,9 @@
 """Computation allocation in the server: how much work each request gets.
 
-allocator.py   the mode, the price of this moment, the decisions, those of the last requests to explain them
-pick.py        the decision before the answer; prepared.py: a table as it reads one
-decisions.py   a decision with its receipt, by the rule in full
+The rule is serving/core/choice.py.
+
+allocator.py   the mode, the price of this moment, the last decisions
+decisions.py   a decision carried out: its work, its receipt, its explanation
 tables.py      the tables of values and costs, followed from the index store; what decides without one
 answers_in_row.py   what the drop rule counts: answers that no behaviour of their user followed
 score_cache.py   answers that may be given again

@@ -8,7 +8,7 @@
 The price is the highest of three (core/price.py). Each request reads `queue` from the work that waits. `plan` is set every 0.2 s: the price at which the
 last requests fit into the time. `floor` rises while answers are late or refused.
 
-Here: state and wiring. Not here: the decision (pick.py), the rule in full (core/choice.py), values and costs (schemas/allocation.py).
+Here: state and wiring. Not here: the decision (core/choice.py), its receipt (decisions.py), values and costs (schemas/allocation.py).
 Invariants: at a price of 0 a request gets full work, unless its deadline allows less or a random slice chose. The queue's bound is never below the cost of
 the request's full work, so an idle server cannot lock itself out. Only this server's own queue moves the price. Decision and submission happen in one turn
 of the event loop, so a decision never reads a queue that another one is about to fill.
@@ -16,6 +16,7 @@ of the event loop, so a decision never reads a queue that another one is about t
 
 import math
 import time
+from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from infra.metrics import Metrics
+from schemas.actions import TWO_PASS
 from schemas.allocation import CachedAge, Facts, Requests, stack_costs, stack_values
 from schemas.errors import RejectedInput
 from schemas.ids import Id
@@ -30,12 +32,10 @@ from schemas.knapsack import find_price
 from serving.allocation.answers_in_row import AnswersInRow
 from serving.allocation.decisions import Choice, choose_work, explain, finite, make_receipt, name_table
 from serving.allocation.outcomes import Given, Outcomes, Probe
-from serving.allocation.pick import DEFAULT_CLASS, ROOM, Ask, Mode, Moment, pick
-from serving.allocation.prepared import Prepared, prepare
 from serving.allocation.score_cache import ScoreCache
 from serving.allocation.settings import AllocationSection
-from serving.allocation.tables import Tables
-from serving.core.choice import Arm, Slices
+from serving.allocation.tables import Tables, prepare
+from serving.core.choice import DEFAULT_CLASS, NO_SLICES, ROOM, Arm, Ask, Inputs, Mode, Moment, Prepared, Slices, decide
 from serving.core.price import Floor, Price, fold_floor, highest
 
 TARGET = 0.95  # share of the engine's time that the plan spends
@@ -111,8 +111,8 @@ class Allocator:
         if self.mode in (Mode.OFF, Mode.SHADOW):
             return candidates
         of = self._moment(self.tables.version()).prepared
-        first, whole = of.bounds(candidates, ROOM * top_k)
-        return candidates if first == whole else of.lengths[first]
+        shortest, *longer = of.full.find_lists(candidates, ROOM * top_k)
+        return of.table.actions[shortest].candidates if longer else candidates
 
     def decide(self, ask: Ask) -> Choice:
         """The work of one request. The caller submits it at once, and calls `end` when it is done. Counted later, by `_fold`: it delays requests."""
@@ -128,7 +128,7 @@ class Allocator:
 
     def _decide(self, ask: Ask) -> Choice:
         own_ms = self._waiting.get(ask.group, 0.0)
-        choice = choose_work(ask, self._moment(ask.version), self._queue.queue_ms(), own_ms)
+        choice = choose_work(Inputs(ask, self._moment(ask.version), self._queue.queue_ms(), own_ms))
         self._waiting[ask.group] = own_ms + choice.expected_ms
         self._made.append(choice)
         if len(self._made) >= _FOLDED:
@@ -140,11 +140,12 @@ class Allocator:
         if self.mode in (Mode.OFF, Mode.SHADOW):
             return None
         moment = self._moment(version)
-        lengths, own_ms = moment.prepared.lengths, self._waiting.get(DEFAULT_CLASS, 0.0)
-        picked, *_ = pick(Ask("", version, Facts(lengths[-1], behaviours), 0, math.inf), moment, self._queue.queue_ms(), own_ms)
-        place = moment.prepared.start if picked < 0 else picked
-        is_near = moment.prepared.is_longest(place) or moment.prepared.is_longest(place + 1)
-        return None if is_near else lengths[place + 1]
+        of, own_ms = moment.prepared, self._waiting.get(DEFAULT_CLASS, 0.0)
+        ask = Ask("", version, Facts(of.full.lengths[-1], behaviours), 0, math.inf)
+        action = of.table.actions[decide(Inputs(ask, moment, self._queue.queue_ms(), own_ms)).action]
+        lengths = (of.two_pass if action.level == TWO_PASS else of.full).lengths
+        longer = bisect_right(lengths, max(lengths[0], action.candidates))  # a drop has none
+        return lengths[longer] if longer < len(lengths) - 1 else None
 
     def ages(self, version: int) -> Sequence[CachedAge]:
         """The calibration of cached answers by the version's table."""
@@ -175,7 +176,7 @@ class Allocator:
         self._troubled += state in ("late", "refused")
         if choice.by_rule or state in ("ranked", "cached"):
             self._in_row.note(user, dropped=choice.by_rule)
-        if self.outcomes is not None and choice.moment is not None:
+        if self.outcomes is not None and choice.decision is not None:
             self.outcomes.note(user, choice, "failed" if state == "late" else state, took_ms, probe, given)
 
     def _moment(self, version: int) -> Moment:
@@ -191,7 +192,8 @@ class Allocator:
                 self._prepared.clear()
                 self._moments.clear()
             of = self._prepared[version] = prepare(table, blind or self.mode is not Mode.VALUE)
-        moment = Moment(self.mode, of, self._plan, self._floor_price, self._scale, self._full_ms, self._classes, self._slices)
+        slices = self._slices if self.mode is Mode.VALUE else NO_SLICES
+        moment = Moment(self.mode, of, self._plan, self._floor_price, self._scale, self._full_ms, self._classes, slices)
         self._moments[version] = moment
         return moment
 
@@ -199,11 +201,11 @@ class Allocator:
         """Counts the decisions that were made since the last time."""
         made, self._made = self._made, []
         for choice in made:
-            moment, facts = choice.moment, choice.ask.facts
-            assert moment is not None, "in mode off nothing is decided"
-            base_ms, each_ms = moment.prepared.full.parts(facts)
-            full_ms = base_ms + facts.candidates * each_ms
-            self._counts[moment.mode.value, moment.prepared.table.actions[choice.action].name] += 1
+            facts, decision = choice.ask.facts, choice.decision
+            assert decision is not None, "in mode off nothing is decided"
+            moment, self._queue_price = decision.inputs.moment, decision.limits.queue
+            full_ms = moment.prepared.full.all_ms(facts)
+            self._counts[moment.mode.value, choice.action.name] += 1
             self._shortened += not choice.is_full
             self._full_ms += (_MEAN_WEIGHT if self._full_ms else 1.0) * (full_ms - self._full_ms)
             self._offered_ms += full_ms
@@ -213,8 +215,6 @@ class Allocator:
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._tick_answers += len(made)
-        if made and made[-1].inputs is not None:
-            self._queue_price = made[-1].inputs.limits.queue
 
     # --- the plan ------------------------------------------------------------------------------------------------------
 

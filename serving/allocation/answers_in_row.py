@@ -3,7 +3,7 @@
 An answer is valid if the user's history has grown when the user asks again. A server sees its own answers only, so users should keep to one server (the
 merger's affinity). Whoever is not in memory, or brings the history along, is never dropped by the rule.
 
-Here: the counts. Not here: the rule (serving/core/drop_rule.py), its fit (streams/allocation/drop_fit.py), the drop itself (decisions.py `pick`).
+Here: the counts. Not here: the rule (serving/core/drop_rule.py), its fit (streams/allocation/drop_fit.py), the drop itself (serving/core/choice.py).
 """
 
 from collections import OrderedDict

@@ -147,9 +147,10 @@ def encode_outcome(outcome: Outcome) -> bytes:
 
 
 def _fields(outcome: Outcome, receipt: Mapping[str, Any]) -> Mapping[str, Any]:
-    ask, moment = outcome.choice.ask, outcome.choice.moment
-    assert moment is not None, "in mode off nothing is decided"
-    facts, sums = ask.facts, {} if outcome.probe is None else outcome.probe.sum_best(moment.prepared.table.actions)
+    ask, decision = outcome.choice.ask, outcome.choice.decision
+    assert decision is not None, "in mode off nothing is decided"
+    facts, actions = ask.facts, decision.inputs.moment.prepared.table.actions
+    sums = {} if outcome.probe is None else outcome.probe.sum_best(actions)
     return {
         "request_id": ask.request_id,
         "user_id": encode_wire_id(outcome.user),

@@ -3,7 +3,7 @@
 An answer is kept by user, version, request class and the chosen context features. It can be given again for `cache_ttl_s`, if each of its items is still a
 candidate and it has enough of them. Off by default: then nothing is kept.
 
-Here: keeping, finding, calibration. Not here: whether a kept answer is given (decisions.py `pick`), the fit (streams/allocation/calibration_fit.py).
+Here: keeping, finding, calibration. Not here: whether a kept answer is given (serving/core/choice.py), the fit (streams/allocation/calibration_fit.py).
 Arrays: A items of an answer, T tasks.
 """
 

@@ -1,7 +1,7 @@
 """The tables of values and costs that a server decides with: followed from the index store, one for each version of the model.
 
-Here: reading tables, the fallback, the actions that this server can carry out. Not here: a table's meaning (schemas/allocation.py), fitting
-(streams/allocation), the decision (serving/core/choice.py).
+Here: reading tables, the fallback, the actions that this server can carry out, the unit of the price. Not here: a table's meaning
+(schemas/allocation.py), fitting (streams/allocation), the decision (serving/core/choice.py).
 Fallback: the version's own table (by its gate: the value model, else its mean row), then the mean row of the newest other version's table, then the
 built-in one, whose values have the shape of a logarithm. A table that cannot be read is named in `last_error`, and the one before stays.
 """
@@ -23,18 +23,23 @@ from schemas.allocation import (
     TABLE_BYTES_MAX,
     ActionTable,
     Costs,
+    Facts,
     Values,
     decode_table,
     table_path,
     table_prefix,
 )
 from schemas.errors import AifError, Corrupted
-from serving.allocation.prepared import SERVED, quarter_price
+from schemas.knapsack import find_price
+from serving.core.choice import Level, Prepared
 
+SERVED = (TWO_PASS, FULL)  # levels that this engine can carry out
 _LENGTHS = (500, 700, 1000, 1400, 2000, 2800, 4000, 5600, 8000, 10_000)
 _TRIED = 5  # newest tables of a version, until one can be read
 _STEEPNESS = 50.0  # candidates: the built-in value of the first n is log(1 + n / 50)
 _TWO_PASS_KEEPS = 0.995  # of it
+_TYPICAL_BEHAVIOURS = 1_000
+_UNIT_MIN = 1e-12  # the price must rise with the queue, whatever the values are
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving.allocation")
 
@@ -66,6 +71,30 @@ def servable(table: ActionTable) -> ActionTable:
         values=replace(table.values, shares=tuple(tuple(row[i] for i in kept) for row in table.values.shares)),
         mix=tuple((place[i], share) for i, share in table.mix if i in place),
     )
+
+
+def prepare(table: ActionTable, blind: bool) -> Prepared:
+    """A table as the decision reads it. `blind`: only its mean row decides."""
+    kinds = [action.kind for action in table.actions]
+    drop, cached = (kinds.index(kind) if kind in kinds else -1 for kind in (Kind.DROP, Kind.CACHED))
+    two_pass, full = (_level(table, name) for name in SERVED)
+    return Prepared(table, blind, quarter_price(table), full, two_pass, drop, cached if table.ages else -1)
+
+
+def _level(table: ActionTable, name: str) -> Level:
+    places = tuple(place for place, action in enumerate(table.actions) if action.level == name)
+    return Level(table.costs.levels[name if places else FULL], places, tuple(table.actions[place].candidates for place in places))
+
+
+def quarter_price(table: ActionTable) -> float:
+    """The price at which a typical request's list costs a quarter of full work: the unit of the queue price and of the floor.
+
+    It comes from the table's own costs and mean row, so it is in their units. Costs that are wrong by a factor give the same choices.
+    """
+    facts = Facts(table.actions[-1].candidates, _TYPICAL_BEHAVIOURS)
+    ranks = [place for place, action in enumerate(table.actions) if action.kind is Kind.RANK]
+    value_A, cost_A = (np.array(row)[ranks] for row in (table.values_of(facts, blind=True), table.costs_ms(facts)))
+    return max(_UNIT_MIN, find_price(value_A[None], cost_A[None], float(cost_A[-1]) / 4))
 
 
 class Tables:

@@ -22,7 +22,6 @@ from schemas.token import VersionToken, decode_token
 from serving.allocation.allocator import Allocator
 from serving.allocation.decisions import Choice
 from serving.allocation.outcomes import Given, Probe
-from serving.allocation.pick import DEFAULT_CLASS, Ask, Mode
 from serving.allocation.score_cache import Kept, give_again
 from serving.calls.deadline import Deadline
 from serving.calls.final_call import FinalCall, cut
@@ -32,6 +31,7 @@ from serving.calls.state_pool import prior_key
 from serving.calls.user_halves import Asked, Users
 from serving.calls.user_rungs import Half, UserRungs
 from serving.calls.version_choice import check_consistency, choose_version, is_reached, wait_for_watermark
+from serving.core.choice import DEFAULT_CLASS, Ask, Mode
 from serving.core.final_order import logits_of
 from serving.core.ladder import DEGRADED, Rung, take_first
 from serving.core.relay_rungs import DEGRADED_RUNGS, FinalRung

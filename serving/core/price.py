@@ -6,7 +6,7 @@
 
 Each is 0 when the server is idle, so an idle server always does full work and cannot lock itself out. Admission (core/admission.py) stays behind all three.
 Prices are values per ms of the table's costs. `unit`: the price at which the mean request costs a quarter of full work
-(serving/allocation/prepared.py `quarter_price`).
+(serving/allocation/tables.py `quarter_price`).
 
 Here: pure functions of numbers. Not here: the choice at a price (core/choice.py, schemas/knapsack.py).
 """

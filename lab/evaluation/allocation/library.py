@@ -15,7 +15,7 @@ import numpy as np
 
 from schemas.actions import SECOND_PASS, TWO_PASS, Kind, count_second, list_actions
 from schemas.allocation import ASSUMED_COSTS, ActionTable, Costs, Gate, Requests, Values
-from serving.allocation.pick import ROOM
+from serving.core.choice import ROOM
 
 CANDIDATES, PASSED, SHOWN = 10_000, 100, 10
 MODEL_ERROR = 0.35  # deviation of a level's score from what its inputs say: what training leaves

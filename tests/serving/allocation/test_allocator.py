@@ -1,25 +1,22 @@
 """How much work a request gets, and what happens to a server under three times its load when costs, tables or clocks are wrong."""
 
-import itertools
 import math
 import random
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.metrics import Metrics
 from schemas.actions import list_actions
-from schemas.allocation import CachedAge, Costs, Facts, Gate, LevelCost
+from schemas.allocation import Costs, Facts, Gate, LevelCost
 from schemas.errors import RejectedInput
 from serving.allocation.allocator import TICK_S, Allocator
-from serving.allocation.decisions import Choice, choose_work, look
-from serving.allocation.pick import CACHED, DROP, Ask, Mode, Moment, pick
-from serving.allocation.prepared import prepare, quarter_price
+from serving.allocation.decisions import Choice
 from serving.allocation.settings import AllocationSection, ClassShare
-from serving.allocation.tables import Tables, built_in_table, servable
-from serving.core.choice import NO_SLICES, Arm, Slices
+from serving.allocation.tables import Tables, built_in_table, prepare, quarter_price, servable
+from serving.core.choice import NO_SLICES, Ask, Inputs, Mode, Moment, Slices, decide
 from serving.core.price import queue_price
 
 FULL_MS = 5.15  # of 10,000 candidates, by the built-in table
@@ -178,9 +175,9 @@ def test_a_price_that_drops_another_arms_request_is_no_rule() -> None:
     """Only a drop by the rule starts the user's count again."""
     table = servable(replace(built_in_table(), version=1, made_at_ms=1, gate=Gate(0.1, 0.0, 0.2)))
     for slices, by_rule in ((Slices(0.0, 0.0, 1.0), False), (NO_SLICES, True)):
-        choice = choose_work(ask()._replace(drop_due=True), Moment(Mode.VALUE, prepare(table, False), plan=1e6, slices=slices), 0.0, 0.0)
-        again = choice.inputs
-        assert again is not None and choice.shed and choice.by_rule is by_rule is again.replay().by_rule
+        moment = Moment(Mode.VALUE, prepare(table, False), plan=1e6, slices=slices)
+        decision = decide(Inputs(ask()._replace(drop_due=True), moment, 0.0, 0.0))
+        assert table.actions[decision.action].name == "drop" and decision.by_rule is by_rule
 
 
 def test_shadow_changes_nothing_and_counts_what_would_have_been() -> None:
@@ -355,41 +352,10 @@ def test_a_clock_that_jumps_harms_nothing(jump_s: float) -> None:
     assert run_spike(allocator, queue, clock, seconds=2.0).refused <= 0.01
 
 
-@given(
-    st.lists(st.floats(0, 10), min_size=22, max_size=22),
-    st.builds(
-        Facts, st.integers(1, 20_000), st.integers(0, 50_000), st.booleans(), st.just(2.0), st.none(), st.sampled_from([None, 0.0, 40.0])
-    ),
-    st.text(min_size=1, max_size=8),
-    st.sampled_from([0.0, 3.0, 8.0, 1e3]),
-    st.sampled_from([2.0, 6.0, 1e6]),
-)
-@settings(max_examples=20)
-def test_the_quick_decision_is_the_rule(row: list[float], facts: Facts, name: str, queue_ms: float, left_ms: float) -> None:
-    """For any values, rising or not, any price, queue, deadline and slice: `pick` and `replay` decide for actions of the same value - price x cost."""
-    table = replace(servable(built_in_table()), mean_row=tuple(row), full_ms=3.0, gate=Gate(0.1, 0.0, 0.2), ages=(CachedAge(60.0, 0.8),))
-    table = replace(table, values=replace(table.values, shares=(tuple(row), tuple(row[::-1])), bins=(7.0,)))
-    prices, flags = (0.0, 1e-3, 0.1, 1.0, 30.0, math.inf), itertools.product((False, True), repeat=3)
-    slices = (NO_SLICES, Slices(1.0, 0.0, 0.0), Slices(0.0, 1.0, 0.0), Slices(0.0, 0.0, 1.0))
-    for (blind, sheddable, due), price, of_slices, mode in itertools.product(flags, prices, slices, (Mode.QUEUE, Mode.VALUE)):
-        of = prepare(table, blind)
-        asked = Ask(name, 1, facts, 300, left_ms, "feed", due)
-        moment = Moment(mode, of, price, classes={"feed": (1.0, sheddable)}, slices=of_slices)
-        picked, *_ = pick(asked, moment, queue_ms, queue_ms)
-        inputs = look(asked, moment, queue_ms, queue_ms)
-        again, at = inputs.replay(), inputs.price.value
-        place = {DROP: of.drop, CACHED: of.cached}.get(picked, of.places[picked])
-        assert place in inputs.allowed
-        if place != again.action:  # equally good
-            values, costs = table.values_of(facts, blind=blind), table.costs_ms(facts)
-            net = [values[i] - at * costs[i] for i in (place, again.action)]
-            assert again.arm in (Arm.POLICY, Arm.UNDROPPED) and net[0] == pytest.approx(net[1], abs=1e-9 * (1 + at * max(costs)))
-
-
 def test_the_price_of_a_request_is_that_of_its_class_s_wait_against_the_mean_work() -> None:
     of = prepare(servable(built_in_table()), True)
     moment = Moment(Mode.QUEUE, of, scale=2.0, full_ms=3.0, classes={"feed": (0.5, True)})
     asked = Ask("a", 1, Facts(10_000, 100), 100, 1e6, "feed")
-    found = look(asked, moment, 8.0, 1.0).limits
+    found = decide(Inputs(asked, moment, 8.0, 1.0)).limits
     assert (found.wait_ms, found.bound_ms) == (4.0, 2.0 * 3.0 * 2.0)  # 1 ms by the table, twice as dear, in half of the queue
     assert found.queue == queue_price(4.0, 12.0, of.unit) > 0

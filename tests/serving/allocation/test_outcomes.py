@@ -13,9 +13,9 @@ from schemas.events import AllocationOutcome
 from serving.allocation.allocator import Allocator
 from serving.allocation.decisions import Choice
 from serving.allocation.outcomes import Outcomes, Probe
-from serving.allocation.pick import Ask
 from serving.allocation.settings import AllocationSection
 from serving.allocation.tables import Tables, built_in_table
+from serving.core.choice import Ask
 from tests.serving.allocation.test_allocator import FakeQueue
 
 

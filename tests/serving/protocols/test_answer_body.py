@@ -10,8 +10,8 @@ from schemas.ids import INT64_MAX, INT64_MIN, Id, encode_wire_id
 from schemas.requests import Freshness, RankAnswer, RankedItem, Receipt
 from schemas.token import VersionToken
 from serving.allocation.decisions import make_receipt, off_receipt
-from serving.allocation.pick import Mode
 from serving.calls.rank_call import Ranked
+from serving.core.choice import Mode
 from serving.core.ladder import Rung
 from serving.core.price import Price, Source
 from serving.core.row_ages import RowAges

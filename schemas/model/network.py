@@ -9,7 +9,6 @@ result depends on padding, on the order of candidates, or on the other users of 
 Arrays: B users, L behaviours, C candidates, R rows, D width, N bridges, T tasks.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from schemas.ids import Id, encode_index_key
 from schemas.model.bea import BridgeEmbedding, start_bridges
 from schemas.model.din import build_din_sums
 from schemas.model.head import Head
@@ -92,19 +90,6 @@ def build_network(parameters: Parameters) -> AifNetwork:
         network = AifNetwork(parameters.spec, None)
     network.load_state_dict({name: torch.from_numpy(array) for name, array in parameters.arrays.items()}, assign=True)
     return network.eval()
-
-
-@torch.inference_mode()
-def rank_reference(
-    network: AifNetwork, states: UserStates, rows: CandidateRows, item_ids: Sequence[Id], top_k: int
-) -> list[tuple[Id, float, tuple[float, ...]]]:
-    """The slow specification of call 2's answer for one user: (id, score, probabilities), score descending, then id ascending.
-
-    Ids ascend as numbers or bytewise. `rows` are the known candidates of `item_ids` (B = 1), without duplicates.
-    """
-    scores_BC, probabilities_BCT = network.scores(network.joint_logits(states, rows), rows.bid_BC)
-    answer = list(zip(item_ids, scores_BC[0].tolist(), map(tuple, probabilities_BCT[0].tolist()), strict=True))
-    return sorted(answer, key=lambda entry: (-entry[1], encode_index_key(entry[0])))[:top_k]
 
 
 class InFloat64(TorchFunctionMode):

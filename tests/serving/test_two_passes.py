@@ -18,7 +18,6 @@ from infra.processes import wait_until
 from schemas.actions import SECOND_PASS
 from schemas.ids import Id, encode_index_key, encode_wire_id
 from schemas.model.inputs import candidate_rows
-from schemas.model.network import rank_reference
 from schemas.requests import InlineBehaviour, PrerankRequest, RankAnswer, RankedItem
 from schemas.users import BehaviourEvent
 from serving.audit import parity
@@ -30,7 +29,7 @@ from serving.engine.call_one.user_state import EngineUserState
 from serving.engine.devices.cuda import CudaScorer
 from serving.engine.loop import resident
 from serving.engine.work import RankResult, RankWork, UserWork
-from tests.schemas.model.samples import SPECS
+from tests.schemas.model.samples import SPECS, rank_reference
 from tests.serving.engine.samples import CONTEXT, PROFILE, Version, make_behaviours, make_version, reference_inputs, running_engine
 
 ITEMS, TOP_K = 200, 8

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from schemas.features import Feature, FeatureBlock, FeatureSchema, Scope, encode_features, encode_realtime
-from schemas.ids import IdKind
+from schemas.ids import Id, IdKind, encode_index_key
 from schemas.kinds import BAG, CATEGORICAL, EMBEDDING, NUMERIC
 from schemas.model.inputs import (
     BehaviourRow,
@@ -19,6 +19,7 @@ from schemas.model.inputs import (
     CandidateRows,
     FeatureTensors,
     UserInputs,
+    UserStates,
     build_user_inputs,
     encode_context,
     map_tensors,
@@ -197,3 +198,16 @@ def cat_tensors(values: Sequence[T]) -> T:
         return torch.cat(list(values))  # type: ignore[arg-type,return-value]
     changed = {f.name: cat_tensors([getattr(v, f.name) for v in values]) for f in dataclasses.fields(first)}  # type: ignore[arg-type]
     return dataclasses.replace(first, **changed)  # type: ignore[type-var]
+
+
+@torch.inference_mode()
+def rank_reference(
+    network: AifNetwork, states: UserStates, rows: CandidateRows, item_ids: Sequence[Id], top_k: int
+) -> list[tuple[Id, float, tuple[float, ...]]]:
+    """The slow specification of call 2's answer for one user: (id, score, probabilities), score descending, then id ascending.
+
+    Ids ascend as numbers or bytewise. `rows` are the known candidates of `item_ids` (B = 1), without duplicates.
+    """
+    scores_BC, probabilities_BCT = network.scores(network.joint_logits(states, rows), rows.bid_BC)
+    answer = list(zip(item_ids, scores_BC[0].tolist(), map(tuple, probabilities_BCT[0].tolist()), strict=True))
+    return sorted(answer, key=lambda entry: (-entry[1], encode_index_key(entry[0])))[:top_k]

@@ -8,7 +8,6 @@ import torch
 
 from schemas.features import Scope
 from schemas.model.inputs import CandidateRows, FeatureTensors, build_user_inputs, map_tensors
-from schemas.model.network import rank_reference
 from tests.schemas.model.samples import (
     SPECS,
     cat_tensors,
@@ -18,6 +17,7 @@ from tests.schemas.model.samples import (
     make_network,
     make_user,
     pad_behaviours,
+    rank_reference,
     stack_users,
 )
 

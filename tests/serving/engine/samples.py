@@ -12,7 +12,7 @@ from schemas.features import encode_realtime
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.index.layout import STAMP, RowLayout, encode_increment, row_layout, stack_increments
 from schemas.model.inputs import UserInputs, UserStates, behaviour_row, build_user_inputs, candidate_rows
-from schemas.model.network import AifNetwork, rank_reference
+from schemas.model.network import AifNetwork
 from schemas.model.parameters import Parameters, parameters_of
 from schemas.model.spec import ModelSpec
 from schemas.token import VersionToken
@@ -23,7 +23,7 @@ from serving.engine.loop.resident import Resident
 from serving.engine.tables.arena import open_arrays, plan_arena, plan_arena_bytes, reset_arrays
 from serving.engine.tables.changes import Changes, changes_of, encode_ids
 from serving.engine.tables.tables import Tables
-from tests.schemas.model.samples import encode_items, encode_rows, make_items, make_network, sign_items
+from tests.schemas.model.samples import encode_items, encode_rows, make_items, make_network, rank_reference, sign_items
 
 PROFILE = {"age": 0.3, "city": "rome", "likes": ["a", "b"], "facets": [0.1, -0.2, 0.9]}
 CONTEXT = {"hour": 13}

@@ -266,7 +266,7 @@ def list_increments(block: RowBlock) -> list[tuple[bytes, bytes]]:
     """The rows of a block as (index key, value of an incremental row)."""
     dead = block.stamps["dead"].tolist()
     return [
-        (key, stamp.tobytes() + (b"" if is_dead else row.tobytes()))
+        (key, encode_increment(stamp, None if is_dead else row))
         for key, stamp, row, is_dead in zip(block.keys, block.stamps, block.rows, dead, strict=True)
     ]
 

@@ -23,12 +23,10 @@ from infra.rocks import DEFAULT_FAMILY, Database, open_read_only
 from infra.sst_directory import assemble_sst_directory, write_sst_directory, write_sst_file
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.index.control import VersionStatus
-from schemas.index.layout import STAMP, RowBlock, RowLayout, decode_block, encode_block
+from schemas.index.layout import DEAD_AT, STAMP, RowBlock, RowLayout, decode_block, encode_block
 from schemas.index.lifecycle import State
 from schemas.index.manifest import UNIQUE_DIGITS, Manifest, Part, PartFile, checkpoint_path, decode_manifest, describe_repair, manifest_path
 from schemas.limits import CHECKPOINT_BYTES_MAX
-
-_DEAD_AT = STAMP.itemsize - 1  # the last byte of a stamp
 
 
 def full_part_path(version: int, shard: int, unique: str) -> str:
@@ -113,7 +111,7 @@ def is_tombstone(increment: bytes) -> bool:
         raise Corrupted(
             "bad_increment", f"incremental row of {len(increment)} bytes, expected at least {STAMP.itemsize}; {describe_repair()}"
         )
-    return increment[_DEAD_AT] != 0
+    return increment[DEAD_AT] != 0
 
 
 def _write_part(store: IndexStore, directory: str, make: Callable[[Path], list[str]]) -> tuple[PartFile, ...]:

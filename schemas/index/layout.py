@@ -40,8 +40,9 @@ STAMP = np.dtype(
         ("dead", "u1"),
     ]
 )
-_STAMP = struct.Struct("<qqHqHQB")  # the same, for one stamp
-assert STAMP.itemsize == _STAMP.size == 37
+ONE_STAMP = struct.Struct("<qqHqHQB")  # the same, as plain numbers
+DEAD_AT = STAMP.itemsize - 1  # the place of `dead`
+assert STAMP.itemsize == ONE_STAMP.size == 37
 
 _BLOCK_HEADER = struct.Struct("<4sHBBII")
 _DELTA_HEADER = struct.Struct("<4sHHqIQqqq")
@@ -239,7 +240,7 @@ def decode_increment(layout: RowLayout, raw: bytes) -> tuple[np.ndarray, np.ndar
     `bad_stamp`)."""
     if len(raw) < STAMP.itemsize:
         raise Corrupted("bad_increment", f"incremental row of {len(raw)} bytes, expected at least {STAMP.itemsize}")
-    version, features_offset, _, embedding_offset, _, _, dead = fields = _STAMP.unpack_from(raw)
+    version, features_offset, _, embedding_offset, _, _, dead = fields = ONE_STAMP.unpack_from(raw)
     if version < 0 or not (-1 <= features_offset < OFFSET_END and -1 <= embedding_offset < OFFSET_END) or dead > 1:
         raise _bad_order(fields)
     expected = STAMP.itemsize + (0 if dead else layout.row_bytes)

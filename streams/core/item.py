@@ -35,7 +35,7 @@ import numpy as np
 
 from schemas.errors import Corrupted
 from schemas.features import FeatureSchema
-from schemas.index.layout import STAMP
+from schemas.index.layout import ONE_STAMP, STAMP
 from schemas.topics import SHARD_TOPICS
 from streams.core.shard_state import SHARD_REPAIR
 
@@ -51,8 +51,6 @@ _LENGTH = struct.Struct("<I")  # of the statistics, at the end
 _NO_EMBEDDING = (*NO_EMBEDDING_STAMP, *NO_EMBEDDING_STAMP, 0)
 _TIME = ""
 _HASH_FACTOR = 0x9E3779B97F4A7C15  # odd: no embedding is lost in the product, and a change of one component's hash alone changes the sum
-_STAMP = struct.Struct("<qqHqHQB")
-assert _STAMP.size == STAMP.itemsize
 
 pack_features = msgspec.msgpack.Encoder(order="deterministic").encode
 _unpack_features = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -345,7 +343,7 @@ def stamp_of(features: StoredFeatures, embedding: StoredEmbedding | None) -> tup
 
 def encode_stamp(features: StoredFeatures, embedding: StoredEmbedding | None) -> bytes:
     """One STAMP element: the fields of `stamp_of` as bytes."""
-    return _STAMP.pack(*stamp_of(features, embedding))
+    return ONE_STAMP.pack(*stamp_of(features, embedding))
 
 
 def is_covered(increment: bytes, before: Mapping[str, int]) -> bool:

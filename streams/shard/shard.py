@@ -23,6 +23,7 @@ from infra.rocks import Batch, Database, open_database
 from schemas.errors import Unavailable
 from schemas.index.control import Init
 from schemas.index.layout import (
+    DEAD_AT,
     STAMP,
     WATERMARK_VERSION,
     DeltaHeader,
@@ -69,7 +70,6 @@ from streams.shard.outbox import OutboxEntry, Outgoing, put_outbox
 WATERMARK_EVERY_S = 0.1  # B16: at most ten a second
 REMOVED = "rows_removed"  # a cause of work, as those in schemas/index/manifest.py
 _HASH_AT = int(STAMP.fields["input_hash"][1]) if STAMP.fields else 0
-_DEAD_AT = STAMP.itemsize - 1  # the byte after the hash, and the last
 
 
 @dataclass(slots=True)
@@ -295,13 +295,13 @@ def _remove(item: ItemChange, result: RowChanges) -> None:
 
 def _usable_row(layout: RowLayout, item: ItemChange, value: bytes) -> bytes | None:
     """The bytes of the stored row if it was made from the components as they were before this batch. Raises Corrupted (`bad_increment`)."""
-    if len(value) != STAMP.itemsize + layout.row_bytes or value[_DEAD_AT]:
+    if len(value) != STAMP.itemsize + layout.row_bytes or value[DEAD_AT]:
         decode_increment(layout, value)  # a tombstone, or damaged
         return None
     if item.before.features is None:
         return None
     hashed = input_hash_of(item.before.features, item.before.embedding)
-    return value[STAMP.itemsize :] if int.from_bytes(value[_HASH_AT:_DEAD_AT], "little") == hashed else None
+    return value[STAMP.itemsize :] if int.from_bytes(value[_HASH_AT:DEAD_AT], "little") == hashed else None
 
 
 def _add(items: Sequence[ItemChange], rows: np.ndarray, result: RowChanges) -> None:

@@ -13,19 +13,16 @@ from schemas.allocation import DropRule
 
 
 class Shown(enum.Enum):
-    """What became of a request: a shown answer with or without an outcome, a drop, or no answer for another cause."""
+    """What became of a request: a shown answer with or without an outcome, or a drop. A request without an answer for another cause does not count."""
 
     VALID = 1
     INVALID = 2
     DROPPED = 3
-    NOT_RANKED = 4
 
 
 def fold_row(row: int, shown: Shown) -> int:
     """The number of invalid requests in a row after one more request."""
-    if shown is Shown.INVALID:
-        return row + 1
-    return row if shown is Shown.NOT_RANKED else 0
+    return row + 1 if shown is Shown.INVALID else 0
 
 
 def is_due(rule: DropRule, row: int, dropped_share: float) -> bool:

@@ -6,7 +6,7 @@ from schemas.allocation import DropRule
 from serving.core.drop_rule import Shown, fold_row, is_due
 
 
-@pytest.mark.parametrize(("shown", "row"), [(Shown.VALID, 0), (Shown.INVALID, 5), (Shown.DROPPED, 0), (Shown.NOT_RANKED, 4)])
+@pytest.mark.parametrize(("shown", "row"), [(Shown.VALID, 0), (Shown.INVALID, 5), (Shown.DROPPED, 0)])
 def test_a_request_that_was_not_shown_is_never_invalid(shown: Shown, row: int) -> None:
     assert fold_row(4, shown) == row
 

@@ -22,6 +22,7 @@ from schemas.errors import Misconfigured, Unavailable
 from schemas.ids import Id, encode_wire_id
 from schemas.requests import AllocationRequest, AtLeast, InlineBehaviour, PrerankRequest, RankAnswer, RankRequest, UserAnswer, UserRequest
 from serving.http_calls import (
+    READY,
     authorities_of,
     bearer_headers,
     check_url,
@@ -41,7 +42,6 @@ A = TypeVar("A", bound=BaseModel)
 
 _TIMEOUT_S = 65.0  # longer than the longest deadline a request may name
 _POLL_S = 0.05
-_READY = "/v2/health/ready"
 
 
 class UserOptions(TypedDict, total=False):
@@ -157,7 +157,7 @@ class Client(Closeable):
 
     def _why_not_ready(self, within_s: float) -> str | None:
         try:
-            return _reason(self._http.get(_READY, timeout=within_s))
+            return _reason(self._http.get(READY, timeout=within_s))
         except httpx.RequestError as error:
             return str(error) or repr(error)
 
@@ -227,7 +227,7 @@ class AsyncClient:
 
     async def _why_not_ready(self, within_s: float) -> str | None:
         try:
-            return _reason(await self._http.get(_READY, timeout=within_s))
+            return _reason(await self._http.get(READY, timeout=within_s))
         except httpx.RequestError as error:
             return str(error) or repr(error)
 

@@ -15,6 +15,8 @@ from schemas.requests import BEARER_TOKEN, ErrorAnswer
 
 A = TypeVar("A", bound=BaseModel)
 
+READY = "/v2/health/ready"  # the path that answers 200 from a server that can rank
+
 _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # for servers without TLS: to read the system's takes 40 ms, ten requests' time
 
 

@@ -17,18 +17,16 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
+from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.ids import Id, encode_wire_id
 from schemas.requests import RankAnswer, UserAnswer
 from serving.core.routing import ServerLoad, plan_route
-from serving.http_calls import decode_error, name_unreachable
+from serving.http_calls import READY, decode_answer, decode_error, name_unreachable
 
 POLL_S_DEFAULT = 0.5
-_READY = "/v2/health/ready"
 _PROBE_S_MAX = 1.0  # a server that takes longer to say that it is ready is not ready
 ROUNDS_MAX = 3  # over all servers
 _LOST_S = 1.0  # a server that did not answer is asked last for this long
-_BAD_ANSWER = "bad_answer"  # as http_calls.py names an answer of something else
 _MARGIN_MS = 50  # the server answers by the deadline, and then its answer has to arrive
 
 T = TypeVar("T")
@@ -102,7 +100,7 @@ class Merger:
         `poll_s`: time between two probes, from the first request on. `carries_state`: the servers have a key for it (calls/carried_state.py).
         """
         self._poll_s, self._carries_state = poll_s, carries_state
-        self._polling: asyncio.Task[None] | None = None
+        self._polling: Sequence[asyncio.Task[None]] = ()
         self._servers = {url: _Server(url, open_client(url)) for url in urls}
         self._retrieve = retrieve
         self._calls: set[asyncio.Task[Any]] = set()
@@ -145,7 +143,7 @@ class Merger:
         """Call 1. Its failure does no harm, because call 2 can do without it."""
         started_ms = request.took_ms()
         wanted = {"carry_state": True} if self._carries_state else {}
-        answer = UserAnswer.model_validate(await self._post(request, url, "/v1/user", wanted))
+        answer = decode_answer(UserAnswer, await self._post(request, url, "/v1/user", wanted))
         request.note("call 1", started_ms, f"{answer.behaviours} behaviours, version {answer.version_token}")
         return answer
 
@@ -174,18 +172,15 @@ class Merger:
         """Call 2 on one server, noted in the timeline. Raises as `_post`, and Incompatible (`bad_answer`)."""
         started_ms = request.took_ms()
         try:
-            answer = RankAnswer.model_validate(await self._post(request, url, "/v1/rank", body))
+            answer = decode_answer(RankAnswer, await self._post(request, url, "/v1/rank", body))
         except AifError as error:
             request.note("call 2", started_ms, f"{url}: {error.code}")
             raise
-        except ValueError as wrong:  # not JSON, or JSON of another shape
-            request.note("call 2", started_ms, f"{url}: {_BAD_ANSWER}")
-            raise Incompatible(_BAD_ANSWER, f"{url} answered something else than a RankAnswer: {wrong}") from wrong
         request.note("call 2", started_ms, f"{url}: user half {answer.rung}, {answer.took_ms:.1f} ms in the server")
         return answer
 
-    async def _post(self, request: "_Request", url: str, path: str, body: Mapping[str, Any]) -> Any:
-        """One call. Raises the server's error, Unavailable (`server_unreachable`, `deadline_passed`), ValueError if the answer is not JSON."""
+    async def _post(self, request: "_Request", url: str, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        """One call. Raises the server's error, Unavailable (`server_unreachable`, `deadline_passed`)."""
         server, left_ms = self._servers[url], request.left_ms()
         fields = {**body, "user_id": encode_wire_id(request.user), "request_id": request.request_id, "deadline_ms": left_ms}
         limit_s = (left_ms + _MARGIN_MS) / 1000
@@ -203,18 +198,26 @@ class Merger:
         server.lost_until_s = float("-inf")
         if answer.status_code not in (200, 202):
             raise decode_error(answer)
-        return answer.json()
+        return answer
 
     def _watch_servers(self) -> None:
-        if self._polling is None:
-            clients = {server.url: server.http for server in self._servers.values()}
-            self._polling = asyncio.create_task(poll_servers(clients, self._tell, self._poll_s))
+        if not self._polling:
+            self._polling = [asyncio.create_task(self._watch(server)) for server in self._servers.values()]
 
-    def _tell(self, url: str, ready: bool) -> None:
-        server = self._servers[url]
-        server.ready = ready
-        if ready:
-            server.lost_until_s = float("-inf")
+    async def _watch(self, server: _Server) -> None:
+        """Asks a server each `poll_s` whether it is ready. Never ends by itself.
+
+        A request learns only about its own server, and at its own cost. A probe notices a server that drains, hangs or is back before a request does.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(_PROBE_S_MAX):
+                    server.ready = (await server.http.get(READY, timeout=_PROBE_S_MAX)).status_code == 200
+            except (TimeoutError, httpx.RequestError):
+                server.ready = False
+            if server.ready:
+                server.lost_until_s = float("-inf")
+            await asyncio.sleep(self._poll_s)
 
     def _begin(self, call: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """A call in parallel with retrieval, whose failure does no harm."""
@@ -230,7 +233,7 @@ class Merger:
 
     async def close(self) -> None:
         """Cancels running calls and probes, and closes the connections."""
-        calls: list[asyncio.Task[Any]] = [*self._calls, *([] if self._polling is None else [self._polling])]
+        calls: list[asyncio.Task[Any]] = [*self._calls, *self._polling]
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
@@ -274,28 +277,4 @@ def _may_succeed_elsewhere(error: AifError) -> bool:
     """Whether another server may answer: this one is lost, refuses, has a fault of its own, or is not `aif serve` at all, such as a proxy."""
     if error.code == "deadline_passed":
         return False
-    return isinstance(error, Unavailable | Corrupted) or error.code == _BAD_ANSWER
-
-
-async def is_ready(http: httpx.AsyncClient) -> bool:
-    """One probe. Raises nothing."""
-    try:
-        async with asyncio.timeout(_PROBE_S_MAX):
-            answer = await http.get(_READY, timeout=_PROBE_S_MAX)
-    except (TimeoutError, httpx.RequestError):
-        return False
-    return answer.status_code == 200
-
-
-async def poll_servers(servers: Mapping[str, httpx.AsyncClient], tell: Callable[[str, bool], None], every_s: float) -> None:
-    """Asks every server each `every_s` whether it is ready, and calls `tell(url, ready)`. Never ends by itself. A slow server does not delay the others.
-
-    A request learns only about its own server, and at its own cost. A probe notices a server that drains, hangs or is back before a request does.
-    """
-
-    async def poll(url: str) -> None:
-        while True:
-            tell(url, await is_ready(servers[url]))
-            await asyncio.sleep(every_s)
-
-    await asyncio.gather(*(poll(url) for url in servers))
+    return isinstance(error, Unavailable | Corrupted) or error.code == "bad_answer"

@@ -333,7 +333,7 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_ours_and_the_servers_are_w
                 await merger.recommend(1, deadline_ms=2_000)
             assert caught.value.code == code
             await asyncio.sleep(0)
-            assert merger._polling is not None and not merger._polling.done()
+            assert merger._polling and not any(probe.done() for probe in merger._polling)
 
     asyncio.run(run())
 

@@ -40,19 +40,15 @@ def bearer_headers(token: SecretStr | str | None) -> dict[str, str]:
     return {} if secret is None else {"authorization": f"Bearer {secret}"}
 
 
-def trust(ca: Path | None) -> ssl.SSLContext | bool:
-    """For httpx: the system's authorities, or those of a PEM file instead. Misconfigured (`tls_unusable`)."""
+def authorities_of(url: str, ca: Path | None) -> ssl.SSLContext | bool:
+    """For httpx: the system's authorities, or those of a PEM file instead. Nothing is read from disk for a server without TLS. Misconfigured
+    (`tls_unusable`)."""
     if ca is None:
-        return True
+        return _NO_AUTHORITIES if httpx.URL(url).scheme == "http" else True
     try:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
         raise Misconfigured("tls_unusable", f"{ca} cannot be used to trust a server: {error}; give a PEM file of certificates") from error
-
-
-def authorities_of(url: str, ca: Path | None) -> ssl.SSLContext | bool:
-    """`trust` for the server at `url`; nothing is read from disk for a server without TLS. Misconfigured (`tls_unusable`)."""
-    return _NO_AUTHORITIES if ca is None and httpx.URL(url).scheme == "http" else trust(ca)
 
 
 def make_body(kind: type[A], fields: Mapping[str, Any]) -> A:

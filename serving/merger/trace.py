@@ -12,7 +12,7 @@ import httpx
 
 from schemas.errors import RejectedInput
 from schemas.ids import Id
-from serving.http_calls import bearer_headers, check_url, trust
+from serving.http_calls import authorities_of, bearer_headers, check_url
 from serving.merger.merger import Merged, Merger, Span
 from serving.settings import ServerSettings
 
@@ -68,11 +68,11 @@ def trace_request(
     """The answer and the lines to show. `url`: one server, or several separated by commas. Raises as `Merger.recommend`, and Misconfigured."""
     serve = settings.serve
     urls = [check_url(one) for one in (url or serve.url).split(",")]
-    headers, authorities = bearer_headers(serve.token), trust(serve.tls_cert)
+    headers = bearer_headers(serve.token)
     source = Retrieval(candidates, len(candidates), decode_latency(retrieval))
 
     def open_client(base: str) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=base, headers=headers, verify=authorities)
+        return httpx.AsyncClient(base_url=base, headers=headers, verify=authorities_of(base, serve.tls_cert))
 
     async def run() -> Merged:
         async with Merger(urls, source.retrieve, open_client) as merger:

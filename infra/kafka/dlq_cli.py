@@ -67,7 +67,7 @@ def list_letters(
     chosen = _filter(disposition, code, partition, since_s, contains)
     topics, sent = _topics() if topic is None else [_known(topic)], _redriven(settings)
     letters = (letter for name in topics for letter in read_dead_letters(*where, name) if chosen.takes(letter))
-    rows = (_row(letter, sent) for letter in letters if not (left and letter.was_sent(sent)))
+    rows = (_row(letter, sent) for letter in letters if not (left and letter.identity in sent))
     if topic is None:
         print_table("counts" if as_json else "dead_letters", _count(rows), as_json)
     else:
@@ -189,7 +189,7 @@ def _row(letter: "DeadLetter", sent: AbstractSet[str]) -> dict[str, Any]:
         "disposition": source.disposition,
         "code": source.code,
         "attempt": attempt_of(letter.record.headers),
-        "redriven": letter.was_sent(sent),
+        "redriven": letter.identity in sent,
         "rejected_at_ms": letter.record.timestamp_ms,
         "reason": source.reason,
     }

@@ -260,7 +260,7 @@ def test_the_plan_takes_the_oldest_and_no_foreign_record() -> None:
     source = encode_dead_letter(RECORD, Rejection(0, "x", "y", "schema"))
     letters = [DeadLetter(_source(offset), SourceRecord("dlq", 0, offset, *source[:2])) for offset in range(5)]
     letters.append(DeadLetter(_source(9, topic="dlq.item-features"), letters[0].record))
-    planned = plan_redrive(letters, "item-features", Filter(), {"item-features/1/0/0"}, 3)  # by an audit of before there were checksums
+    planned = plan_redrive(letters, "item-features", Filter(), {letters[0].identity}, 3)
     assert [letter.source.offset for letter in planned] == [1, 2, 3]
 
 

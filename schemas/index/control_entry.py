@@ -91,7 +91,7 @@ def decode_entry(raw: bytes) -> Entry:
         if len(raw) > CONTROL_ENTRY_BYTES_MAX:
             raise ValueError(f"{len(raw)} bytes, expected at most {CONTROL_ENTRY_BYTES_MAX}")
         fields = json.loads(raw)
-        if (check := fields.pop("check", None)) is not None and check != _check(fields):  # entries of older releases have none
+        if (check := fields.pop("check")) != _check(fields):
             raise ValueError(f"its checksum is {_check(fields)}, it says {check}")
         kind = fields.pop("kind")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -1,6 +1,5 @@
 """The control log: one writer wins each number, nothing is lost, damage is named."""
 
-import json
 import multiprocessing
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, decode_entry
 from schemas.index.lifecycle import Cause, EntryKind, State
 from schemas.limits import CONTROL_ENTRY_BYTES_MAX
+from tests.schemas.index.entries import raw_entry
 
 INIT = Init(4, 4, IdKind.INT64, {"item-features": "aif.item-features"}, {"item-features": "id-1"})
 
@@ -161,7 +161,7 @@ def test_a_damaged_entry_is_corrupted_and_is_met_again(store: IndexStore) -> Non
 @pytest.mark.parametrize("kind", [[], {}, None, 7, "tomorrow"])
 def test_an_entry_of_no_known_kind_stops_reconciling_and_nothing_else(store: IndexStore, kind: object) -> None:
     ensure_init(ControlLog(store), INIT, 1, "test")
-    store.put_exclusive(control_path(1), json.dumps({"kind": kind, "at_ms": 1, "version": 0, "revision": 0}).encode())
+    store.put_exclusive(control_path(1), raw_entry({"kind": kind, "at_ms": 1, "version": 0, "revision": 0}))
     assert "is not known here" in ControlLog(store).refresh().unknown_entry
 
 

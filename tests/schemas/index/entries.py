@@ -1,7 +1,11 @@
 """Entries of a control log and the states after them, for the tests of everything that reads one."""
 
+import json
+from collections.abc import Mapping
+
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, fold_entry, plan_entry
+from schemas.index.digest import checksum
 from schemas.index.lifecycle import Cause, EntryKind
 
 INIT = Entry(EntryKind.INIT, 0, init=Init(2, 2, IdKind.INT64, {}))
@@ -36,3 +40,9 @@ def appended(state: ControlState, *entries: Entry) -> ControlState:
 def log(*entries: Entry) -> ControlState:
     """The state of an index after these entries."""
     return appended(ControlState(), INIT, *entries)
+
+
+def raw_entry(fields: Mapping[str, object]) -> bytes:
+    """An entry with these fields, whatever they are, and the right checksum."""
+    encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+    return encode({**fields, "check": checksum(encode(fields).encode())}).encode()

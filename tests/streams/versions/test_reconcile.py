@@ -19,6 +19,7 @@ from streams.shard.log_ends import LogRange
 from streams.shard.start import start_shard
 from streams.versions.attempts import Attempts
 from streams.versions.shard_versions import _accept_full
+from tests.schemas.index.entries import raw_entry
 from tests.streams.shard_world import ITEMS, HashEncoder, delete, embed, features_record, open_test_shard, upsert
 from tests.streams.version_world import Worker, World
 
@@ -287,7 +288,7 @@ def test_a_shard_takes_no_batch_before_every_published_version_is_started(world:
 
 def test_a_log_with_an_entry_that_is_not_known_lets_no_batch_in(world: World, worker: Worker) -> None:
     """It may want a version, and rows of it would be missing."""
-    world.store.put_exclusive(control_path(world.state.next_number), b'{"at_ms": 1, "kind": "teleport"}')
+    world.store.put_exclusive(control_path(world.state.next_number), raw_entry({"at_ms": 1, "kind": "teleport"}))
     fill(world, items=100)
     report = worker.step()
     assert "teleport" in report.alarms[0] and not report.done and not worker.tasks[0].admitted

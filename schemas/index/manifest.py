@@ -136,7 +136,7 @@ def seal_path(version: int, revision: int, shard: int, unique: str) -> str:
 
 
 def checked_name(unique: str, raw: bytes) -> str:
-    """A unique name with the checksum of the bytes that it stands for, which older readers take for a part of the name."""
+    """A unique name with the checksum of the bytes that it stands for."""
     return f"{unique}-{checksum(raw)}"
 
 
@@ -205,12 +205,12 @@ def encode_seal(seal: Seal) -> bytes:
 
 
 def decode_seal(raw: bytes, path: str) -> Seal:
-    """The seal in these bytes; `path` is its place in the store, whose name has their checksum (older ones have none).
+    """The seal in these bytes; `path` is its place in the store, whose name has their checksum.
 
     Raises Corrupted (`bad_seal`: other bytes than were put, or no seal), Incompatible (`seal_format`).
     """
     unique = path.rpartition("/")[2].removesuffix(".json").split("-", 1)[1]
-    if (random := unique[:UNIQUE_DIGITS]) != unique and unique != checked_name(random, raw):
+    if unique != checked_name(unique[:UNIQUE_DIGITS], raw):
         raise Corrupted("bad_seal", f"{path} has other bytes than were put, which its name has the checksum of")
     fields = decode_document("seal", raw)
     try:

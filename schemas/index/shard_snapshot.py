@@ -18,7 +18,7 @@ from schemas.index.manifest import UNIQUE_DIGITS, PartFile, checked_name, decode
 class ShardSnapshot:
     """One snapshot.
 
-    - unique: the `<unique>` of its place in the store, with a checksum of all the rest (`named`); older ones have none
+    - unique: the `<unique>` of its place in the store, with a checksum of all the rest (`named`)
     - identity: its index, number of shards, id kind, topic ids and format of components, in a text that is compared as a whole
     - files: files of the checkpoint
     - next_offsets: the next offset of each source topic: applying the log from there completes it
@@ -69,7 +69,7 @@ def decode_snapshot(raw: bytes) -> ShardSnapshot:
     fields = decode_document("snapshot", raw)
     try:
         snapshot = read_fields(ShardSnapshot, fields)
-        if (random := snapshot.unique[:UNIQUE_DIGITS]) != snapshot.unique and snapshot.named(random) != snapshot:
+        if snapshot.named(snapshot.unique[:UNIQUE_DIGITS]) != snapshot:
             raise ValueError(f"its bytes are not those that its name {snapshot.unique} has the checksum of")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Corrupted("bad_snapshot", f"snapshot does not have the fields of format {FORMAT}: {error}") from error

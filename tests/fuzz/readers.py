@@ -27,7 +27,7 @@ from schemas.index.control_entry import encode_entry
 from schemas.index.control_fold import decode_fold, encode_fold
 from schemas.index.digest import ShardDigest, checksum, merge_parts
 from schemas.index.layout import decode_block, encode_block
-from schemas.index.manifest import decode_manifest, decode_seal, encode_manifest, encode_seal, seal_path
+from schemas.index.manifest import UNIQUE_DIGITS, checked_name, decode_manifest, decode_seal, encode_manifest, encode_seal, seal_path
 from schemas.index.shard_snapshot import decode_snapshot, encode_snapshot
 from schemas.knapsack import choose, find_price
 from schemas.model.checkpoint import encode_checkpoint
@@ -144,6 +144,19 @@ def _with_check(raw: bytes) -> bytes:
         return forge.encode(fields | {"check": checksum(forge.encode(fields))})
     except (ValueError, TypeError, AttributeError):
         return raw
+
+
+def _with_name(raw: bytes) -> bytes:
+    """A snapshot's right name, where it is an object at all."""
+    try:
+        fields = json.loads(raw) | {"unique": "0" * UNIQUE_DIGITS}
+        return forge.encode(fields | {"unique": checked_name("0" * UNIQUE_DIGITS, forge.encode(fields))})
+    except (ValueError, TypeError):
+        return raw
+
+
+def _read_seal(raw: bytes) -> None:
+    decode_seal(raw, seal_path(1, 1, 1, checked_name("0" * UNIQUE_DIGITS, raw)))
 
 
 def _fold(raw: bytes) -> None:
@@ -329,8 +342,8 @@ READERS: Sequence[Reader] = (
     *(Reader(f"block of {k}", lambda k=k: encode_block(layout(k), block_of(k, 3)), lambda raw, k=k: _read_block(k, raw), _resealed) for k in IdKind),
     *(Reader(f"increment of {k}", lambda k=k: _increment(k), lambda raw, k=k: _read_increment(k, raw)) for k in IdKind),
     Reader("manifest", lambda: json.loads(encode_manifest(test_manifest.MANIFEST)), decode_manifest),
-    Reader("seal", lambda: json.loads(encode_seal(test_manifest.seal(1))), lambda raw: decode_seal(raw, seal_path(1, 1, 1, "0" * 12))),
-    Reader("snapshot", lambda: json.loads(encode_snapshot(test_shard_snapshot.SNAPSHOT)), decode_snapshot),
+    Reader("seal", lambda: json.loads(encode_seal(test_manifest.seal(1))), _read_seal),
+    Reader("snapshot", lambda: json.loads(encode_snapshot(test_shard_snapshot.SNAPSHOT)), decode_snapshot, _with_name),
     *(Reader(f"control entry {one['kind']}", lambda one=one: one, _fold, _with_check) for one in _entries()),
     Reader("control fold", lambda: json.loads(encode_fold(log(*lived(5, 7)), b"last")), decode_fold, _with_check),
     Reader("checkpoint", _checkpoint, read_checkpoint_file),

@@ -112,7 +112,7 @@ class Boundary:
 
     def write_snapshot(self, store: MemoryStore, job: SnapshotJob) -> ShardSnapshot:
         described = describe_checkpoint(Path(job.checkpoint_directory), job.shard, job.identity)
-        snapshot = dataclasses.replace(described, unique=self.world.unique(), files=_FILE)
+        snapshot = dataclasses.replace(described, files=_FILE).named(self.world.unique())
         self.world.point(f"writing {snapshot.directory}")
         store.put_part(f"{snapshot.directory}/files", [self.disk_of(job.checkpoint_directory).directories[job.checkpoint_directory].copy()])
         store.put_bytes(snapshot_manifest_path(job.shard, snapshot.unique), encode_snapshot(snapshot))

@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> IndexStore:
 
 
 def test_snapshots_of_many_shards_are_read_at_once_and_come_in_the_order_of_their_names(store: IndexStore) -> None:
-    snapshots = [ShardSnapshot(shard, f"{shard:012x}", "index", (), {}, shard) for shard in range(8 * AT_ONCE)]
+    snapshots = [ShardSnapshot(shard, "", "index", (), {}, shard).named(f"{shard:012x}") for shard in range(8 * AT_ONCE)]
     for snapshot in reversed(snapshots):
         store.put_bytes(snapshot_manifest_path(snapshot.shard, snapshot.unique), encode_snapshot(snapshot))
     slow = SlowStore(store)

@@ -218,7 +218,7 @@ def test_the_doctor_names_what_retention_removed_before_a_shard_had_it_and_what_
     committed = [TopicPartition(f"{prefix}{topic}", 1, offset) for topic, offset in (("item-features", 20), ("new-items", 0))]
     Consumer({"bootstrap.servers": bootstrap_servers, "group.id": f"{prefix}shards"}).commit(offsets=committed, asynchronous=False)
     assert look() == ("fail", "shard 1: item-features 20 to 24 are gone"), "readers are told nothing any more"
-    snapshot = ShardSnapshot(0, "0123456789ab", "index", (), {"item-features": 33, "new-items": 0}, 33)
+    snapshot = ShardSnapshot(0, "", "index", (), {"item-features": 33, "new-items": 0}, 33).named("0123456789ab")
     open_index_store(str(tmp_path / "store")).put_bytes(f"{snapshot.directory}/snapshot.json", encode_snapshot(snapshot))
     produce(bootstrap_servers, f"{prefix}index-deltas", 1, told(1, 1, 12))
     assert look() == ("fail", "shard 1: item-features 12 to 24 are gone")

@@ -11,7 +11,7 @@ from schemas.errors import Corrupted, Incompatible
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, decode_entry, encode_entry, fold_entry, plan_entry
 from schemas.index.lifecycle import FINAL, Cause, EntryKind, State, next_state, transitions
-from schemas.index.manifest import decode_manifest, decode_seal, seal_path
+from schemas.index.manifest import checked_name, decode_manifest, decode_seal, seal_path
 from schemas.index.shard_snapshot import decode_snapshot
 from tests.schemas.index.entries import act, appended, lived, log, publish, raw_entry, want
 
@@ -224,9 +224,13 @@ def test_an_index_without_the_types_of_its_identity_is_corrupted(changes: dict[s
             decode_entry(raw_entry({"kind": "init", "at_ms": 1, "init": one}))
 
 
+BRACKETS = b"[" * 100_000
+
+
 @pytest.mark.parametrize(
-    "decode", [decode_entry, decode_manifest, partial(decode_seal, path=seal_path(7, 1, 3, "0" * 12)), decode_snapshot]
+    "decode",
+    [decode_entry, decode_manifest, partial(decode_seal, path=seal_path(7, 1, 3, checked_name("0" * 12, BRACKETS))), decode_snapshot],
 )
 def test_a_file_of_nothing_but_brackets_is_corrupted(decode: Callable[[bytes], object]) -> None:
     with pytest.raises(Corrupted, match="does not read"):
-        decode(b"[" * 100_000)
+        decode(BRACKETS)

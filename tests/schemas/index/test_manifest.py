@@ -4,7 +4,18 @@ import pytest
 
 from schemas.errors import Corrupted, Incompatible
 from schemas.index.layout import row_layout
-from schemas.index.manifest import Manifest, Part, PartFile, Seal, decode_manifest, decode_seal, encode_manifest, encode_seal, seal_path
+from schemas.index.manifest import (
+    Manifest,
+    Part,
+    PartFile,
+    Seal,
+    checked_name,
+    decode_manifest,
+    decode_seal,
+    encode_manifest,
+    encode_seal,
+    seal_path,
+)
 from tests.schemas.catalogue import small_spec
 
 
@@ -13,12 +24,13 @@ def seal(shard: int) -> Seal:
     return Seal(shard, full, Part("", (), 0), 5, {"item-features": 3, "new-items": 4}, 3, f"{shard:032x}", "d" * 32, "cpu")
 
 
-PATH = seal_path(7, 1, 3, "0" * 12)
+RAW = encode_seal(seal(3))
+PATH = seal_path(7, 1, 3, checked_name("0" * 12, RAW))
 MANIFEST = Manifest(7, 1, "m", "a" * 64, "b" * 16, "l", "cpu", row_layout(small_spec()), (seal(0), seal(1)), 1)
 
 
 def test_a_manifest_survives_json() -> None:
-    assert decode_manifest(encode_manifest(MANIFEST)) == MANIFEST and decode_seal(encode_seal(seal(3)), PATH) == seal(3)
+    assert decode_manifest(encode_manifest(MANIFEST)) == MANIFEST and decode_seal(RAW, PATH) == seal(3)
     assert MANIFEST.rows == 6 and MANIFEST.digest != MANIFEST.data_digest
 
 

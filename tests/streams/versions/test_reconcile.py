@@ -12,7 +12,7 @@ from infra.index.control_folds import control_path
 from infra.index.store import FolderStore
 from schemas.index.control import Entry
 from schemas.index.lifecycle import EntryKind, State
-from schemas.index.manifest import Part, Seal, encode_seal, seal_path
+from schemas.index.manifest import UNIQUE_DIGITS, Part, Seal, checked_name, encode_seal, seal_path
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.builders.jobs import BuildJob, BuildResult
 from streams.shard.log_ends import LogRange
@@ -193,7 +193,8 @@ def test_a_seal_of_another_encoder_gets_into_no_manifest(world: World, worker: W
     nothing = Part("", (), 0)
     foreign = Seal(0, nothing, nothing, 1_000, world.sources_end(0), 0, "", "", "another machine")
     world.want(0)
-    world.store.put_bytes(seal_path(0, 0, 0, "foreign"), encode_seal(foreign))
+    raw = encode_seal(foreign)
+    world.store.put_bytes(seal_path(0, 0, 0, checked_name("0" * UNIQUE_DIGITS, raw)), raw)
     worker.settle()
     (seal,) = world.manifest(0).seals
     assert (seal.delta_position, seal.encoder_fingerprint) == (0, world.state.versions[0].encoder_fingerprint)

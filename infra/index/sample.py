@@ -35,7 +35,7 @@ class SampledRows:
 
 
 def read_item_sample(store: IndexStore, manifest: Manifest, items_max: int) -> list[SampledItem]:
-    """Inputs of about `items_max` items as they were sealed, from a few shards; none from shards that an older release sealed. Raises Unavailable,
+    """Inputs of about `items_max` items as they were sealed, from a few shards; none from shards whose sample is gone. Raises Unavailable,
     Corrupted (`bad_sample`)."""
     filled = [seal for seal in manifest.seals if seal.rows > 0]
     shards = min(len(filled), SHARDS_SAMPLED_MAX)

@@ -211,7 +211,7 @@ def describe_index(
     found = fetch_topics(bootstrap, prefix, deadline_s=deadline_s)
     check_partitions(found, prefix, shards)
     ids = {name: found[name].topic_id for name in _IDENTITY_TOPICS if name in found}
-    # Reports and outcomes are no part of an index, and those that were begun before there were any do not name them.
+    # Reports and outcomes are no part of an index.
     topics = {topic.name: prefix + topic.name for topic in TOPICS if topic.name not in REPORTS}
     return Init(shards, user_partitions, IdKind(id_kind), topics, ids)
 

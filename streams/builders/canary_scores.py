@@ -37,7 +37,7 @@ from streams.core.item import unpack_features
 from streams.encoder import EncoderCache
 
 HISTORY_MAX = 40
-_NO_ITEMS = "the index has no items, or an older release sealed the version"
+_NO_ITEMS = "the index has no items, or the samples of the version are gone"
 _SEED = 0
 
 

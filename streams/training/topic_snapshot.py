@@ -11,7 +11,6 @@ The bytes depend on the log alone: they contain no time of writing and no machin
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.files import fsync, sha256_of_file
+from infra.files import fsync, sha256_of_file, staging_folder
 from infra.kafka.reader import SourceRecord, read_topic
 from schemas.errors import Corrupted, Misconfigured
 from schemas.ids import IdKind
@@ -43,17 +42,11 @@ def write_snapshot(directory: Path, log: TopicEvents, wanted: LogRange, progress
     """Writes the snapshot, completely or not at all. Raises Misconfigured (`snapshot_exists`, `id_kind_differs`), Incompatible (`offset_gone`)."""
     if directory.exists():
         raise Misconfigured("snapshot_exists", f"{directory} is there already; a snapshot never changes: name another folder")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    staged = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir()
-    try:
+    with staging_folder(directory, "snapshot") as staged:
         topics = {t: _write_topic(staged / f"{t}.parquet", log, t, wanted, partial(progress, t)) for t in TRAINING_TOPICS}
         (staged / MANIFEST).write_text(json.dumps({"format": FORMAT, **log.identity, "topics": topics}, sort_keys=True, indent=1) + "\n")
         fsync(staged)
         staged.replace(directory)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     fsync(directory.parent)
 
 

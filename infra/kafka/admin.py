@@ -46,7 +46,7 @@ _FIXED_TOPICS = (ITEM_FEATURES, NEW_ITEMS)
 _FLAGS = {GROW: "--allow-growth", CLEANUP: "--allow-cleanup"}  # of `aif topics apply`
 
 _REQUEST_S_MIN, _REQUEST_S_MAX = 0.2, 10.0
-_LOOK_S_MAX = 2.0  # a broker that refuses the login answers nothing, which is noticed between two looks
+_LOOK_S_FIRST = 2.0  # a broker that refuses the login answers nothing, which is noticed between two looks
 _DEADLINE_S = 30.0
 _PAUSE_S = 0.05
 _REPLICATION = 3  # where there are as many brokers; two of them must have a record before it is acknowledged
@@ -147,13 +147,11 @@ def topic_ids(bootstrap: Bootstrap, prefix: str) -> dict[str, str]:
 def check_topic_id(bootstrap: Bootstrap, topic: str, topic_id: str, *, deadline_s: float = _DEADLINE_S) -> None:
     """Raises Incompatible (`other_topic`) unless `topic`, the whole name, has that id; Unavailable (`unknown_topic`, `kafka_unreachable`). With
     `topic_id` "" any id will do, and the broker is not asked."""
-    if topic_id and (found := _fetch_id(bootstrap, topic, deadline_s)) != topic_id:
-        raise other_topic(topic, topic_id, found)
-
-
-def _fetch_id(bootstrap: Bootstrap, topic: str, deadline_s: float) -> str:
-    broker = _Broker(bootstrap, deadline_s)
-    return str(broker.ask(f"topic {topic}", broker.admin.describe_topics, TopicCollection([topic]))[topic].topic_id)
+    if topic_id:
+        broker = _Broker(bootstrap, deadline_s)
+        found = str(broker.ask(f"topic {topic}", broker.admin.describe_topics, TopicCollection([topic]))[topic].topic_id)
+        if found != topic_id:
+            raise other_topic(topic, topic_id, found)
 
 
 def check_topic_ids(known: Mapping[str, str], found: Mapping[str, str], prefix: str) -> None:
@@ -195,9 +193,7 @@ def other_topic(topic: str, known: str, found: str) -> Incompatible:
 
 def find_coordinator(bootstrap: Bootstrap, group: str, *, deadline_s: float = _DEADLINE_S) -> None:
     """Return when the broker has a coordinator for a consumer group. A new cluster makes the topic of the groups' offsets when it is first asked for one.
-
-    Raises Unavailable (`kafka_unreachable`).
-    """
+    Raises Unavailable (`kafka_unreachable`)."""
     broker = _Broker(bootstrap, deadline_s)
     broker.ask(f"describe group {group}", broker.admin.describe_consumer_groups, [group])
 
@@ -280,6 +276,7 @@ class _Broker:
     def __init__(self, bootstrap: Bootstrap, deadline_s: float) -> None:
         self._bootstrap, self._deadline_s = bootstrap, deadline_s
         self._request_s = min(_REQUEST_S_MAX, max(deadline_s, _REQUEST_S_MIN))
+        self._look_s = min(self._request_s, _LOOK_S_FIRST)
         self._end = time.monotonic() + deadline_s
         self._told = KafkaAdmin(bootstrap)
         self.admin = self._told.client
@@ -315,7 +312,7 @@ class _Broker:
         """Offset of every partition of a topic."""
 
         def offsets() -> dict[int, int]:
-            found = self.admin.list_topics(topic, timeout=min(self._request_s, _LOOK_S_MAX)).topics[topic]
+            found = self._look(topic).topics[topic]
             if found.error is not None:
                 raise KafkaException(found.error)
             asked = {TopicPartition(topic, p): spec for p in found.partitions}
@@ -357,7 +354,12 @@ class _Broker:
             time.sleep(_PAUSE_S)
 
     def _metadata(self) -> ClusterMetadata:
-        return self._retry(lambda: self.admin.list_topics(timeout=min(self._request_s, _LOOK_S_MAX)), "the list of topics")
+        return self._retry(self._look, "the list of topics")
+
+    def _look(self, *topic: str) -> ClusterMetadata:
+        """Each look waits twice as long as the one before: the answer to one that timed out is dropped when it comes, also that of a slow broker."""
+        wait_s, self._look_s = self._look_s, min(2 * self._look_s, self._request_s)
+        return self.admin.list_topics(*topic, timeout=wait_s)
 
     def ask(self, what: str, request: Callable[..., Mapping[Any, Future[T]]], asked: Any, fine: int | None = None) -> dict[Any, T]:
         """The results of a request's futures; `fine` is an error code that counts as done."""

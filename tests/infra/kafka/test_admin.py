@@ -4,6 +4,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from infra.clock import DAY_MS, SystemClock
@@ -195,3 +196,26 @@ def test_no_client_lets_the_broker_make_a_topic_that_was_only_asked_for(monkeypa
         with pytest.raises(RuntimeError):
             use()
     assert [config["allow.auto.create.topics"] for config in asked] == [False] * 3
+
+
+def test_a_broker_that_takes_seconds_for_an_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look of two seconds ended before its answer came: a worker could not start, and a running one could open no shard."""
+    looked: list[float] = []
+
+    class Slow:
+        def __init__(self, _: object) -> None: ...
+
+        def poll(self, timeout: float) -> None: ...
+
+        def list_topics(self, timeout: float) -> object:
+            looked.append(timeout)
+            if timeout < 2.5:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return SimpleNamespace(topics={})
+
+        def describe_topics(self, *_: object, **__: object) -> dict[object, object]:
+            return {}
+
+    monkeypatch.setattr(admin_client, "AdminClient", Slow)
+    assert fetch_topics("localhost:1", "aif.") == {}
+    assert looked == [2.0, 4.0]

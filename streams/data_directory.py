@@ -1,4 +1,5 @@
-"""A worker's data directory belongs to one process at a time: its scratch folder is emptied at a start, and its heartbeat speaks for one."""
+"""A data directory, of a worker or of the statistics, belongs to one process at a time. Its scratch folder is emptied at a start, and its heartbeat speaks for
+one process."""
 
 import logging
 import os
@@ -11,27 +12,28 @@ from schemas.errors import Misconfigured, Unavailable
 
 _log = logging.getLogger("aif.streams.data_directory")
 _LOCK_NAME = "lock"
-_FORMER_S_MAX = 30.0  # a former worker may still be ending
+_FORMER_S_MAX = 30.0  # a former process may still be ending
 _POLL_S = 0.1
 
 
-def hold_directory(folder: Path, wait_s: float = _FORMER_S_MAX) -> IO[bytes]:
-    """The open file that keeps other workers out until it is closed or its process has ended. Raises Misconfigured (`data_dir_in_use`, `data_dir_unusable`)."""
-    file, end, told = _open_lock(folder), time.monotonic() + wait_s, False
+def hold_directory(folder: Path, setting: str, wait_s: float = _FORMER_S_MAX) -> IO[bytes]:
+    """The open file that keeps other processes out until it is closed or its process has ended. `setting`: which names the folder, for messages. Raises
+    Misconfigured (`data_dir_in_use`, `data_dir_unusable`)."""
+    file, end, told = _open_lock(folder, setting), time.monotonic() + wait_s, False
     while not try_lock(file.fileno()):
         if time.monotonic() > end:
             file.close()
-            hint = "give each worker a directory of its own (AIF_WORKER__DATA_DIR), or end the other"
-            raise Misconfigured("data_dir_in_use", f"another worker uses {folder}, for {wait_s:g} s already; {hint}")
+            hint = f"give each process a directory of its own ({setting}), or end the other"
+            raise Misconfigured("data_dir_in_use", f"another process uses {folder}, for {wait_s:g} s already; {hint}")
         if not told:
-            _log.info("another worker uses %s; waiting up to %g s for it to end", folder, wait_s)
+            _log.info("another process uses %s; waiting up to %g s for it to end", folder, wait_s)
             told = True
         time.sleep(_POLL_S)
     return file
 
 
-def _open_lock(folder: Path) -> IO[bytes]:
-    """The open lock file of a directory that is ours to write, with every shard in it."""
+def _open_lock(folder: Path, setting: str) -> IO[bytes]:
+    """The open lock file of a directory that is ours to write, with every shard in it, if any."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for place in (folder, *folder.glob("shards"), *folder.glob("shards/*/")):
@@ -39,7 +41,7 @@ def _open_lock(folder: Path) -> IO[bytes]:
                 raise PermissionError(f"{place} is not writable")
         return (folder / _LOCK_NAME).open("ab")
     except OSError as error:
-        hint = "mount it writable or give it to this user, or begin in another one (AIF_WORKER__DATA_DIR) from the shards' snapshots"
+        hint = f"mount it writable or give it to this user, or begin in another one ({setting})"
         raise Misconfigured("data_dir_unusable", f"user {os.geteuid()} cannot use {folder}: {error}; {hint}") from error
 
 

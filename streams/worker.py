@@ -161,7 +161,7 @@ class Worker:
 
     async def run(self) -> None:
         """Consumes until SIGTERM or SIGINT, then closes everything."""
-        held = await asyncio.to_thread(hold_directory, self.folder)
+        held = await asyncio.to_thread(hold_directory, self.folder, "AIF_WORKER__DATA_DIR")
         beating = asyncio.create_task(beat(self.folder / HEARTBEAT_NAME))
         index = await asyncio.to_thread(self.prepare)
         page = open_metrics_page(self._registry, port) if (port := self.settings.worker.metrics_port) else None

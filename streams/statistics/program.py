@@ -69,7 +69,7 @@ class StatisticsProgram:
 
     async def run(self) -> bool:
         """True: begin again, for other statistics."""
-        held = await asyncio.to_thread(hold_directory, self._folder)
+        held = await asyncio.to_thread(hold_directory, self._folder, "AIF_STATISTICS__DATA_DIR")
         beating = asyncio.create_task(beat(self._folder / HEARTBEAT_NAME))
         stop = asyncio.Event()
         for number in stop_signals():

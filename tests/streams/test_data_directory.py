@@ -1,4 +1,4 @@
-"""One worker a data directory: a second one waits for the end of the first, then says what to do."""
+"""One process a data directory: a second one waits for the end of the first, then says what to do."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from schemas.errors import Misconfigured, Unavailable
 from streams.data_directory import check_holds_no_shard, hold_directory
 
 
-def test_a_second_worker_is_refused_until_the_first_has_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    first = hold_directory(tmp_path / "worker")
-    with pytest.raises(Misconfigured, match=r"data_dir_in_use: another worker uses .*/worker.*AIF_WORKER__DATA_DIR"):
-        hold_directory(tmp_path / "worker", wait_s=0.2)
-    assert [record.message for record in caplog.records] == [f"another worker uses {tmp_path}/worker; waiting up to 0.2 s for it to end"]
+    first = hold_directory(tmp_path / "worker", "AIF_WORKER__DATA_DIR")
+    with pytest.raises(Misconfigured, match=r"data_dir_in_use: another process uses .*/worker.*\(AIF_STATISTICS__DATA_DIR\)"):
+        hold_directory(tmp_path / "worker", "AIF_STATISTICS__DATA_DIR", wait_s=0.2)
+    assert [record.message for record in caplog.records] == [f"another process uses {tmp_path}/worker; waiting up to 0.2 s for it to end"]
     first.close()
-    hold_directory(tmp_path / "worker", wait_s=0.2).close()
+    hold_directory(tmp_path / "worker", "AIF_STATISTICS__DATA_DIR", wait_s=0.2).close()
 
 
 @pytest.mark.parametrize("inside", ["", "shards", "shards/00001"])
@@ -25,11 +25,13 @@ def test_a_directory_that_this_user_cannot_write_is_named_before_a_shard_is_open
     """Tests may run as root, whom no permission stops."""
     (tmp_path / "shards" / "00001").mkdir(parents=True)
     monkeypatch.setattr("os.access", lambda path, _: path != tmp_path / inside)
-    with pytest.raises(Misconfigured, match=rf"data_dir_unusable: user \d+ cannot use {tmp_path}: {tmp_path / inside} is not.*DATA_DIR"):
-        hold_directory(tmp_path)
+    with pytest.raises(
+        Misconfigured, match=rf"data_dir_unusable: user \d+ cannot use {tmp_path}: {tmp_path / inside} is not.*\(AIF_WORKER__DATA_DIR\)"
+    ):
+        hold_directory(tmp_path, "AIF_WORKER__DATA_DIR")
     (tmp_path / "file").touch()
     with pytest.raises(Misconfigured, match=r"data_dir_unusable: .*file"):
-        hold_directory(tmp_path / "file" / "worker")
+        hold_directory(tmp_path / "file" / "worker", "AIF_WORKER__DATA_DIR")
 
 
 def test_shards_beside_an_empty_index_store_are_named_and_a_directory_without_any_is_fine(tmp_path: Path) -> None:

@@ -355,9 +355,15 @@ def _source_record(topic: str, record: Any) -> SourceRecord:
 async def consume(app: ShellApp, stop: asyncio.Event, end_s_max: float, on_stop: Callable[[], None]) -> bool:
     """Runs Faust until asked to stop; if Faust ends unasked, the process ends too, because it would no longer consume. False: it hangs, as without a broker.
     `on_stop`: called before Faust is asked to end; turns batches away."""
-    await app.start()
+    starting, asked = asyncio.ensure_future(app.start()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        on_stop()
+        await asyncio.wait({starting}, timeout=end_s_max)
+        if not starting.done():  # a slow broker takes a while
+            return False
+    starting.result()
     ended = asyncio.ensure_future(app.wait_until_stopped())
-    asked = asyncio.ensure_future(stop.wait())
     await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
     if not asked.done():
         stop_process(app.crash_reason or RuntimeError("Faust stopped by itself"), "consuming")
@@ -370,3 +376,10 @@ async def consume(app: ShellApp, stop: asyncio.Event, end_s_max: float, on_stop:
         _log.warning("Faust does not end, as without a broker; the owned shards are closed anyway and keep their unsent records")
     ended.cancel()
     return stopping.done()
+
+
+async def end_threads(within_s: float) -> bool:
+    """The last thing in an event loop: ends its threads. False: one waits for a broker or a store, and the end of the loop would wait for it."""
+    ended = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
+    await asyncio.wait({ended}, timeout=within_s)
+    return ended.done()

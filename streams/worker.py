@@ -52,7 +52,7 @@ from schemas.index.control import ControlState, Init
 from schemas.topics import INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, MODEL_CHECKPOINTS, NEW_ITEMS, SERVER_REPORTS, SHARD_TOPICS
 from streams.builders.template import open_builder_template
 from streams.data_directory import check_holds_no_shard, hold_directory
-from streams.faust_shell import ShellApp, add_agent, consume, leave_process, make_app, operator_exit, stop_process
+from streams.faust_shell import ShellApp, add_agent, consume, end_threads, leave_process, make_app, operator_exit, stop_process
 from streams.owned_shards import OwnedShards
 from streams.settings import WorkerSettings
 from streams.shard.log_ends import LogRange, fetch_log_ranges
@@ -196,7 +196,7 @@ class Worker:
             beating.cancel()
             held.close()
         _log.info("worker stopped")
-        if self._faust_hangs:  # the event loop would wait for it
+        if self._faust_hangs or not await end_threads(_THREAD_END_S_MAX):  # the event loop would wait for them
             leave_process(0)
 
     def _make_app(self) -> ShellApp:
@@ -361,11 +361,9 @@ def run_worker(settings: WorkerSettings) -> None:
     share_heaps()
     template = open_builder_template() if settings.build.warm else None
     watch_threads()
-    worker = Worker(settings, template)
-    try:
-        with operator_exit():
-            asyncio.run(worker.run())
-    finally:
-        worker.end()
+    with contextlib.ExitStack() as ends, operator_exit():
         if template is not None:
-            template.close()
+            ends.callback(template.close)
+        worker = Worker(settings, template)
+        ends.callback(worker.end)
+        asyncio.run(worker.run())

@@ -16,7 +16,7 @@ from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.topics import ITEM_FEATURES
 from streams import faust_shell
 from streams.core.batching import Partition
-from streams.faust_shell import ShellApp, _Arrivals, add_agent, make_app
+from streams.faust_shell import ShellApp, _Arrivals, add_agent, end_threads, make_app
 
 WAIT_S = 60.0
 RECORDS = 8_000
@@ -253,3 +253,18 @@ def test_an_assignment_of_another_cluster_opens_nothing(tmp_path: Path) -> None:
         assert ownership.opened == 1
 
     asyncio.run(run())
+
+
+def test_a_thread_that_waits_does_not_keep_the_process() -> None:
+    """A check of the topics may wait ten seconds for a slow broker, and the end of an event loop waits for its threads."""
+
+    async def run(waits: bool) -> bool:
+        go_on = threading.Event()
+        waiting = asyncio.ensure_future(asyncio.to_thread(go_on.wait, WAIT_S if waits else 0.0))
+        await asyncio.sleep(0.05)
+        ended = await end_threads(0.1)
+        go_on.set()
+        await waiting
+        return ended
+
+    assert [asyncio.run(run(waits)) for waits in (False, True)] == [True, False]

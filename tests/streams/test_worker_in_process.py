@@ -24,9 +24,14 @@ from tests.streams.shard_world import ManualClock
 
 
 class HangingApp:
-    """Faust without a broker: it does not end, and does not hear a cancellation."""
+    """Faust without a broker: it does not end, or does not even start, and does not hear a cancellation."""
 
-    async def start(self) -> None: ...
+    def __init__(self, starts: bool) -> None:
+        self._starts = starts
+
+    async def start(self) -> None:
+        if not self._starts:
+            await asyncio.Event().wait()
 
     async def wait_until_stopped(self) -> None:
         await asyncio.Event().wait()
@@ -35,13 +40,14 @@ class HangingApp:
         await asyncio.Event().wait()
 
 
-def test_a_worker_that_is_to_end_does_not_wait_for_a_broker_that_is_away() -> None:
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_worker_that_is_to_end_does_not_wait_for_a_broker_that_is_away(starts: bool) -> None:
     turned_away = list[bool]()
 
     async def ends() -> bool:
         stop = asyncio.Event()
         stop.set()
-        app: Any = HangingApp()
+        app: Any = HangingApp(starts)
         return await asyncio.wait_for(consume(app, stop, 0.05, lambda: turned_away.append(True)), 10.0)
 
     assert asyncio.run(ends()) is False and turned_away == [True]
@@ -70,6 +76,16 @@ def test_a_worker_that_the_broker_refuses_does_not_ask_its_supervisor_for_a_rest
     with pytest.raises(SystemExit) as ended:
         run_worker(settings)
     assert ended.value.code == 78 and "grant it the right" in caplog.text
+
+
+def test_a_worker_whose_index_store_is_no_store_does_not_ask_for_a_restart_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = {"worker": {"data_dir": tmp_path}, "build": {"warm": False}, "index": {"store": "ftp://shop/index"}}
+    monkeypatch.setattr("streams.worker.watch_threads", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        run_worker(WorkerSettings.model_validate({"kafka": {"bootstrap_servers": "127.0.0.1:1"}, **named}))
+    assert ended.value.code == 78 and "index_store_url" in caplog.text
 
 
 def test_a_worker_says_that_a_topic_is_gone_and_ends_at_the_next_look_at_topics_that_are_others(

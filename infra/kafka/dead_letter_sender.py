@@ -50,6 +50,7 @@ class DeadLetterSender:
     ) -> None:
         self._bootstrap, self._prefix, self._within_s, self._on_sent, self._stage = bootstrap, prefix, within_s, on_sent, stage
         self._given, self._sent = producer, dict(sent or {})
+        self.last_error = ""  # why a letter of the last `send` is not there, where the broker said so
 
     @cached_property
     def _producer(self) -> Producer:
@@ -63,7 +64,7 @@ class DeadLetterSender:
         are_there = [self._sent[record.topic].has(record, rejection.index) for record, rejection in letters]
         if all(are_there):
             return are_there
-        end_s = time.monotonic() + self._within_s
+        end_s, self.last_error = time.monotonic() + self._within_s, ""
 
         def may_wait() -> bool:
             return time.monotonic() < end_s and not is_stopping()
@@ -81,6 +82,8 @@ class DeadLetterSender:
         if error is None:
             are_there[place] = True
             self._on_sent(letter)
+        elif error.code() != KafkaError._PURGE_QUEUE:
+            self.last_error = error.str()
 
     def _produce(self, letter: Letter, on_delivery: Callable[..., None], may_wait: Callable[[], bool]) -> None:
         """Gives one letter to the client, and waits for room in its queue."""
@@ -94,5 +97,6 @@ class DeadLetterSender:
                 if not may_wait():
                     return
                 self._producer.poll(_POLL_S)
-            except KafkaException:  # the letter stays missing
+            except KafkaException as error:  # the letter stays missing
+                self.last_error = error.args[0].str()
                 return

@@ -34,9 +34,11 @@ class VersionMessages(Closeable):
     def send_dead_letter(self, record: SourceRecord, rejection: Rejection) -> None:
         """Sends and waits for the acknowledgement. Raises Unavailable (`dead_letter_not_sent`)."""
         if self._letters.send([Letter(record, rejection)]) != [True]:
+            why = self._letters.last_error
             raise Unavailable(
                 "dead_letter_not_sent",
-                f"the broker has not acknowledged the dead letter of {record.topic} offset {record.offset} within {_ACKNOWLEDGED_S_MAX:g} s; is it up?",
+                f"the broker has not acknowledged the dead letter of {record.topic} offset {record.offset} within {_ACKNOWLEDGED_S_MAX:g} s"
+                f"{why and f': {why}'}; see `aif doctor`",
             )
 
     def announce(self, event: IndexEvent) -> None:

@@ -256,6 +256,12 @@ def _revive(version: int, reason: str, as_json: bool, wish: str) -> bool:
     status = log.refresh().versions.get(version)
     if status is None or status.state is not State.FROZEN:
         return False
+    if status.is_reviving:
+        raise Incompatible(
+            "revision_under_way",
+            f"version {version} is being revived already; `aif status --watch` shows which shards have sealed revision {status.wanted_revision}. "
+            f"Once it is published, and unless it goes live by itself, `aif index promote {version}` makes it live",
+        )
     say(
         f"version {version} is frozen: its shards catch up to revision {status.next_revision}, then it goes live automatically; "
         "a hold, a pin or a rollback before that ends the wish"

@@ -150,3 +150,20 @@ def test_without_a_backup_a_rollback_names_what_helps_and_it_does(world: World, 
     for _ in range(20):
         worker.step()
     assert world.state.live == 2 and world.state.held
+
+
+def test_a_revival_that_is_under_way_is_not_asked_for_twice_and_what_its_error_names_works_after_it(world: World, worker: Worker) -> None:
+    for version in (2, 3):
+        world.want(version)
+        worker.settle()
+    assert (world.state.live, world.state.versions[1].state) == (3, State.FROZEN)
+    run_aif("index", "promote", "1")
+    run_aif("index", "hold")  # ends the wish
+    for command in ("promote", "rollback"):
+        with pytest.raises(Incompatible, match=r"revision_under_way: version 1 is being revived already; `aif status --watch`") as error:
+            run_aif("index", command, "1")
+    for _ in range(20):
+        worker.step()
+    assert world.state.live == 3
+    run_aif(*re.findall(r"`aif (index promote 1)`", str(error.value))[0].split())
+    assert world.state.live == 1

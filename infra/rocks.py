@@ -313,7 +313,8 @@ def open_database(path: Path, column_families: Sequence[str] = ()) -> Database:
     Raises Unavailable (`database_locked`, `disk_full`), Corrupted (`database_corrupted`), Incompatible (`not_raw_mode`).
     """
     _check_raw_mode(path)
-    path.mkdir(parents=True, exist_ok=True)
+    with MappedErrors(path, "open"):
+        path.mkdir(parents=True, exist_ok=True)
     return Database(path, column_families, read_only=False)
 
 

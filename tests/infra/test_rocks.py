@@ -1,6 +1,7 @@
 """RocksDB behind one door: atomic batches, honest scans, named errors, LOCK."""
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -313,3 +314,14 @@ def test_the_block_cache_is_bounded_by_the_size_of_the_table_files(tmp_path: Pat
         large.flush()
         assert sum(1 for _ in large.scan("default")) == 20_000
         assert block_cache().cache.get_usage() > 16 << 20
+
+
+def test_a_directory_that_a_full_disk_does_not_take_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of the disk itself ended the worker that opened a new shard."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(Unavailable, match=r"disk_full: open in .*shard: .*free disk space"):
+        open_database(tmp_path / "shard")

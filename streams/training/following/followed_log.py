@@ -43,10 +43,16 @@ class FollowedTopic:
         """The number of records that are held."""
         return sum(map(len, self._held.values()))
 
-    def take(self, ends: dict[int, int]) -> list[SourceRecord]:
-        """All records before `ends`, in log order; waits until they have arrived."""
+    def wait_for(self, ends: dict[int, int], stopping: Callable[[], bool]) -> bool:
+        """Waits until all records before `ends` have arrived; False if `stopping` before that."""
         while not self._follower.has_reached(ends):
+            if stopping():
+                return False
             self.poll(_POLL_S)
+        return True
+
+    def take(self, ends: dict[int, int]) -> list[SourceRecord]:
+        """The records before `ends`, in log order."""
         taken = []
         for p, end in ends.items():
             held = self._held[p]
@@ -63,8 +69,8 @@ class FollowedLog(Closeable):
     """All five topics, from the offsets `begin` on; `plan` and `read` are called in turns.
 
     `settle` is called after each reading, before anybody stores the round's end. `lag_records` is the number of impressions beyond the round that
-    was planned last. `topic_ids`: Kafka's ids of the topics in which the offsets mean something; any where they are not given. Both methods raise
-    Incompatible (`other_topic`) at another topic.
+    was planned last. `topic_ids`: Kafka's ids of the topics in which the offsets mean something; any where they are not given. `stopping`: whether
+    the process was asked to stop, so that neither method waits on. Both raise Incompatible (`other_topic`) at another topic.
     """
 
     def __init__(
@@ -75,9 +81,10 @@ class FollowedLog(Closeable):
         begin: Offsets,
         settle: Callable[[], object] = lambda: None,
         topic_ids: Mapping[str, str] | None = None,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._topic_ids = topic_ids or {}
-        self._bootstrap, self._prefix, self._decoder, self._settle = bootstrap, prefix, decoder, settle
+        self._bootstrap, self._prefix, self._decoder, self._settle, self._stopping = bootstrap, prefix, decoder, settle, stopping
         self._ends = begin
         self.lag_records = 0
         self._topics = {
@@ -107,8 +114,10 @@ class FollowedLog(Closeable):
         self.lag_records = sum(found.values()) - sum(planned.values())
         return {**ends, IMPRESSIONS: as_text(planned)}
 
-    def read(self, ends: Offsets) -> Events:
-        """The events from where the last reading ended up to `ends`; waits until they have arrived."""
+    def read(self, ends: Offsets) -> Events | None:
+        """The events from where the last reading ended up to `ends`; waits until they have arrived. None if asked to stop before that."""
+        if not all(self._topics[t].wait_for(partitions_of(ends, t), self._stopping) for t in TRAINING_TOPICS):
+            return None
         records = {t: self._topics[t].take(partitions_of(ends, t)) for t in TRAINING_TOPICS}
         self._ends = ends
         events = self._decoder.decode_all(records)

@@ -139,6 +139,8 @@ class Follower:
     def _learn(self, planned: Offsets) -> None:
         records, unreadable = self._decoder.read[IMPRESSIONS], self._decoder.skipped[IMPRESSIONS]
         events = self._log.read(planned)
+        if events is None:  # asked to stop: the kept state names this round, and the next process learns it
+            return
         self._view.settled_ms = self.place.settled_ms
         self._view.fold(events)
         data = self._view.join(events.impressions)

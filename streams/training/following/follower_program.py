@@ -31,6 +31,7 @@ from infra.kafka.publisher import Publisher
 from infra.kafka.security import Bootstrap
 from infra.metrics import Metrics, open_metrics_page
 from infra.processes import stop_signals
+from schemas.errors import Incompatible
 from schemas.ids import IdKind
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.topics import IMPRESSIONS
@@ -105,7 +106,7 @@ def open_follower(
     clock: Clock | None = None,
 ) -> Iterator[Follower | None]:
     """A follower with its log and its publisher, which are closed at the end of the block; None if it was asked to stop before there was a live
-    version to start from."""
+    version to start from, or before the topics were read."""
     clock = clock or SystemClock()
     store = open_index_store(settings.index.store)
     control = ControlLog(store)
@@ -130,9 +131,12 @@ def open_follower(
     begin: Offsets = {t: as_text(start_offsets(bootstrap, prefix + t)) for t in CONTEXT_TOPICS} | {IMPRESSIONS: place.ends[IMPRESSIONS]}
     with (
         Publisher(bootstrap, prefix, "aif-train", index.shards, index.user_partitions, index.id_kind) as publisher,
-        FollowedLog(bootstrap, prefix, decoder, begin, refused.settle, ids) as log,
+        FollowedLog(bootstrap, prefix, decoder, begin, refused.settle, ids, stopping) as log,
     ):
         view = _open_view(learning, base, place, log)
+        if view is None:
+            yield None
+            return
         announce: Callable[[Path], int] = lambda path: publisher.publish_checkpoint_file(store, path).offset  # noqa: E731 - a closure over the publisher
         publications = Publications(plan.out, plan.name, plan.every_s, announce, control.refresh, clock, learner.steps)
         teller = StatusTeller(say, metrics, clock, settings.train.status_every_s)
@@ -161,21 +165,44 @@ def _open_learner(
     settings: TrainSettings, learning: TrainChoices, base: Checkpoint, states: StateFile, kept: TrainerState | None
 ) -> tuple[OnlineLearner, Place, str]:
     """(the learner, its place, which place that is): from the stored state, or with the weights of `base` at its first place. Raises Incompatible
-    (`other_topic`) where the stored offsets are of other topics."""
+    where the stored offsets are of other topics (`other_topic`), or not in the log (`log_gone`, `log_shorter`)."""
     learner, prefix = OnlineLearner(base.network, learning), settings.kafka.topic_prefix
     if kept is None:
         return learner, *_first_place(settings.connection(), prefix, base)
     check_topic_ids(kept.about.get("topic_ids", {}), states.about["topic_ids"], prefix)
+    place = decode_place(kept.about["place"])
+    _check_log(settings.connection(), prefix, place, states.path)
     learner.restore(kept)
-    return learner, decode_place(kept.about["place"]), "kept state"
+    return learner, place, "kept state"
 
 
-def _open_view(learning: TrainChoices, base: Checkpoint, place: Place, log: FollowedLog) -> View:
-    """The items and users of the topics up to `place`."""
+def _check_log(bootstrap: Bootstrap, prefix: str, place: Place, path: Path) -> None:
+    """Raises Incompatible where the log does not hold the records that the stored state continues with: they would be waited for permanently."""
+    step = f"move {path} away, or name another file with --state: the follower then begins again"
+    ends, starts = fetch_ends(bootstrap, prefix), start_offsets(bootstrap, prefix + IMPRESSIONS)
+    for topic in TRAINING_TOPICS:
+        for p, wanted in partitions_of(place.next or place.ends, topic).items():
+            if wanted > (end := partitions_of(ends, topic).get(p, 0)):
+                lost = (
+                    f"the stored state is at offset {wanted} of {prefix}{topic} partition {p}, and the log ends at {end}: it lost its end"
+                )
+                raise Incompatible("log_shorter", f"{lost}; {step}")
+    for p, begin in partitions_of(place.ends, IMPRESSIONS).items():
+        if begin < starts.get(p, 0):
+            removed = (
+                f"the stored state continues at offset {begin} of {prefix}{IMPRESSIONS} partition {p}, and the log starts at {starts[p]}"
+            )
+            raise Incompatible("log_gone", f"{removed}: the broker removed the records in between; {step}")
+
+
+def _open_view(learning: TrainChoices, base: Checkpoint, place: Place, log: FollowedLog) -> View | None:
+    """The items and users of the topics up to `place`; None if asked to stop meanwhile."""
     view = View(base.spec, base.w_hash)
     view.settled_ms = place.settled_ms
     with collector_paused():
-        view.fold(log.read(place.ends))
+        if (events := log.read(place.ends)) is None:
+            return None
+        view.fold(events)
     settle_garbage_collection()
     return view
 

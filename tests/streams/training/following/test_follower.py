@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from infra.clock import SystemClock
 from infra.index.control_log import ControlLog, ensure_init
@@ -31,9 +32,10 @@ from schemas.ids import IdKind
 from schemas.index.control import Init
 from schemas.index.manifest import checkpoint_path
 from schemas.model.checkpoint import read_checkpoint
-from streams.training.event_decoder import TRAINING_TOPICS
+from streams.training.event_decoder import TRAINING_TOPICS, EventDecoder
 from streams.training.following import followed_log, follower_program
 from streams.training.following import follower as follower_module
+from streams.training.following.followed_log import FollowedLog
 from streams.training.following.follower import Follower, Place
 from streams.training.following.follower_program import FollowPlan, open_follower
 from streams.training.settings import TrainSettings
@@ -192,6 +194,43 @@ def test_offsets_of_other_topics_are_refused_by_name_and_the_state_is_kept(stage
     ensure_init(ControlLog(open_index_store(str(stage.folder / "store"))), init, 1, "test")
     with pytest.raises(Incompatible, match="index's own cluster"):
         stage.follow(stage.plan("new"), lambda f: True)
+
+
+def test_a_kept_state_whose_records_the_log_has_not_is_refused_with_a_step_that_helps(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place behind the end of the log was waited for permanently, and a removed one named a snapshot, which a follower has not."""
+    begin_at_the_start(monkeypatch)
+    stage.publish(12)
+    stage.follow(stage.plan("kept"), lambda f: f.place.requests >= 12)
+    fetch = follower_program.fetch_ends
+    with monkeypatch.context() as patch:
+        shorter = lambda *of: {**fetch(*of), "item-features": {"0": 0, "1": 0}}  # noqa: E731
+        patch.setattr(follower_program, "fetch_ends", shorter)
+        with pytest.raises(Incompatible, match=r"log_shorter: .*item-features partition 0, and the log ends at 0"):
+            stage.follow(stage.plan("kept"), lambda f: True)
+    stage.publish(12)
+    ends = fetch(stage.bootstrap, stage.prefix)["impressions"]
+    removed = [TopicPartition(f"{stage.prefix}impressions", int(p), end) for p, end in ends.items()]
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap})  # its futures fail when it is collected
+    for done in admin.delete_records(removed).values():
+        done.result(30)
+    with pytest.raises(Incompatible, match=r"log_gone: .*/kept/online.state away") as refused:
+        stage.follow(stage.plan("kept"), lambda f: True)
+    path = stage.plan("kept").state_path
+    assert f"move {path} away" in str(refused.value)
+    path.rename(path.with_name("away"))
+    stage.publish(4)
+    stage.follow(stage.plan("kept"), lambda f: f.place.requests >= 4)
+
+
+def test_a_follower_that_waits_for_records_ends_when_it_is_asked_to(stage: Stage) -> None:
+    """At a start, or in a round, while the broker is away: no signal ended it."""
+    asked = iter([False, True])
+    begin = {topic: {"0": 0, "1": 0} for topic in TRAINING_TOPICS}
+    decoder = EventDecoder(2, 2, IdKind.INT64)
+    with FollowedLog(stage.bootstrap, stage.prefix, decoder, begin, stopping=lambda: next(asked)) as log:
+        assert log.read({topic: {"0": 9_999, "1": 0} for topic in TRAINING_TOPICS}) is None
 
 
 def test_what_is_published_between_a_kill_and_the_restart_changes_nothing_of_the_round_that_was_planned(

@@ -22,14 +22,15 @@ Keys = tuple[bytes, bytes]  # index keys of the item and of the user
 Event = tuple[Log, Keys, tuple[str, ...], int]  # log, keys, kinds (outcomes of a shown item), time in ms
 
 
-def decode_events(records: Iterable[SourceRecord], init: Init, now_ms: int) -> list[Event]:
-    """The events of some records, without those from the future."""
+def decode_events(records: Iterable[SourceRecord], init: Init, now_ms: int) -> tuple[list[Event], list[Event]]:
+    """(the events of some records, those from the future, which count nowhere)."""
     kind, found = IdKind(init.id_kind), list[Event]()
     for record in records:
         if not record.skipped:
             decode = _behaviours if record.topic == USER_BEHAVIOURS else _shown
             found += decode(record, kind, init.user_partitions)
-    return [event for event in found if event[3] <= now_ms + HOUR_MS]
+    latest_ms = now_ms + HOUR_MS
+    return [event for event in found if event[3] <= latest_ms], [event for event in found if event[3] > latest_ms]
 
 
 def _behaviours(record: SourceRecord, kind: IdKind, partitions: int) -> list[Event]:

@@ -16,6 +16,7 @@ Arrays: I items or users, S statistics.
 """
 
 import hashlib
+import logging
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ from streams.shard.batch_result import BatchResult
 from streams.shard.decode import decode_source_record
 from streams.shard.outbox import OUTBOX, OutboxEntry, OutboxOwner, Outgoing, put_outbox
 from streams.statistics.counts import Change
-from streams.statistics.events import choose_edge, decode_events
+from streams.statistics.events import Event, choose_edge, decode_events
 from streams.statistics.side import ITEMS_SIDE, USERS_SIDE, Side
 from streams.statistics.stored_user import StoredUser, decode_user, decode_user_updates, encode_user, fold_user
 
@@ -62,7 +63,9 @@ _KEY = struct.Struct(">BHQ")  # side, counter, step; the index key of the item o
 _VALUE = struct.Struct("<q")
 _BATCH_RECORDS_MAX = 500
 _REMAKE_EVERY_S = 30.0  # without events: windows move, days pass
+_SAY_EVERY_S = 60.0
 _encode_json = msgspec.json.encode
+_log = logging.getLogger("aif.streams.statistics")
 
 
 class _State(msgspec.Struct):
@@ -95,6 +98,7 @@ class Tally(OutboxOwner):
         self.ends: Mapping[str, int] = {}  # of the log, as last seen; the process keeps them current
         self._target: Mapping[str, int] = {}  # everything before it is counted before anything is sent
         self._starts: Mapping[str, int] = {}  # of partitions of which the directory may know nothing yet
+        self._ahead, self._ahead_said_s = 0, float("-inf")  # events from the future, and when that was said
         super().__init__(open_database(directory, (COUNTS, ITEMS, USERS, META, OUTBOX)))
         try:
             self._read()
@@ -194,7 +198,11 @@ class Tally(OutboxOwner):
     def _count(self, records: Sequence[SourceRecord]) -> None:
         items = self._decode_items([r for r in records if r.topic == ITEM_FEATURES])
         users = self._decode_users([r for r in records if r.topic == USER_FEATURES])
-        events = decode_events([r for r in records if r.topic not in (ITEM_FEATURES, USER_FEATURES)], self._init, self._clock.now_ms())
+        events, ahead = decode_events(
+            [r for r in records if r.topic not in (ITEM_FEATURES, USER_FEATURES)], self._init, self._clock.now_ms()
+        )
+        if ahead:
+            self._note_ahead(ahead)
         batch, changes = self.database.new_batch(), []
         for side in self.sides:
             counted, edges = side.ways.changes(events, side.counts.first_buckets(self.clock_ms))
@@ -217,6 +225,18 @@ class Tally(OutboxOwner):
             side.add({**counted, **edges}, counted)
         moved = [self._place_item(key, features) for key, features in items] + [self._place_user(key, user) for key, user in users]
         self._changed |= bool(events) or any(moved)
+
+    def _note_ahead(self, ahead: Sequence[Event]) -> None:
+        """Says once a minute that events are left out: it may be the clock of this machine that is wrong."""
+        self._ahead += len(ahead)
+        if (now_s := self._clock.monotonic()) >= self._ahead_said_s + _SAY_EVERY_S:
+            self._ahead_said_s = now_s
+            ahead_s = (max(event[3] for event in ahead) - self._clock.now_ms()) / 1_000
+            _log.warning(
+                "events_left_out count=%d: dated more than an hour after the clock of this machine, the last by %.0f s. If the clock is behind, "
+                "set it, stop this process, remove %s and start it again: it counts the log again",
+                self._ahead, ahead_s, self.database.path,
+            )  # fmt: skip
 
     def _stored(self, side: Side, changes: Iterable[Change]) -> dict[Change, int | None]:
         """What the directory has under the keys of some changes. A counter without a window has one key for each item, and that is in memory."""

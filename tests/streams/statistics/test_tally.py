@@ -177,3 +177,13 @@ def test_planted_mistakes_are_found(planted: type[Tally], kills: float, tmp_path
         differences += serve(served, seed, kills)
         served.tally.close()
     assert differences
+
+
+def test_events_that_a_slow_clock_leaves_out_are_said_with_what_helps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    process = Process(LogWorld(3), tmp_path / "counts")
+    process.clock.seconds = START_MS / 1_000 - 7_200
+    for _ in range(2):
+        process.count(np.random.default_rng(0), 0.0)
+    assert process.tally.items.counts._totals_CI[:, :ITEMS].max() <= 0, "nothing is counted"
+    (record,) = [r for r in caplog.records if r.message.startswith("events_left_out")]
+    assert str(tmp_path / "counts") in record.message

@@ -36,7 +36,7 @@ from streams.shard.snapshot_files import ORIGIN_NAME, FoundSnapshot, list_snapsh
 
 _LOCK_WAIT_S_MAX = 60.0
 _LOCK_POLL_S = 0.1
-_DAMAGED = "damaged"  # a file in a directory: why it is to be set aside
+_DAMAGED = "damaged"  # a file in a directory: why it is not to be opened again
 _OF_THE_DIRECTORY = frozenset({"database_corrupted", "bad_shard_state", "bad_shard_version", "bad_outbox_entry", "outbox_value_missing"})
 _log = logging.getLogger("aif.streams.start")
 
@@ -65,10 +65,16 @@ def start_shard(
 
 
 def mark_damaged(directory: Path, error: BaseException) -> None:
-    """Lets the next start set the directory of a shard aside, if the error says that it is damaged."""
+    """Lets the next start do without a directory, if the error says that it is damaged."""
     if isinstance(error, Corrupted) and error.code in _OF_THE_DIRECTORY:
         with contextlib.suppress(OSError):
             write_file_durably(directory / _DAMAGED, error.message.encode())
+
+
+def check_not_marked(directory: Path) -> None:
+    """Raises Corrupted (`database_corrupted`) where `mark_damaged` has marked a directory: opening it does not read all that is in it."""
+    if (mark := directory / _DAMAGED).exists():
+        raise Corrupted("database_corrupted", mark.read_text())
 
 
 def _open_directory(directory: Path, number: int, init: Init, clock: Clock, log: Mapping[str, LogRange], store: IndexStore) -> Shard | None:
@@ -76,8 +82,7 @@ def _open_directory(directory: Path, number: int, init: Init, clock: Clock, log:
     if not _has_files(directory):
         return None
     try:
-        if (mark := directory / _DAMAGED).exists():
-            raise Corrupted("database_corrupted", mark.read_text())
+        check_not_marked(directory)
         shard = _open_waiting(directory, number, init, clock)
     except Corrupted as error:
         _log.error("shard %d does not open (%s); its directory is now %s", number, error, _set_aside(directory))

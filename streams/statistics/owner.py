@@ -14,10 +14,11 @@ from pathlib import Path
 
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.security import Bootstrap
-from schemas.errors import Corrupted, Incompatible, Unavailable
+from schemas.errors import Corrupted, Unavailable
 from schemas.topics import IMPRESSIONS, ITEM_FEATURES, USER_BEHAVIOURS, USER_FEATURES
 from streams.core.batching import Partition
 from streams.record_feed import RecordFeed
+from streams.shard.start import check_not_marked
 from streams.shard.task import SerialTask
 from streams.statistics.tally import Tally
 
@@ -51,23 +52,26 @@ class TallyOwner:
         if not partitions:
             _log.info("%s; this one waits for its end", KEPT_BY_OTHER)
             return {}
-        tally, offsets = await asyncio.to_thread(self._open, partitions)
+        opened = await asyncio.to_thread(self._open, partitions)
+        if opened is None:
+            return {}
+        tally, offsets = opened
         _log.info("%s from now on", KEPT_HERE)
         self.task = self._make_task(tally)
         self.task.admit()
         self.assigned = True
         return {(topic, p): offsets[f"{topic}/{p}"] for topic, p in partitions}
 
-    def _open(self, partitions: frozenset[Partition]) -> tuple[Tally, Mapping[str, int]]:
+    def _open(self, partitions: frozenset[Partition]) -> tuple[Tally, Mapping[str, int]] | None:
+        """The tally, and the offsets from which it reads; None where other partitions were given than the topics have. Some were added since, and
+        another assignment follows, or a process of the group runs other code. Half of the events would be wrong numbers."""
         starts, ends = (
             {f"{topic}/{p}": offset for topic in TOPICS for p, offset in read(self._bootstrap, self._prefix + topic).items()}
             for read in (start_offsets, end_offsets)
         )
-        if given := starts.keys() ^ {f"{topic}/{p}" for topic, p in partitions}:
-            raise Incompatible(
-                "split_statistics",
-                f"{sorted(given)} were not given to one process with all others; all processes of the group must run this code",
-            )
+        if differing := sorted(starts.keys() ^ {f"{topic}/{p}" for topic, p in partitions}):
+            _log.warning("nothing is counted until the next assignment, which has to be of all partitions and no others: %s", differing)
+            return None
         tally = self._open_fitting(starts, ends)
         try:
             for partition in (p for topic, p in partitions if topic == ITEM_FEATURES):
@@ -82,6 +86,7 @@ class TallyOwner:
     def _open_fitting(self, starts: Mapping[str, int], ends: Mapping[str, int]) -> Tally:
         """The tally of the directory; a new one where that does not read, or needs records that the log does not have."""
         try:
+            check_not_marked(self._directory)
             tally = self._open_tally(self._directory)
             held = tally.next_offsets
             if all(starts[name] <= held.get(name, starts[name]) <= ends[name] for name in starts):

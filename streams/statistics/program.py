@@ -1,7 +1,8 @@
 """`aif statistics`: one process that keeps the statistics of items and users current which the checkpoints name. Here is only the wiring.
 
 The versions that receive increments say in their feature schemas which statistics they read; of two versions that name one differently the newer counts.
-Where that changes, the process ends in order and begins again as itself: other counters are another directory, for which the log is counted again.
+Where that changes, or one of its topics is made again, the process ends in order and begins again as itself: other counters are another directory, for which
+the log is counted again.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import shutil
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 from infra.clock import SystemClock
 from infra.guarded_thread import GuardedThread, watch_threads
@@ -30,7 +32,7 @@ from schemas.index.control import Init
 from schemas.statistics import Statistic
 from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS, USER_FEATURES
 from streams.data_directory import hold_directory
-from streams.faust_shell import SoleAssignor, add_agent, consume, leave_process, make_app, operator_exit, stop_process
+from streams.faust_shell import SoleAssignor, add_agent, consume, end_threads, leave_process, make_app, operator_exit, stop_process
 from streams.settings import StatisticsSettings
 from streams.shard.outbox_sender import OutboxSender
 from streams.shard.task import SerialTask
@@ -39,7 +41,8 @@ from streams.statistics.owner import TOPICS, TallyOwner
 from streams.statistics.tally import Tally, directory_name
 
 STARTS = "joining the group for the statistics"
-_LOOK_EVERY_S, _CONTROL_EVERY_S, _FAUST_END_S_MAX = 0.5, 1.0, 1.5
+_LOOK_EVERY_S, _TOPICS_EVERY_S, _CONTROL_EVERY_S = 0.5, 5.0, 1.0
+_FAUST_END_S_MAX, _THREAD_END_S_MAX = 1.5, 0.5
 _log = logging.getLogger("aif.streams.statistics")
 
 
@@ -68,7 +71,7 @@ class StatisticsProgram:
         return {name: statistic for name, statistic in found.items() if name not in self.settings.statistics.off}
 
     async def run(self) -> bool:
-        """True: begin again, for other statistics."""
+        """True: begin again, for other statistics or topics."""
         held = await asyncio.to_thread(hold_directory, self._folder, "AIF_STATISTICS__DATA_DIR")
         beating = asyncio.create_task(beat(self._folder / HEARTBEAT_NAME))
         stop = asyncio.Event()
@@ -100,7 +103,11 @@ class StatisticsProgram:
     async def _keep(self, wanted: dict[str, Statistic], stop: asyncio.Event) -> bool:
         init, section = self._control.state.init, self.settings.statistics
         assert init is not None
-        await asyncio.to_thread(self._prepare, init)
+        preparing, stopped = asyncio.create_task(asyncio.to_thread(self._prepare, init)), asyncio.create_task(stop.wait())
+        await asyncio.wait({preparing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():  # nothing is open yet, and the broker may not answer
+            leave_process(0)
+        topic_ids = preparing.result()
         _log.info("%s: %s", STARTS, ", ".join(wanted))
 
         def open_tally(directory: Path) -> Tally:
@@ -109,8 +116,8 @@ class StatisticsProgram:
         def take_items(tally: Tally, shard: int, log_start: int) -> None:
             take_older_items(tally, self._store, init, shard, log_start, self._folder / "snapshot")
 
-        directory = self._folder / directory_name(wanted, self._control.state.index_id)
-        for other in self._folder.glob("*/CURRENT"):  # of other statistics
+        directory = self._folder / directory_name(wanted, self._control.state.index_id, topic_ids)
+        for other in self._folder.glob("*/CURRENT"):  # of other statistics or topics
             if other.parent != directory:
                 shutil.rmtree(other.parent)
         owner = TallyOwner(self._bootstrap, self._prefix, directory, open_tally, take_items, self._make_task)
@@ -130,7 +137,7 @@ class StatisticsProgram:
         changed, loop = threading.Event(), asyncio.get_running_loop()
 
         def watch() -> None:
-            if self._watch(owner, wanted):
+            if self._watch(owner, wanted, topic_ids):
                 changed.set()
                 loop.call_soon_threadsafe(stop.set)
 
@@ -140,23 +147,29 @@ class StatisticsProgram:
 
         watcher = GuardedThread(watch, "statistics-watch", self._stopping)
         watcher.start()
-        hangs = False
+        ended = False
         try:
-            hangs = not await consume(app, stop, _FAUST_END_S_MAX, begin_close)
+            ended = await consume(app, stop, _FAUST_END_S_MAX, begin_close)
         finally:
             self._stopping.set()
             await owner.close_partitions()
-        if hangs:
-            leave_process(0)
+        if not (ended and await end_threads(_THREAD_END_S_MAX)):  # the event loop would wait for them
+            begin_again() if changed.is_set() else leave_process(0)
         return changed.is_set()
 
-    def _watch(self, owner: TallyOwner, wanted: dict[str, Statistic]) -> bool:
-        """Tells the owner where the log ends, until the process stops (False) or the live checkpoint names other statistics (True)."""
+    def _watch(self, owner: TallyOwner, wanted: dict[str, Statistic], topic_ids: dict[str, str]) -> bool:
+        """Tells the owner where the log ends, until the process stops (False), or the live checkpoint names other statistics or a topic was made again
+        (True)."""
+        looked_s = self._clock.monotonic()
         while not self._stopping.wait(_LOOK_EVERY_S):
             try:
                 owner.note_ends()
                 if self._wanted() != wanted:
                     return True
+                if self._clock.monotonic() >= looked_s + _TOPICS_EVERY_S:
+                    looked_s, found = self._clock.monotonic(), fetch_topics(self._bootstrap, self._prefix)
+                    if any(found[topic].topic_id != topic_id for topic, topic_id in topic_ids.items() if topic in found):
+                        return True
                 self._failed = ""
             except AifError as error:
                 self._note_failed_look(error)
@@ -164,15 +177,17 @@ class StatisticsProgram:
                 self._say_ready(wanted)
         return False
 
-    def _prepare(self, init: Init) -> None:
-        """Raises Incompatible and Unavailable where a topic or a right is missing. Makes no topic: that is the operator's right."""
+    def _prepare(self, init: Init) -> dict[str, str]:
+        """Kafka's ids of the topics. Raises Incompatible and Unavailable where a topic or a right is missing. Makes no topic: that is the operator's right."""
         written = (ITEM_FEATURES, USER_FEATURES, STATISTICS_REPORTS)
-        require_topics(fetch_topics(self._bootstrap, self._prefix), self._prefix, {*TOPICS, *written}, init.topic_ids)
+        found = fetch_topics(self._bootstrap, self._prefix)
+        require_topics(found, self._prefix, {*TOPICS, *written}, init.topic_ids)
         reads, writes = ([self._prefix + topic for topic in names] for names in (TOPICS, written))
         check_rights(self._bootstrap, reads, writes, self._group)
         find_coordinator(self._bootstrap, self._group)
         end_former_member(self._bootstrap, self._group, self._folder / "faust")
         self._check_topics()
+        return {topic: found[topic].topic_id for topic in TOPICS}
 
     def _check_topics(self) -> None:
         """Raises Incompatible where the topics are not those of the index."""
@@ -214,5 +229,10 @@ def run_statistics(settings: StatisticsSettings) -> None:
     with operator_exit():
         again = asyncio.run(StatisticsProgram(settings).run())
     if again:
-        _log.info("the checkpoints name other statistics: beginning again")
-        os.execv(sys.executable, [sys.executable, "-c", "from infra.cli import main; main()", *sys.argv[1:]])  # noqa: S606 - this very command
+        begin_again()
+
+
+def begin_again() -> NoReturn:
+    """Becomes a new process: other statistics or topics have another directory, for which the log is counted again."""
+    _log.info("the checkpoints name other statistics, or a topic was made again: beginning again")
+    os.execv(sys.executable, [sys.executable, "-c", "from infra.cli import main; main()", *sys.argv[1:]])  # noqa: S606 - this very command

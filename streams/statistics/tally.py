@@ -367,9 +367,10 @@ def _features_of(value: bytes) -> StoredFeatures:
     return features
 
 
-def directory_name(statistics: Mapping[str, Statistic], index_id: str) -> str:
-    """The name of the directory for these statistics of an index: others count the log from its beginning."""
-    return hashlib.sha256(repr((_FORMAT, index_id, sorted(statistics.items(), key=lambda named: named[0]))).encode()).hexdigest()[:16]
+def directory_name(statistics: Mapping[str, Statistic], index_id: str, topic_ids: Mapping[str, str]) -> str:
+    """The name of the directory for these statistics of an index and Kafka's ids of the topics: others count the log from its beginning."""
+    counted = _FORMAT, index_id, sorted(statistics.items(), key=lambda named: named[0]), sorted(topic_ids.items())
+    return hashlib.sha256(repr(counted).encode()).hexdigest()[:16]
 
 
 def _needed(side: Side, features: Mapping[str, Any]) -> dict[str, Any]:

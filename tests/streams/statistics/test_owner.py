@@ -1,5 +1,6 @@
 """A directory that cannot be used is counted again, and a failed attempt leaves nothing open."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 import streams.statistics.owner as owner_module
 from schemas.errors import Corrupted, Incompatible
 from schemas.statistics import Log, Measure, Statistic
-from schemas.topics import ITEM_FEATURES
+from schemas.topics import IMPRESSIONS, ITEM_FEATURES
+from streams.shard.start import mark_damaged
 from streams.statistics.owner import TOPICS, TallyOwner
 from streams.statistics.tally import Tally
 from tests.streams.shard_world import INIT, ManualClock
@@ -57,3 +59,36 @@ def test_a_new_directory_that_does_not_read_either_is_an_error(first: str, monke
     owner = TallyOwner("b", "p.", tmp_path / "counts", open_tally, lambda *_: None, lambda _: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(Corrupted, match="no MANIFEST"):
         open_as(monkeypatch, owner, 0)
+
+
+def test_a_partition_that_was_added_since_the_assignment_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each topic grows by a command of its own, so an assignment may be older than the second. The process ended, for an operator."""
+    owner = TallyOwner("b", "p.", tmp_path, lambda path: Tally(path, STATISTICS, INIT, ManualClock()), lambda *_: None, lambda _: None)  # type: ignore[arg-type, return-value]
+    for name in ("start_offsets", "end_offsets"):
+        monkeypatch.setattr(owner_module, name, lambda _, topic: dict.fromkeys(range(1 + topic.endswith(IMPRESSIONS)), 0))
+    assert asyncio.run(owner.open_partitions(PARTITIONS, 1)) == {}
+    assert (owner.task, owner.assigned) == (None, False) and "impressions/1" in caplog.text
+
+
+def test_a_directory_that_was_found_damaged_is_counted_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Opening it does not read the outbox, for instance: the process ended at each start."""
+    directory, asked = tmp_path / "counts", list[int]()
+    owner = TallyOwner(
+        "b",
+        "p.",
+        directory,
+        lambda path: Tally(path, STATISTICS, INIT, ManualClock()),
+        lambda tally, shard, start: asked.append(start),
+        lambda _: None,  # type: ignore[arg-type, return-value]
+    )
+    for _ in range(2):  # the second time there is no mark any more
+        tally, _ = open_as(monkeypatch, owner, 7)
+        tally.take_items(f"{ITEM_FEATURES}/0", 7, tally.database.scan("items"))
+        tally.close()
+    assert asked == [7]
+    mark_damaged(directory, Corrupted("outbox_value_missing", "an entry is gone"))
+    tally, _ = open_as(monkeypatch, owner, 7)
+    tally.close()
+    assert asked == [7, 7]

@@ -17,7 +17,7 @@ from infra.processes import Child, wait_until
 from infra.settings import load_settings
 from schemas.decoding import decode_record, decode_user_features
 from schemas.errors import AifError, Incompatible, Unavailable
-from schemas.events import Behaviour, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport
+from schemas.events import Behaviour, BehavioursRecord, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport, encode_record
 from schemas.features import Feature, Scope
 from schemas.ids import IdKind
 from schemas.index.control_entry import Entry
@@ -25,7 +25,7 @@ from schemas.index.lifecycle import EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.kinds import NUMERIC
 from schemas.statistics import Log, Measure, Statistic
-from schemas.topics import ITEM_FEATURES, STATISTICS_REPORTS, USER_FEATURES
+from schemas.topics import IMPRESSIONS, ITEM_FEATURES, STATISTICS_REPORTS, USER_BEHAVIOURS, USER_FEATURES
 from streams.faust_shell import EXIT_OPERATOR
 from streams.settings import StatisticsSettings
 from streams.statistics.program import StatisticsProgram, run_statistics
@@ -102,6 +102,28 @@ def test_the_statistics_that_a_checkpoint_names_are_sent_and_a_second_process_go
     os.kill(child.pid, signal.SIGTERM)
     wait_until(lambda: not child.alive(), WAIT_S, "its end")
     assert child.process.wait() == 0 and read_counts(stage)[1] == records, "nothing is sent where nothing changed"
+
+
+def behaviour(item: int) -> bytes:
+    return encode_record(BehavioursRecord(updates=[Behaviour(user_id=1, item_id=item, time_ms=1_000)]))
+
+
+def test_packed_events_are_counted_and_a_topic_that_is_made_again_is_counted_from_its_beginning(stage: WorkerStage) -> None:
+    """Its client reads two codecs of five. The offsets in its directory mean nothing in another topic, whose events it took for counted ones."""
+    open_index(stage)
+    with stage.publisher() as publisher:
+        publisher.publish_items(ItemFeaturesUpdate(item_id=i, version=1, features={"price": 1.0}) for i in range(3))
+    for codec in ("gzip", "snappy", "lz4", "zstd"):
+        for topic in (USER_BEHAVIOURS, IMPRESSIONS, USER_FEATURES):
+            stage.publish_raw(topic, [(0, b"1", behaviour(1))] * 20, **{"compression.type": codec})
+    child = start(stage)
+    wait_until(lambda: read_counts(stage)[0] == {1: 80.0}, WAIT_S, f"the packed events; log: {child.log_tail()}", poll_s=0.2)
+    delete_topics(stage.bootstrap, [stage.prefix + USER_BEHAVIOURS])
+    apply_topics(stage.bootstrap, stage.prefix, SHARDS, 1)
+    stage.publish_raw(USER_BEHAVIOURS, [(0, b"1", behaviour(2))] * 90)
+    wait_until(lambda: read_counts(stage)[0] == {1: 0.0, 2: 90.0}, WAIT_S, f"the new topic; log: {child.log_tail()}", poll_s=0.2)
+    os.kill(child.pid, signal.SIGTERM)
+    wait_until(lambda: not child.alive(), WAIT_S, "its end")
 
 
 def test_a_missing_topic_is_named_with_what_helps_and_is_not_made(stage: WorkerStage) -> None:

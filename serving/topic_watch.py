@@ -9,7 +9,7 @@ import logging
 import threading
 
 from infra.guarded_thread import GuardedThread
-from infra.kafka.admin import check_surplus, check_topic_ids, fetch_topics, topic_gone
+from infra.kafka.admin import IDENTITY_TOPICS, check_surplus, check_topic_ids, fetch_topics, topic_gone
 from infra.kafka.admin_client import check_rights
 from infra.kafka.dead_letters import dead_letter_topic
 from infra.kafka.security import Bootstrap
@@ -39,6 +39,7 @@ class TopicWatch:
 
     def __init__(self, bootstrap: Bootstrap, prefix: str, index: Init, metrics: Metrics, every_s: float = _EVERY_S) -> None:
         self._bootstrap, self._prefix, self._index, self._every_s = bootstrap, prefix, index, every_s
+        self._asked_for = sorted({*IDENTITY_TOPICS, *index.topic_ids})
         self._gone = metrics.gauge("topics_gone")
         self._has_rights = False
         self._stopping = threading.Event()
@@ -61,7 +62,7 @@ class TopicWatch:
 
     def _look(self) -> str:
         try:
-            topics = fetch_topics(self._bootstrap, self._prefix, deadline_s=_ASK_S_MAX)
+            topics = fetch_topics(self._bootstrap, self._prefix, deadline_s=_ASK_S_MAX, of=self._asked_for)
             found = {name: topic.topic_id for name, topic in topics.items()}
             gone = self._index.topic_ids.keys() - found.keys()
             self.has_lost_items = any(found.get(topic) != self._index.topic_ids.get(topic, found.get(topic)) for topic in SHARD_TOPICS)

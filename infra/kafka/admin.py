@@ -7,7 +7,7 @@ belongs to another index. `apply_topics` returns when every partition has a lead
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,7 +38,8 @@ LEFT = frozenset({SURPLUS, LARGER})  # differences that are shown, and never cha
 # Where an operator gives a topic more than the table, it stays: taking it back would remove records, or refuse those that publishers send.
 _SIZES = frozenset({"retention.ms", "retention.bytes", "max.message.bytes"})
 # Offsets in manifests and control entries mean something in these very topics only, not in new ones of the same name.
-_IDENTITY_TOPICS = (ITEM_FEATURES, NEW_ITEMS, MODEL_CHECKPOINTS, INDEX_DELTAS)
+IDENTITY_TOPICS = (ITEM_FEATURES, NEW_ITEMS, MODEL_CHECKPOINTS, INDEX_DELTAS)
+ALL_TOPICS = tuple(topic.name for topic in TOPICS)
 NEEDS_PERMISSION = frozenset({GROW, CLEANUP})
 _SHARDED_TOPICS = (ITEM_FEATURES, NEW_ITEMS, INDEX_DELTAS)  # a partition is a shard
 # Whoever adds partitions to another topic sends no item astray, and they are left alone: what clients put there is answered with dead letters.
@@ -109,7 +110,7 @@ def apply_topics(bootstrap: Bootstrap, prefix: str, shards: int, user_partitions
     `other_partitions` for surplus partitions of an item topic), and Unavailable (`kafka_unreachable`, `kafka_timed_out`).
     """
     broker = _Broker(bootstrap, _DEADLINE_S)
-    found = broker.topics(prefix, settings=True)
+    found = broker.topics(prefix, settings=True, of=ALL_TOPICS)
     check_surplus(found, prefix, shards)
     planned = plan_topics(found, shards, user_partitions)
     changes = [c for c in planned if c.kind not in LEFT]
@@ -132,11 +133,14 @@ def apply_topics(bootstrap: Bootstrap, prefix: str, shards: int, user_partitions
     return changes
 
 
-def fetch_topics(bootstrap: Bootstrap, prefix: str, *, deadline_s: float = _DEADLINE_S, settings: bool = False) -> dict[str, FoundTopic]:
-    """The topics of the table that exist under `prefix`, by name without prefix; `settings`: with their settings, which takes the right DescribeConfigs.
+def fetch_topics(
+    bootstrap: Bootstrap, prefix: str, *, deadline_s: float = _DEADLINE_S, settings: bool = False, of: Collection[str] = ALL_TOPICS
+) -> dict[str, FoundTopic]:
+    """The topics `of` the table that exist under `prefix`, by name without prefix; `settings`: with their settings, which takes the right DescribeConfigs.
+    Whoever asks again and again asks for few: the client leaves 100 bytes of each topic in memory (confluent-kafka 2.16 never frees the ids).
 
     Raises Unavailable (`kafka_unreachable`, `kafka_login_failed`, `kafka_tls_failed`, `kafka_not_authorized`)."""
-    return _Broker(bootstrap, deadline_s).topics(prefix, settings)
+    return _Broker(bootstrap, deadline_s).topics(prefix, settings, of)
 
 
 def topic_ids(bootstrap: Bootstrap, prefix: str) -> dict[str, str]:
@@ -204,9 +208,9 @@ def describe_index(
     """The identity of the index that these settings and the topics on this broker make (A1). Raises Incompatible (`other_partitions`)."""
     from schemas.index.control import Init  # needs numpy, which a publisher does without
 
-    found = fetch_topics(bootstrap, prefix, deadline_s=deadline_s)
+    found = fetch_topics(bootstrap, prefix, deadline_s=deadline_s, of=IDENTITY_TOPICS)
     check_partitions(found, prefix, shards)
-    ids = {name: found[name].topic_id for name in _IDENTITY_TOPICS if name in found}
+    ids = {name: found[name].topic_id for name in IDENTITY_TOPICS if name in found}
     # Reports and outcomes are no part of an index.
     topics = {topic.name: prefix + topic.name for topic in TOPICS if topic.name not in REPORTS}
     return Init(shards, user_partitions, IdKind(id_kind), topics, ids)
@@ -281,11 +285,11 @@ class _Broker:
         self._told = KafkaAdmin(bootstrap)
         self.admin = self._told.client
 
-    def topics(self, prefix: str, settings: bool) -> dict[str, FoundTopic]:
-        """Topics of the table under `prefix`, by name without prefix."""
+    def topics(self, prefix: str, settings: bool, of: Collection[str]) -> dict[str, FoundTopic]:
+        """Topics under `prefix`, by name without prefix."""
         there = self._metadata().topics
-        names = [t.name for t in TOPICS if prefix + t.name in there]
-        self._check_visible([prefix + t.name for t in TOPICS if t.name not in names])
+        names = [name for name in of if prefix + name in there]
+        self._check_visible([prefix + name for name in of if name not in names])
         if not names:
             return {}
         full = [prefix + name for name in names]

@@ -1,8 +1,11 @@
 """A server says that topics of its index are gone, though a consumer of one hears nothing."""
 
-import pytest
+import gc
 
-from infra.kafka.admin import GROW, apply_topics, describe_index
+import pytest
+from confluent_kafka import Uuid
+
+from infra.kafka.admin import GROW, IDENTITY_TOPICS, apply_topics, describe_index
 from infra.kafka.security import KafkaTopics
 from infra.metrics import Metrics
 from infra.processes import wait_until
@@ -61,3 +64,19 @@ def test_partitions_that_somebody_added_to_an_item_topic_are_named_once(
     wait_until(lambda: "other_partitions" in watch.last_error, 20, "the surplus partitions to be named")
     watch.close()
     assert caplog.text.count("other_partitions") == 1
+
+
+def test_a_look_leaves_little_in_memory(bootstrap_servers: str, topic_prefix: str) -> None:
+    """The client never frees the ids of topics that it was asked for: of all 17 topics, 1.2 MiB an hour."""
+
+    def count() -> int:
+        return sum(type(one) is Uuid for one in gc.get_objects())
+
+    apply_topics(bootstrap_servers, topic_prefix, 1, 1)
+    index = describe_index(bootstrap_servers, topic_prefix, 1, 1, IdKind.INT64)
+    watch = TopicWatch(bootstrap_servers, topic_prefix, index, Metrics())
+    watch._look()  # the first one asks for rights too
+    before = count()
+    for _ in range(10):
+        assert watch._look() == ""
+    assert count() - before <= 10 * len(IDENTITY_TOPICS)

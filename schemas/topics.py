@@ -57,18 +57,15 @@ class Topic:
         }
 
 
-# The client of workers and of the statistics reads gzip and plain records only and stops at any other codec. The broker unpacks what publishers pack.
-_UNPACKED = {"compression.type": "uncompressed"}
 # One clock for all writers, because theirs may be wrong. A broker refuses records of more than an hour ahead, and removes those of days ago, applied or not.
 _BROKERS_CLOCK = {"message.timestamp.type": "LogAppendTime"}
-_ITEMS = {**_UNPACKED, **_BROKERS_CLOCK}
 _INPUTS = (
-    Topic(ITEM_FEATURES, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="features and existence of items", extra=_ITEMS),
-    Topic(NEW_ITEMS, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="multimodal embeddings of items", extra=_ITEMS),
-    Topic(MODEL_CHECKPOINTS, 1, FOR_EVER, why="pointers to checkpoints; the offset is the version", extra=_UNPACKED),
-    Topic(USER_FEATURES, "M", FOR_EVER, compacted=True, why="profiles of users, and statistics over them", extra=_UNPACKED),
-    Topic(USER_BEHAVIOURS, "M", FOR_EVER, why="the one central sequence log", extra=_UNPACKED),
-    Topic(IMPRESSIONS, "M", 30 * 24, why="shown items and their outcomes", extra=_UNPACKED),
+    Topic(ITEM_FEATURES, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="features and existence of items", extra=_BROKERS_CLOCK),
+    Topic(NEW_ITEMS, "N", 2 * SNAPSHOT_INTERVAL_HOURS, why="multimodal embeddings of items", extra=_BROKERS_CLOCK),
+    Topic(MODEL_CHECKPOINTS, 1, FOR_EVER, why="pointers to checkpoints; the offset is the version"),
+    Topic(USER_FEATURES, "M", FOR_EVER, compacted=True, why="profiles of users, and statistics over them"),
+    Topic(USER_BEHAVIOURS, "M", FOR_EVER, why="the one central sequence log"),
+    Topic(IMPRESSIONS, "M", 30 * 24, why="shown items and their outcomes"),
 )
 _OUTPUTS = (
     Topic(INDEX_DELTAS, "N", 3 * RESEAL_INTERVAL_HOURS, why="row changes of versions that receive increments", extra=_BROKERS_CLOCK),

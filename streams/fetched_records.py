@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex, overload
 
 from aiokafka.consumer import fetcher
-from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
+from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import MemoryRecords, _MemoryRecordsPy
-
-from schemas.errors import Incompatible
 
 
 class FetchedRecords:
@@ -53,12 +51,6 @@ class PartitionRecords(fetcher.PartitionRecords):
             yield from self._read(self._records)
         except (CorruptRecordException, UnicodeDecodeError):
             yield from self._read(_LenientRecords(self._records.raw))  # passes over the records that were given already
-        except UnsupportedCodecError as error:
-            raise Incompatible(
-                "codec_missing",
-                f"{self._tp.topic} partition {self._tp.partition} at offset {self.next_fetch_offset} is packed with a codec that this process cannot read "
-                f"({error}); `aif topics apply` lets the broker unpack later records, and the package cramjam (pip install cramjam) reads these",
-            ) from error
 
     def _read(self, batches: Any) -> Iterator[Any]:
         aborted, aborting = deque(self._aborted_transactions), set[int]()

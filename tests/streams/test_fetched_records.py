@@ -5,7 +5,6 @@ from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from faust.types import TP
 
-from schemas.errors import Incompatible
 from streams.fetched_records import FetchedRecords, PartitionRecords, SkippedOffset
 
 
@@ -80,10 +79,3 @@ def test_every_offset_of_a_fetch_is_given_and_those_of_markers_and_aborted_recor
     assert [r.offset for r in given] == list(range(12)) and records.next_fetch_offset == 12
     skipped = {r.offset for r in given if isinstance(r, SkippedOffset)}
     assert skipped == {0, 3, 5, 6, 7, 9, 10, 11}
-
-
-def test_a_codec_that_cannot_be_read_is_named_with_what_helps() -> None:
-    raw = batch(0, ["a", "b"])
-    raw[22] |= 4  # zstd, in the attributes
-    with pytest.raises(Incompatible, match=r"codec_missing: t partition 0 at offset 1 is packed .*`aif topics apply`.*pip install cramjam"):
-        read(bytes(raw), check=False)

@@ -104,11 +104,9 @@ def _size(value: str) -> float:
 
 
 def apply_topics(bootstrap: Bootstrap, prefix: str, shards: int, user_partitions: int, *, allow: Iterable[str] = ()) -> list[TopicChange]:
-    """Make the broker's topics those of the table. Returns the changes that were made.
-
-    `allow` may name GROW and CLEANUP; LEFT differences stay, and are logged. Raises before anything is changed Incompatible (`topic_change_refused`;
-    `other_partitions` for surplus partitions of an item topic), and Unavailable (`kafka_unreachable`, `kafka_timed_out`).
-    """
+    """Make the broker's topics those of the table. Returns the changes that were made. `allow` may name GROW and CLEANUP; LEFT differences stay, and are
+    logged. Raises before anything is changed Incompatible (`topic_change_refused`; `other_partitions` for surplus partitions of an item topic), and
+    Unavailable (`kafka_unreachable`, `kafka_timed_out`)."""
     broker = _Broker(bootstrap, _DEADLINE_S)
     found = broker.topics(prefix, settings=True, of=ALL_TOPICS)
     check_surplus(found, prefix, shards)
@@ -116,16 +114,14 @@ def apply_topics(bootstrap: Bootstrap, prefix: str, shards: int, user_partitions
     changes = [c for c in planned if c.kind not in LEFT]
     refused = [c for c in changes if c.kind in NEEDS_PERMISSION - set(allow)]
     if refused:
-        allowing = " ".join(sorted({_FLAGS[c.kind] for c in refused}))
+        remedy = f"`aif topics apply {' '.join(sorted({_FLAGS[c.kind] for c in refused}))}`"
         raise Incompatible(
             "topic_change_refused",
-            f"{'; '.join(map(str, refused))}. Use another topic prefix and index store, or allow it by name: `aif topics apply {allowing}`",
+            f"{'; '.join(map(str, refused))}. Use another topic prefix and index store, or allow it by name: {remedy}",
         )
     for change in planned:
-        if change.kind in LEFT:
-            _log.warning("topic differs from the table, left as it is: %s", change)
-        elif change.kind != CREATE:
-            _log.warning("topic changed: %s", change)
+        if change.kind != CREATE:
+            _log.warning("topic differs from the table, left as it is: %s" if change.kind in LEFT else "topic changed: %s", change)
     for change in changes:
         broker.apply(prefix, change)
     if changes:

@@ -176,9 +176,7 @@ class Relay:
             at_risk = risk_ms > self.settings.budget_ms - self.settings.margin_ms
             room = pool.pages_free + (len(former.pages) if former is not None and former.leases else 0)
             decision = decide(at_risk, work_ms, self._load, pool.pages_for(spec, window.tokens), room)
-            if (
-                decision is Decision.ADMITTED and self._prefixes.qsize() >= pool.pages
-            ):  # there is no more room for prefixes that are not dropped
+            if decision is Decision.ADMITTED and self._prefixes.qsize() >= pool.pages:  # as many wait as there can be
                 decision = Decision.NO_LOAD
             if decision is Decision.ADMITTED:
                 decision = self._admit(pool, backend, key, window, former, request_id)
@@ -290,7 +288,7 @@ class Relay:
             other = open_window(backend.spec, work.user, had.start)
             older = other if other.begins_with(had) else None
         count = len(window) // 2
-        while count > _TRUNCATED_MIN and self._whole_ms(backend.ranker, count + 1, len(work.item_ids)) > left_ms:
+        while count > _TRUNCATED_MIN and self._after_ms(backend.ranker, count + 1, 0, len(work.item_ids)) > left_ms:
             count //= 2
         return Found(window, prefix, had, done, expected, same, older, window.cut(len(window) - count, len(window)))
 
@@ -305,14 +303,11 @@ class Relay:
             waited_ms=after_ms if not finished else None,
             extended_ms=after_ms if finished and not expected else None,
             reloaded_ms=self._after_ms(spec, window.tokens, saved, candidates) if saved else None,
-            inline_ms=self._whole_ms(spec, window.tokens, candidates),
+            inline_ms=self._after_ms(spec, window.tokens, 0, candidates),
             older_prefix_ms=None if older is None else self._after_ms(spec, older.tokens, found.done, candidates),
-            truncated_ms=self._whole_ms(spec, found.truncated.tokens, candidates) if len(found.truncated) else None,
+            truncated_ms=self._after_ms(spec, found.truncated.tokens, 0, candidates) if len(found.truncated) else None,
         )
         return choose_final_rung(situation)
-
-    def _whole_ms(self, spec: RankerSpec, tokens: int, candidates: int) -> float:
-        return self._after_ms(spec, tokens, 0, candidates)
 
     def _after_ms(self, spec: RankerSpec, tokens: int, done: int, candidates: int) -> float:
         work = count_work(spec, tokens - done, done) + count_work(spec, candidates, tokens, causal=False)

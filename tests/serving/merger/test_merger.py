@@ -69,8 +69,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def open_real() -> Iterator[tuple[Any, list[Id]]]:
-    version = make_version(SPECS["full"], 40)
-    with running_engine(version) as engine:
+    with running_engine(version := make_version(SPECS["full"], 40)) as engine:
         yield engine, version.ids[:20]
 
 
@@ -94,9 +93,8 @@ def test_call_one_passes_beside_retrieval_and_call_two_uses_its_state(served: tu
     assert merged.answer.degraded in ([], ["unsigned_items"])  # some items of the real engine's sample have no embedding
     assert merged.answer.version_token == merged.user_answer.version_token and merged.answer.request_id == merged.user_answer.request_id
     assert len(merged.answer.items) == 5
-    spans = {span.name: span for span in merged.spans}
+    spans, lines = {span.name: span for span in merged.spans}, describe(merged)
     assert spans["call 1"].start_ms < spans["retrieval"].end_ms <= spans["call 2"].start_ms
-    lines = describe(merged)
     assert len(lines) == 4 and "passed during retrieval" in lines[-1]
 
 

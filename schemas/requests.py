@@ -261,8 +261,8 @@ class AllocationRequest(_Body):
 
 
 class UserAnswer(_Body):
-    """Call 1's answer. Send `version_token` and `request_id` with call 2, and `user_state` if the request asked for it. A state that is larger than call 2
-    accepts is missing; then send none."""
+    """Call 1's answer. Send `user_id`, `version_token` and `request_id` with call 2, and `user_state` if the request asked for it. A state that is larger
+    than call 2 accepts is missing; then send none."""
 
     request_id: Annotated[str, Field(description="The request's, or a new one. Send it with call 2.")]
     version_token: Annotated[str, Field(description="The version that the state belongs to. Send it with call 2.")]

@@ -179,7 +179,7 @@ def show_two_orders(server: RankingServer, evaluation: Evaluation, aif_ids: Sequ
         orders.final.append(_found(ranked.ids, user, FIRST))
         orders.rungs[ranked.answer["final"]["rung"]] += 1
         step.advance()
-    step.tell(", ".join(f"{count} {rung}" for rung, count in orders.rungs.most_common()))
+    step.result = ", ".join(f"{count} {rung}" for rung, count in orders.rungs.most_common())
     return orders
 
 

@@ -39,7 +39,7 @@ _ROWS = (
     ("new_item_visible_ms", "new item", "{:.0f} ms", "median from publishing an item to the first answer that scores it"),
     ("flips", "version switches", "{:.0f}", "new models that went live while requests were answered"),
     ("answers_during_switch", "answers meanwhile", "{:,.0f}", "each recomputed afterwards by the reference model"),
-    ("slowest_during_switch_ms", "slowest of them", "{:.0f} ms", "no request waits for a switch"),
+    ("slowest_during_switch_ms", "slowest of them", "{:.0f} ms", "the longest wait for an answer; other processes share the cores"),
     ("mixed_versions", "answers of mixed versions", "{:.0f}", "answers that do not equal exactly one version; 0 is promised"),
     ("digest_equal", "replay equal", "{:.0f}", "1: reading the topics again gives the same index, byte for byte"),
     ("items", "items", "{:,.0f}", "in the index"),
@@ -74,7 +74,7 @@ class Steps:
         yield step
         self._progress.update(task, total=1, completed=1)
         if not self._console.is_terminal:
-            self._console.print(f"{title}: {step.note or 'done'} ({time.monotonic() - started:.1f} s)", highlight=False)
+            self._console.print(f"{title}: {step.result} ({time.monotonic() - started:.1f} s)", highlight=False)
 
     def say(self, text: str) -> None:
         """A line between the bars."""
@@ -152,7 +152,7 @@ class Step:
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
-        self.note = ""
+        self.result = "done"  # what the step's last line says
 
     def advance(self, amount: float = 1) -> None:
         """Moves the bar on."""
@@ -160,5 +160,4 @@ class Step:
 
     def tell(self, note: str) -> None:
         """Set the note next to the bar."""
-        self.note = note
         self._progress.update(self._task, note=note)

@@ -53,7 +53,7 @@ def test_two_orders_count_the_first_ten_of_both_and_the_rungs() -> None:
     with progress.Steps() as steps, steps.step("rank in two stages") as step:
         orders = acts.show_two_orders(_TwoStages("http://nowhere"), Evaluation(users, {}, "HR", 0), aif, step)
     assert (orders.aif, orders.final) == ([0.0, 1.0, 0.0], [1.0] * 3)
-    assert step.note == "2 resident, 1 inline" and orders.resident_share == 2 / 3
+    assert step.result == "2 resident, 1 inline" and orders.resident_share == 2 / 3
 
 
 def test_every_item_of_the_world_has_a_title_of_its_features() -> None:

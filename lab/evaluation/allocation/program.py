@@ -5,7 +5,7 @@ decides has learnt from noisy outcomes of other users, and a gate that sees thir
 row decides, as in a server.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -53,11 +53,53 @@ def run_allocation(out: Path, quick: bool, seeds: range) -> Figures:
         tell("requests")
         library = make_library(requests, requests // 4, seed)
         found.append(_measure(library, seed, answers, tell, curves))
-    for name in found[0]:
-        figures.add_interval(name, _interval([of[name] for of in found]))
+    add_allocation_figures(figures, found)
     out.mkdir(parents=True, exist_ok=True)
     draw_curves(out / "allocation.svg", curves)
     return figures
+
+
+def add_allocation_figures(figures: Figures, found: Sequence[Mapping[str, float]]) -> None:
+    """The figures of all seeds, each with its interval."""
+
+    def over_seeds(name: str) -> Interval:
+        return _interval([of[name] for of in found])
+
+    figures.add_interval("regret_known", over_seeds("regret_known"))
+    for budget in (f"{share * 100:.0f}" for share in SHARES):
+        figures.add_interval(f"value_over_tuned_{budget}", over_seeds(f"value_over_tuned_{budget}"))
+        figures.add_interval(f"value_over_today_{budget}", over_seeds(f"value_over_today_{budget}"))
+        figures.add_interval(f"cost_saved_tuned_{budget}", over_seeds(f"cost_saved_tuned_{budget}"))
+        figures.add_interval(f"cost_saved_today_{budget}", over_seeds(f"cost_saved_today_{budget}"))
+        figures.add_interval(f"gate_open_{budget}", over_seeds(f"gate_open_{budget}"))
+        figures.add_interval(f"gate_lift_{budget}", over_seeds(f"gate_lift_{budget}"))
+        figures.add_interval(f"ungated_over_tuned_{budget}", over_seeds(f"ungated_over_tuned_{budget}"))
+        figures.add_interval(f"blind_over_tuned_{budget}", over_seeds(f"blind_over_tuned_{budget}"))
+        figures.add_interval(f"mix_over_tuned_{budget}", over_seeds(f"mix_over_tuned_{budget}"))
+        figures.add_interval(f"believed_over_true_{budget}", over_seeds(f"believed_over_true_{budget}"))
+    figures.add_interval("judged_by_itself_15", over_seeds("judged_by_itself_15"))
+    figures.add_interval("judged_by_truth_15", over_seeds("judged_by_truth_15"))
+    for policy in POLICIES[1:]:
+        figures.add_interval(f"day_over_tuned_{policy}", over_seeds(f"day_over_tuned_{policy}"))
+    for policy in ("feedback", "mpc"):
+        figures.add_interval(f"utilisation_{policy}", over_seeds(f"utilisation_{policy}"))
+        figures.add_interval(f"over_utilisation_{policy}", over_seeds(f"over_utilisation_{policy}"))
+        figures.add_interval(f"spike_over_utilisation_{policy}", over_seeds(f"spike_over_utilisation_{policy}"))
+        figures.add_interval(f"refused_{policy}", over_seeds(f"refused_{policy}"))
+    for minutes in (0, 10, 30):
+        figures.add_interval(f"calibration_{minutes}", over_seeds(f"calibration_{minutes}"))
+        figures.add_interval(f"ece_{minutes}", over_seeds(f"ece_{minutes}"))
+        figures.add_interval(f"uncalibrated_{minutes}", over_seeds(f"uncalibrated_{minutes}"))
+        figures.add_interval(f"calibrated_on_random_{minutes}", over_seeds(f"calibrated_on_random_{minutes}"))
+        figures.add_interval(f"cached_value_{minutes}", over_seeds(f"cached_value_{minutes}"))
+        figures.add_interval(f"cached_hr_at_100_{minutes}", over_seeds(f"cached_hr_at_100_{minutes}"))
+    figures.add_interval("cached_over_tuned_15", over_seeds("cached_over_tuned_15"))
+    figures.add_interval("rule_dropped_5", over_seeds("rule_dropped_5"))
+    figures.add_interval("rule_lost_5", over_seeds("rule_lost_5"))
+    figures.add_interval("model_dropped_30", over_seeds("model_dropped_30"))
+    figures.add_interval("model_lost_30", over_seeds("model_lost_30"))
+    figures.add_interval("truth_lost_30", over_seeds("truth_lost_30"))
+    figures.add_interval("drops_as_invalid_lost_30", over_seeds("drops_as_invalid_lost_30"))
 
 
 def _tell(seed: str, step: str) -> None:

@@ -46,8 +46,8 @@ def ask(urls: Sequence[str], retrieve: Retrieve, user: Id = 1, **options: Any) -
     return asyncio.run(run())
 
 
-def ask_after_call_one(url: str, ids: Sequence[Id], then: Callable[[], None] = lambda: None, **options: Any) -> Merged:
-    """Retrieval takes exactly until call 1 is answered, and `then` happens before call 2."""
+def ask_after_call_one(urls: str, ids: Sequence[Id], then: Callable[[], None] = lambda: None, user: Id = 1, **options: Any) -> Merged:
+    """Retrieval takes exactly until call 1 and the signal are answered, and `then` happens before call 2. `urls`: with blanks between them."""
 
     async def retrieve(_: Id) -> Sequence[Id]:
         await asyncio.gather(*merger[0]._calls)
@@ -55,9 +55,9 @@ def ask_after_call_one(url: str, ids: Sequence[Id], then: Callable[[], None] = l
         return ids
 
     async def run() -> Merged:
-        async with Merger([url], retrieve) as opened:
+        async with Merger(urls.split(), retrieve) as opened:
             merger.append(opened)
-            return await opened.recommend(1, **{"deadline_ms": 20_000, **options})
+            return await opened.recommend(user, **{"deadline_ms": 20_000, **options})
 
     merger: list[Merger] = []
     return asyncio.run(run())
@@ -347,7 +347,7 @@ def test_the_signal_for_a_prefix_goes_to_the_server_that_ranks() -> None:
     with contextlib.ExitStack() as opened:
         fronts = [opened.enter_context(open_front(FakeEngine())) for _ in range(3)]
         for user in range(6):
-            merged = ask([front.url for front in fronts], candidates(1, 2, 3), user, top_k=3, final_top_k=2)
+            merged = ask_after_call_one(" ".join(front.url for front in fronts), (1, 2, 3), user=user, top_k=3, final_top_k=2)
             assert merged.signalled == merged.server
             assert merged.answer.final is not None and len(merged.answer.items) == 2
 

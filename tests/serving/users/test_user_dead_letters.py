@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +52,7 @@ class Broker:
 
     def purge(self) -> None:
         for _, on_delivery in self._queue:
-            on_delivery("purged", None)
+            on_delivery(KafkaError(KafkaError._PURGE_QUEUE), None)
         self._queue.clear()
 
     def look(self) -> None:

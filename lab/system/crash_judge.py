@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from infra.figures import Figures
 from infra.kafka.dead_letters import dead_letter_topic, decode_dead_letter
@@ -36,8 +36,12 @@ def judge(stage: BenchStage, traffic: Traffic, figures: Figures) -> None:
     replay = stage.run("replay", "replay", "--directory", str(stage.directory / "replay"), "--json")
     figures.add("acknowledged", len(traffic.acknowledged))
     figures.add("not_acknowledged", traffic.not_acknowledged)
-    for name, count in asdict(verdict).items():
-        figures.add(name, count)
+    figures.add("in_topics", verdict.in_topics)
+    figures.add("lost", verdict.lost)
+    figures.add("doubled", verdict.doubled)
+    figures.add("dead_letters", verdict.dead_letters)
+    figures.add("dead_letters_missing", verdict.dead_letters_missing)
+    figures.add("dead_letters_wrong", verdict.dead_letters_wrong)
     figures.add("digest_equal", json_figures(replay)["digest_equal"])
 
 

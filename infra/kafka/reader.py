@@ -29,8 +29,7 @@ from schemas.errors import AifError, Incompatible, Unavailable
 
 _BATCH_RECORDS = 1_000
 _POLL_S = 0.5
-# Each try opens a connection, which takes seconds to a far or busy broker; without an answer there are no records.
-_IDENTITY_S_FIRST, _IDENTITY_S_MAX = 5.0, 20.0
+_IDENTITY_S_MAX = 5.0  # each try opens a connection, which takes a second to a far or busy broker; without an answer there are no records
 _TOPIC_MISSING_S_MAX = 2.0
 _QUEUE_KIB_MAX = 64 * 1024  # of one consumer, all partitions together
 # The broker is away for the moment: librdkafka reconnects, so a follower just has nothing to give.
@@ -82,7 +81,6 @@ class TopicFollower(Closeable):
         self.positions: dict[int, int] = dict(positions)
         self._bootstrap, self._full_name, self._topic_id = bootstrap, prefix + topic, topic_id
         self._unsure = bool(topic_id)  # whether the cluster may be another than when the id was last compared
-        self._identity_s = _IDENTITY_S_FIRST  # for the next answer
         self._waiting: list[Message] = []  # for the answer
         self._heard = False  # whether the broker answered for the topic since the connection was last lost
         self._missing_since: float | None = None
@@ -134,11 +132,10 @@ class TopicFollower(Closeable):
     def _is_same(self) -> bool:
         """False without an answer yet. Raises Incompatible (`other_topic`)."""
         try:
-            check_topic_id(self._bootstrap, self._full_name, self._topic_id, deadline_s=self._identity_s)
+            check_topic_id(self._bootstrap, self._full_name, self._topic_id, deadline_s=_IDENTITY_S_MAX)
         except Unavailable:
-            self._identity_s = _IDENTITY_S_MAX
             return False
-        self._unsure, self._identity_s = False, _IDENTITY_S_FIRST
+        self._unsure = False
         return True
 
     def _take_all(self, messages: Iterable[Message]) -> list[SourceRecord]:

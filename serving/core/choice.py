@@ -51,9 +51,9 @@ class Arm(enum.StrEnum):
 class Slices(NamedTuple):
     """Shares of requests in the random slices; the rest is the policy's."""
 
-    probe: float = 0.005
-    random: float = 0.005
-    undropped: float = 0.02
+    probe: float
+    random: float
+    undropped: float
 
 
 NO_SLICES = Slices(0.0, 0.0, 0.0)

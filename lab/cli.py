@@ -255,7 +255,7 @@ def bench_switch(
 
 def bench_affinity(
     servers: Annotated[int, typer.Option(min=2, max=16, help="Server processes on this machine.")] = 12,
-    kills: Annotated[int, typer.Option(min=1, help="How many of them are killed, one after the other.")] = 3,
+    kills: Annotated[int, typer.Option(min=1, help="How many of them are killed, each at a time of its own.")] = 3,
     users: Annotated[int, typer.Option(min=1, help="Users, whose requests come in turn.")] = 3_000,
     rate: Annotated[float, typer.Option(min=1, help="Requests a second, each with both calls.")] = 40.0,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds with all servers, and seconds in which some are killed.")] = 90.0,

@@ -3,7 +3,7 @@
     a signal arrives -> what would this ranking take, computed whole, at its 99th percentile? -> more than the budget: at risk
     at risk          -> are there pages for its KV, apart from those that rankings in flight hold? is there load left for prefixes? -> admitted
 
-Costs are measured, and a prefix or ranking that is thought too dear is not computed, so a slow moment could stand as the truth for ever. Therefore one
+Costs are measured, and a prefix or ranking that is thought too dear is not computed, so a slow moment could permanently stand as the truth. Therefore one
 measurement raises a cost little, a prefix of any cost is admitted after a pause, and a cost that leaves time for no ranking falls again.
 The percentile counts the queue: a service time that fits the budget is late as soon as two requests meet (M/D/1). At low load the wait is the rest of
 the one job ahead.
@@ -21,7 +21,7 @@ _BUCKET_S = 0.2  # work that prefixes may take at once after a pause
 _RATE_S = 2.0  # over which arrivals are averaged
 _SATURATED = 0.95
 _COST_SHARE = 0.1  # of a new measurement in the average
-_OUTLIER = 4.0  # a measurement counts as at most so many times the average: a first piece can take a thousand times as long
+_OUTLIER = 4.0  # times the average: a measurement counts as no more, because a first piece can take a thousand times as long
 _START_MS = 2.5e-7  # per multiply-add, until measured
 
 

@@ -113,7 +113,7 @@ def test_a_window_that_moved_is_computed_again_or_answered_from_the_older_prefix
     more = longer(user, 2)
     assert window_start(SPEC.ranker, 66) == 16  # type: ignore[arg-type]
     assert bench.rank(work_of(more)).start == 16
-    bench.relay.costs = dataclasses.replace(bench.relay.costs, rank=1.0)  # whatever is computed takes for ever
+    bench.relay.costs = dataclasses.replace(bench.relay.costs, rank=1.0)  # whatever is computed takes minutes
     assert bench.rank(work_of(more)).rung is FinalRung.AIF_ORDER
 
 

@@ -9,7 +9,8 @@ Files:
     ids.py                    ids, their keys, partitions and hash buckets
     users.py                  a user's profile and history; behaviour_columns.py: the same in columns
     statistics.py             rates and counts of items as of a time, defined for imports and streams alike
-    actions.py                computation allocation: what a request may get; allocation.py: costs and values; knapsack.py: the rule that chooses
+    actions.py                computation allocation: what a request may get; allocation.py: costs and values;
+                              knapsack.py: the rule that chooses; drop_rule.py: the rule that drops
     train_choices.py          how a model is trained
     limits.py                 every bound of the system; errors.py: who must act
     model/                    the paper's model, equation by equation; index/: the index and the life of its versions

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schemas.actions import FULL, SECOND_PASS, TWO_PASS, Action, Kind
+from schemas.drop_rule import DropRule
 from schemas.errors import Corrupted, Incompatible
 
 FORMAT = 1
@@ -132,14 +133,6 @@ ASSUMED_AGES = (CachedAge(0.0, 1.0), CachedAge(600.0, 0.68), CachedAge(1800.0, 0
 
 
 @dataclass(frozen=True, slots=True)
-class DropRule:
-    """After `row` invalid requests of a user in a row the next is dropped, then the count starts again. 0: never. `share_max` caps the share dropped."""
-
-    row: int = 0
-    share_max: float = 0.1
-
-
-@dataclass(frozen=True, slots=True)
 class Gate:
     """Lift of the table over the tuned static mix on requests that did not choose it, with its interval of 95%. The table serves if `low` >= 0."""
 
@@ -173,7 +166,7 @@ class ActionTable:
     full_ms: float = 0.0
     mix: tuple[tuple[int, float], ...] = ()
     ages: tuple[CachedAge, ...] = ()
-    drop: DropRule = DropRule()
+    drop: DropRule = field(default_factory=DropRule)
     gate: Gate = Gate()
     requests: Mapping[str, int] = field(default_factory=dict)  # that the fit learnt from, by arm
 

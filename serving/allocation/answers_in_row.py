@@ -3,15 +3,14 @@
 An answer is valid if the user's history has grown when the user asks again. A server sees its own answers only, so users should keep to one server (the
 merger's affinity). Whoever is not in memory, or brings the history along, is never dropped by the rule.
 
-Here: the counts. Not here: the rule (serving/core/drop_rule.py), its fit (streams/allocation/drop_fit.py), the drop itself (serving/core/choice.py).
+Here: the counts. Not here: the rule (schemas/drop_rule.py), its fit (streams/allocation/drop_fit.py), the drop itself (serving/core/choice.py).
 """
 
 from collections import OrderedDict
 from typing import NamedTuple
 
-from schemas.allocation import DropRule
+from schemas.drop_rule import DropRule, Shown, fold_row
 from schemas.ids import Id
-from serving.core.drop_rule import Shown, fold_row, is_due
 
 USERS_MAX = 100_000
 _SHARE_WEIGHT = 1e-3  # of a request in the share of recent requests that the rule dropped
@@ -38,7 +37,7 @@ class AnswersInRow:
         self._seen[user] = _Seen(row, behaviours_at, answered=False)
         if len(self._seen) > USERS_MAX:
             self._seen.popitem(last=False)
-        return is_due(rule, row, self.dropped_share)
+        return rule.is_due(row, self.dropped_share)
 
     def note(self, user: Id, *, dropped: bool) -> None:
         """The request was dropped by the rule, or answered. The next request says whether the answer was valid."""

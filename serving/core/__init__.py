@@ -1,7 +1,7 @@
 """Decisions of the server as pure functions: values in, values out.
 
 - admission.py: who is admitted: costs learnt, waits predicted, floods recognised
-- choice.py: how much work one request gets; drop_rule.py: which requests the drop rule drops
+- choice.py: how much work one request gets
 - price.py: the price of a millisecond of the engine
 - ladder.py: where call 2 gets the user half from
 - relay_trigger.py: which prefixes are computed before their rankings; relay_rungs.py: what a final ranking takes; kv_pages.py: pages, counted

@@ -4,14 +4,14 @@ A request is valid if a behaviour followed before the user asks again, as server
 grown, or the request has clicks. Clicks are needed too, because a kept user half records at most the model's `behaviours_max`, so a long history does not
 grow. A row is chosen on some users and must be safe on others, or there is no rule.
 
-Here: pure functions of columns. Not here: the rule (serving/core/drop_rule.py). Arrays: R requests.
+Here: pure functions of columns. Not here: the rule (schemas/drop_rule.py). Arrays: R requests.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from schemas.allocation import DropRule
+from schemas.drop_rule import DropRule, Shown, fold_row
 from streams.allocation.value_fit import Samples
 
 SHARE_MAX = 0.1  # of the requests that may be dropped
@@ -60,12 +60,13 @@ def fit_rule(valid: Sequence[np.ndarray], share_max: float, lost_max: float) -> 
 
 def _try_rule(valid: Sequence[np.ndarray], row: int) -> tuple[float, float]:
     """(share of requests that the rule drops, share of the valid ones that it loses)."""
-    dropped, lost = 0, 0
+    rule, dropped, lost = DropRule(row, share_max=1.0), 0, 0
     for of_user in valid:
-        count = 0
+        invalid = 0
         for is_valid in of_user:
-            if count >= row:
-                dropped, lost, count = dropped + 1, lost + int(is_valid), 0
+            if rule.is_due(invalid):
+                dropped, lost, shown = dropped + 1, lost + int(is_valid), Shown.DROPPED
             else:
-                count = 0 if is_valid else count + 1
+                shown = Shown.VALID if is_valid else Shown.INVALID
+            invalid = fold_row(invalid, shown)
     return dropped / max(1, sum(map(len, valid))), lost / max(1, sum(int(of.sum()) for of in valid))

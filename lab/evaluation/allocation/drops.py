@@ -10,8 +10,7 @@ Arrays: U users, S steps, R requests, F features.
 
 import numpy as np
 
-from schemas.allocation import DropRule
-from serving.core.drop_rule import Shown, fold_row, is_due
+from schemas.drop_rule import DropRule, Shown, fold_row
 
 USERS, ROUNDS, STEPS = 1_500, 7, 24
 UNDROPPED = 0.02
@@ -38,7 +37,7 @@ def drop_by_rule(seed: int, row: int, *, dropped_as: Shown = Shown.DROPPED) -> t
     rng, rule = np.random.default_rng(seed), DropRule(row, 1.0)
     row_U, dropped, lost, total = [0] * USERS, 0, 0.0, 0.0
     for step, chance_U in enumerate(chance_SU):
-        drop_U = np.array([is_due(rule, n, 0.0) for n in row_U])
+        drop_U = np.array([rule.is_due(n) for n in row_U])
         valid_U = rng.random(USERS) < chance_U
         if step >= STEPS:
             dropped, lost, total = (

@@ -15,7 +15,8 @@ from infra.index.store import open_index_store
 from infra.kafka.reader import SourceRecord
 from infra.metrics import Metrics
 from schemas.actions import count_second
-from schemas.allocation import ASSUMED_AGES, ActionTable, DropRule, Gate
+from schemas.allocation import ASSUMED_AGES, ActionTable, Gate
+from schemas.drop_rule import DropRule
 from schemas.errors import Unavailable
 from schemas.events import AllocationOutcome, Behaviour, BehavioursRecord, ImpressionRecord, encode_record
 from schemas.ids import IdKind

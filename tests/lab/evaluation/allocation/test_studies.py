@@ -9,7 +9,7 @@ from lab.evaluation.allocation.day import Priced, draw_traffic, run_day
 from lab.evaluation.allocation.drops import drop_by_model, drop_by_rule, drop_by_truth, fit_valid
 from lab.evaluation.allocation.library import ACTIONS, COST_TABLE, Library, make_library, split_users
 from schemas.allocation import stack_costs
-from serving.core.drop_rule import Shown
+from schemas.drop_rule import Shown
 
 
 @pytest.fixture(scope="module")

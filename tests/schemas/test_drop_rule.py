@@ -2,8 +2,7 @@
 
 import pytest
 
-from schemas.allocation import DropRule
-from serving.core.drop_rule import Shown, fold_row, is_due
+from schemas.drop_rule import DropRule, Shown, fold_row
 
 
 @pytest.mark.parametrize(("shown", "row"), [(Shown.VALID, 0), (Shown.INVALID, 5), (Shown.DROPPED, 0)])
@@ -14,8 +13,8 @@ def test_a_request_that_was_not_shown_is_never_invalid(shown: Shown, row: int) -
 def test_the_rule_drops_one_request_and_stays_within_its_share() -> None:
     rule, row, drops = DropRule(3, 0.3), 0, []
     for _ in range(12):
-        due = is_due(rule, row, 0.0)
+        due = rule.is_due(row)
         drops.append(due)
         row = fold_row(row, Shown.DROPPED if due else Shown.INVALID)
     assert drops == [False, False, False, True] * 3
-    assert not is_due(rule, 9, 0.3) and not is_due(DropRule(0, 1.0), 100, 0.0)
+    assert not rule.is_due(9, 0.3) and not DropRule(0, 1.0).is_due(100)

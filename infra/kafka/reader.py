@@ -9,6 +9,8 @@ Invariants:
 - A record whose header names are not UTF-8 is read without its headers.
 - A follower that was given the topic's id gives no record of another topic of that name, be it a topic that was made again or that of another cluster. It
   asks for the id before the first record and again after each lost connection, without which neither can come.
+- A follower without an answer from any broker opens a new client. librdkafka can lose its last broker for good: it forgets every broker that an answer does
+  not name, and a broker that is stopping may name none (github.com/confluentinc/librdkafka/issues/5301).
 
 Everywhere `topic` is the name without the deployment's prefix, which `prefix` gives, and the records carry that name.
 """
@@ -31,6 +33,8 @@ _BATCH_RECORDS = 1_000
 _POLL_S = 0.5
 _IDENTITY_S_MAX = 5.0  # each try opens a connection, which takes a second to a far or busy broker; without an answer there are no records
 _TOPIC_MISSING_S_MAX = 2.0
+_SILENT_S_MAX = 5.0  # of an idle topic; then the follower asks for it
+_REOPEN_S = 10.0  # without an answer from any broker
 _QUEUE_KIB_MAX = 64 * 1024  # of one consumer, all partitions together
 # The broker is away for the moment: librdkafka reconnects, so a follower just has nothing to give.
 _TRANSIENT = frozenset(
@@ -83,10 +87,10 @@ class TopicFollower(Closeable):
         self._unsure = bool(topic_id)  # whether the cluster may be another than when the id was last compared
         self._waiting: list[Message] = []  # for the answer
         self._heard = False  # whether the broker answered for the topic since the connection was last lost
+        self._heard_s = time.monotonic()  # when it last answered, or the client was opened
         self._missing_since: float | None = None
         self._error: AifError | None = None
-        self._consumer = _open_consumer(bootstrap, self._note_error)
-        self._consumer.assign([TopicPartition(self._full_name, p, offset) for p, offset in positions.items()])
+        self._consumer = self._open()
 
     def poll(self, records_max: int = _BATCH_RECORDS, timeout_s: float = 0.0) -> list[SourceRecord]:
         """At most `records_max` records. Returns as soon as there is one, and after `timeout_s` without any.
@@ -117,10 +121,20 @@ class TopicFollower(Closeable):
         """Close the client. Nothing is committed."""
         self._consumer.close()
 
+    def _open(self) -> Consumer:
+        consumer = _open_consumer(self._bootstrap, self._note_error)
+        consumer.assign([TopicPartition(self._full_name, p, offset) for p, offset in self.positions.items()])
+        return consumer
+
+    def _reopen(self) -> None:
+        self._consumer.close()
+        self._unsure, self._heard_s = bool(self._topic_id), time.monotonic()
+        self._consumer = self._open()
+
     def _fetch(self, records_max: int, timeout_s: float) -> list[Message]:
         first = self._consumer.poll(timeout_s)
         if first is None:
-            if not self._heard:
+            if not self._heard or time.monotonic() - self._heard_s > _SILENT_S_MAX:
                 self._check_exists()
             return []
         return [first, *(self._consumer.consume(records_max - 1, 0) if records_max > 1 else [])]
@@ -156,12 +170,12 @@ class TopicFollower(Closeable):
     def _take(self, message: Message) -> SourceRecord | None:
         error = message.error()
         if error is None:
-            self._heard = True
+            self._hear()
             record = _source_record(self.topic, message)
             self.positions[record.partition] = record.offset + 1
             return record
         if error.code() == KafkaError._PARTITION_EOF:  # its offset is the position, past markers and compacted records
-            self._heard = True
+            self._hear()
             partition, offset = _place(message)
             self.positions[partition] = max(self.positions[partition], offset)
         elif error.code() not in _TRANSIENT:
@@ -171,12 +185,18 @@ class TopicFollower(Closeable):
     def _failure(self, error: KafkaError) -> AifError:
         return refusal(self._bootstrap, error, f"topic {self._full_name}") or _read_error(error, self.topic, self.positions)
 
+    def _hear(self) -> None:
+        self._heard, self._heard_s = True, time.monotonic()
+
     def _check_exists(self) -> None:
         """librdkafka waits for a topic that does not exist without a word; we say so once it is missing for a while."""
         try:
             found = self._consumer.list_topics(self._full_name, timeout=_POLL_S).topics[self._full_name]
         except KafkaException:  # the broker is away: nothing to say about its topics
+            if time.monotonic() - self._heard_s > _REOPEN_S:
+                self._reopen()
             return
+        self._heard_s = time.monotonic()
         if found.error is None:
             self._heard, self._missing_since = True, None
             return

@@ -19,6 +19,7 @@ from schemas.model.ranker.spec import RankerSpec
 
 _BUCKET_S = 0.2  # work that prefixes may take at once after a pause
 _RATE_S = 2.0  # over which arrivals are averaged
+_MEMORY_S = 60.0  # after which a busy time counts a third: a burst after a pause is late otherwise, and while few come, prefixes cost nobody anything
 _SATURATED = 0.95
 _COST_SHARE = 0.1  # of a new measurement in the average
 _OUTLIER = 4.0  # times the average: a measurement counts as no more, because a first piece can take a thousand times as long
@@ -75,6 +76,7 @@ class Load:
     """Arrivals and the work left for prefixes, at `at_s` on the monotonic clock."""
 
     per_s: float = 0.0
+    busy_per_s: float = 0.0  # the rate to expect: the highest of late
     left_ms: float = 1000 * _BUCKET_S
     at_s: float = 0.0
 
@@ -87,7 +89,8 @@ class Load:
         """With one more request; `share`: the most of a core's time that prefixes may take."""
         passed = max(0.0, now_s - self.at_s)
         left_ms = min(1000 * _BUCKET_S, self.left_ms + 1000 * share * passed)
-        return Load(self.per_s * math.exp(-passed / _RATE_S) + 1 / _RATE_S, left_ms, max(now_s, self.at_s))
+        per_s = self.per_s * math.exp(-passed / _RATE_S) + 1 / _RATE_S
+        return Load(per_s, max(per_s, self.busy_per_s * math.exp(-passed / _MEMORY_S)), left_ms, max(now_s, self.at_s))
 
     def spend(self, work_ms: float) -> "Load":
         """With so much less left for prefixes."""
@@ -104,8 +107,9 @@ def predict_p99_ms(service_ms: float, per_s: float) -> float:
     return service_ms + max(busy, idle)
 
 
-def decide(at_risk: bool, work_ms: float, load: Load, pages_wanted: int, pages_free: int) -> Decision:
-    """What to do with a prefix that is not there. `pages_free`: those that no ranking in flight needs. A long prefix takes its load in advance.
+def decide(at_risk: bool, work_ms: float, load: Load, pages_wanted: int, pages_free: int, waiting_free: int) -> Decision:
+    """What to do with a prefix that is not there. `pages_free`: those that no ranking in flight needs. `waiting_free`: how many more may wait for the prefix
+    thread. A long prefix takes its load in advance.
 
     Monotone: a refused prefix stays refused with less room, less load left, or more work.
     """
@@ -113,4 +117,5 @@ def decide(at_risk: bool, work_ms: float, load: Load, pages_wanted: int, pages_f
         return Decision.NOT_AT_RISK
     if pages_wanted > pages_free:
         return Decision.NO_ROOM
-    return Decision.ADMITTED if work_ms <= load.left_ms or load.is_rested else Decision.NO_LOAD
+    has_load = waiting_free > 0 and (work_ms <= load.left_ms or load.is_rested)
+    return Decision.ADMITTED if has_load else Decision.NO_LOAD

@@ -163,7 +163,7 @@ class Relay:
         whole = count_work(spec, window.tokens, 0) + count_work(spec, candidates, window.tokens, causal=False)
         with self._lock:
             self._load = self._load.arrive(time.monotonic(), self.settings.load_share)
-            risk_ms = predict_p99_ms(self.costs.rank * whole, self._load.per_s)
+            risk_ms = predict_p99_ms(self.costs.rank * whole, self._load.busy_per_s)
         with pool.lock:
             prefix = pool.find(key)
             known = prefix is not None and window.begins_with(prefix.window)
@@ -175,9 +175,8 @@ class Relay:
             work_ms = self.costs.prefix * count_work(spec, window.tokens - done, done)
             at_risk = risk_ms > self.settings.budget_ms - self.settings.margin_ms
             room = pool.pages_free + (len(former.pages) if former is not None and former.leases else 0)
-            decision = decide(at_risk, work_ms, self._load, pool.pages_for(spec, window.tokens), room)
-            if decision is Decision.ADMITTED and self._prefixes.qsize() >= pool.pages:  # as many wait as there can be
-                decision = Decision.NO_LOAD
+            waiting_free = pool.pages - self._prefixes.qsize()
+            decision = decide(at_risk, work_ms, self._load, pool.pages_for(spec, window.tokens), room, waiting_free)
             if decision is Decision.ADMITTED:
                 decision = self._admit(pool, backend, key, window, former, request_id)
                 if decision is not Decision.NO_ROOM:

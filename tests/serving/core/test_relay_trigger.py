@@ -17,10 +17,10 @@ work = st.floats(0, 1e4)
 pages = st.integers(0, 100)
 
 
-@given(st.booleans(), work, work, pages, pages)
-def test_nothing_is_admitted_beyond_a_bound(at_risk: bool, work_ms: float, left_ms: float, wanted: int, free: int) -> None:
-    decision = decide(at_risk, work_ms, Load(left_ms=left_ms), wanted, free)
-    has_load = work_ms <= left_ms or left_ms >= 200  # all that a pause saves up
+@given(st.booleans(), work, work, pages, pages, st.integers(-1, 1))
+def test_nothing_is_admitted_beyond_a_bound(at_risk: bool, work_ms: float, left_ms: float, wanted: int, free: int, waiting_free: int) -> None:
+    decision = decide(at_risk, work_ms, Load(left_ms=left_ms), wanted, free, waiting_free)
+    has_load = waiting_free > 0 and (work_ms <= left_ms or left_ms >= 200)  # all that a pause saves up
     assert (decision is Decision.ADMITTED) == (at_risk and has_load and wanted <= free)
 
 
@@ -28,8 +28,8 @@ def test_nothing_is_admitted_beyond_a_bound(at_risk: bool, work_ms: float, left_
 def test_what_is_refused_stays_refused_with_more_work_or_less_room(
     work_ms: float, left_ms: float, wanted: int, free: int, more_ms: float, more: int
 ) -> None:
-    if decide(True, work_ms, Load(left_ms=left_ms), wanted, free) is not Decision.ADMITTED:
-        assert decide(True, work_ms + more_ms, Load(left_ms=left_ms), wanted + more, free) is not Decision.ADMITTED
+    if decide(True, work_ms, Load(left_ms=left_ms), wanted, free, 1) is not Decision.ADMITTED:
+        assert decide(True, work_ms + more_ms, Load(left_ms=left_ms), wanted + more, free, 1) is not Decision.ADMITTED
 
 
 @given(st.floats(0.1, 50), st.floats(0.1, 50), st.floats(0, 100), st.floats(0, 100))
@@ -45,11 +45,21 @@ def test_two_requests_that_meet_by_chance_are_seen_at_low_load() -> None:
     assert predict_p99_ms(10.0, 99.0) == math.inf
 
 
+def test_a_burst_after_a_pause_is_expected_for_a_minute_and_no_busier_than_the_time_before() -> None:
+    load = Load()
+    for tick in range(100):
+        load = load.arrive(tick / 10, share=0.5)
+    busy_per_s = load.per_s
+    after = load.arrive(20.0, share=0.5)
+    assert after.per_s < 1.0 and 0.8 * busy_per_s < after.busy_per_s < busy_per_s
+    assert load.arrive(600.0, share=0.5).busy_per_s < 1.0
+
+
 def test_prefixes_may_take_their_share_of_a_core_and_no_more() -> None:
     load, spent_ms = Load(at_s=0.0, left_ms=0.0), 0.0
     for tick in range(1, 1001):
         load = load.arrive(tick / 100, share=0.5)
-        if decide(True, 7.0, load, 0, 0) is Decision.ADMITTED:
+        if decide(True, 7.0, load, 0, 0, 1) is Decision.ADMITTED:
             load, spent_ms = load.spend(7.0), spent_ms + 7.0
     assert 4_800 <= spent_ms <= 5_000  # of 10 s
     assert load.per_s == pytest.approx(100, rel=0.02)
@@ -61,7 +71,7 @@ def test_a_slow_moment_ends_neither_prefixes_nor_rankings() -> None:
         costs = costs.fold_prefix(work, 60_000.0).fold_rank(work, 60_000.0)
     for tick in range(1, 1_001):
         load = load.arrive(float(tick), share=0.6)
-        if decide(True, costs.prefix * work, load, 0, 0) is Decision.ADMITTED:
+        if decide(True, costs.prefix * work, load, 0, 0, 1) is Decision.ADMITTED:
             load, admitted = load.spend(costs.prefix * work), admitted + 1
             for _ in range(8):  # pieces
                 costs = costs.fold_prefix(work / 8, 10.0 / 8)

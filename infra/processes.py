@@ -23,15 +23,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from schemas.errors import Unavailable
+from schemas.errors import Misconfigured, Unavailable
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 4096
 FILES_MIN = 4_096
+FILES_NEEDED = 256  # twice the files that a server or worker of four shards has open
 # Below the kernel's range for outgoing connections, so that no client's socket takes a port after it was chosen here.
 _PORTS = range(15_000, 32_000)
+_RAISE_FILES = f"raise the hard limit: `ulimit -Hn {FILES_MIN}` as root, or LimitNOFILE={FILES_MIN} in a systemd unit"
 _log = logging.getLogger("aif.processes")
 
 
@@ -202,7 +204,7 @@ def leave_in_order() -> None:
 
 def raise_file_limit() -> int:
     """Raise the soft limit of open files to the hard one, and warn if it is below FILES_MIN. Returns the limit. For a long-lived process: RocksDB keeps its
-    table files open, and each connection is one."""
+    table files open, and each connection is one. Raises Misconfigured (`open_files_limit`) below FILES_NEEDED."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -210,8 +212,10 @@ def raise_file_limit() -> int:
             soft = hard
         except (OSError, ValueError) as error:  # as where a hard limit is "unlimited" and the kernel's is not
             _log.warning("open_files_limit: the limit of open files stays at %d: %s", soft, error)
+    if soft != resource.RLIM_INFINITY and soft < FILES_NEEDED:
+        raise Misconfigured("open_files_limit", f"at most {soft} files may be open, and this process needs {FILES_NEEDED}; {_RAISE_FILES}")
     if soft != resource.RLIM_INFINITY and soft < FILES_MIN:
-        _log.warning("open_files_limit: at most %d files may be open, expected at least %d; raise it with `ulimit -Hn`", soft, FILES_MIN)
+        _log.warning("open_files_limit: at most %d files may be open, expected at least %d; %s", soft, FILES_MIN, _RAISE_FILES)
     return soft
 
 

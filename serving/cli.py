@@ -50,12 +50,10 @@ def serve(
 
     from infra.fork_server import import_single_threaded
 
-    import_single_threaded(["serving.server"])  # BLAS's own threads would wait for cores that the engine's threads have
-
+    import_single_threaded(["serving.settings"])  # BLAS's own threads would wait for cores that the engine's threads have
     from infra.logs import open_logs
     from infra.processes import raise_file_limit
     from infra.settings import load_settings
-    from serving.server import serve as run_server
     from serving.settings import ServerSettings
 
     flags: dict[str, dict[str, object]] = {
@@ -67,6 +65,10 @@ def serve(
     settings = load_settings(ServerSettings, flags)
     open_logs("server", settings.log.level, settings.log.format)
     raise_file_limit()
+
+    import_single_threaded(["serving.server"])
+    from serving.server import serve as run_server
+
     asyncio.run(run_server(settings, lambda url: typer.echo(f"listening on {url}")))
 
 

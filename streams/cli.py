@@ -41,14 +41,12 @@ def worker(
 
     import_single_threaded(["streams.settings"])  # whatever comes later, NumPy has no threads: builders are forked from this process
     from infra.logs import open_logs
-    from infra.processes import raise_file_limit
     from infra.settings import load_settings
     from streams.settings import WorkerSettings
 
     flags: dict[str, dict[str, Any]] = {"worker": {"data_dir": data_dir, "metrics_port": metrics_port}, "index": {"store": store}}
     settings = load_settings(WorkerSettings, flags)
     open_logs("worker", settings.log.level, settings.log.format)
-    raise_file_limit()
     where = {
         "data_dir": str(settings.worker.data_dir.resolve()),
         "index_store": settings.index.store,

@@ -43,7 +43,7 @@ from infra.kafka.admin_client import check_rights
 from infra.kafka.dead_letters import dead_letter_topic
 from infra.kafka.group_member import end_former_member
 from infra.metrics import Metrics, open_metrics_page
-from infra.processes import stop_signals
+from infra.processes import raise_file_limit, stop_signals
 from infra.rocks import DiskFacts
 from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.events import DISK_FAULT, DISK_FAULT_OVER, NO_VERSION, SHARD_OPENED, IndexEvent
@@ -359,6 +359,8 @@ def read_shards(tasks: Sequence[ShardTask], before: _Held) -> _Held:
 def run_worker(settings: WorkerSettings) -> None:
     """Runs a worker in this process until it is asked to stop. Exits with EXIT_OPERATOR where it cannot start before an operator decides."""
     share_heaps()
+    with operator_exit():
+        raise_file_limit()
     template = open_builder_template() if settings.build.warm else None
     watch_threads()
     with contextlib.ExitStack() as ends, operator_exit():

@@ -19,7 +19,7 @@ from infra.index.control_log import ControlLog, check_index_settings
 from infra.index.store import check_exclusive_create, fetch_store_time_ms, open_index_store
 from infra.index.verify import CheckpointFaults
 from infra.kafka.admin import LARGER, NEEDS_PERMISSION, SURPLUS, check_surplus, check_topic_ids, fetch_topics, plan_topics
-from infra.processes import FILES_MIN
+from infra.processes import FILES_MIN, FILES_NEEDED
 from infra.settings import InfraSettings, explain_settings
 from infra.tools.retained import find_gaps
 from infra.tools.standing_shards import REMEDY, fetch_standing_shards
@@ -227,7 +227,8 @@ def check_memory(_: InfraSettings) -> Finding:
 def check_open_files(_: InfraSettings) -> Finding:
     """RocksDB keeps table files open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    state = OK if hard == resource.RLIM_INFINITY or hard >= FILES_MIN else WARN  # a process raises its limit to the hard one
+    enough = hard == resource.RLIM_INFINITY or hard >= FILES_MIN  # a process raises its limit to the hard one
+    state = OK if enough else WARN if hard >= FILES_NEEDED else FAIL
     return Finding("open_files", state, f"limit {soft}, at most {hard}", "" if state == OK else f"ulimit -Hn {FILES_MIN}")
 
 

@@ -24,7 +24,7 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import describe_index, fetch_topics, find_coordinator, require_topics
 from infra.kafka.admin_client import check_rights
 from infra.kafka.group_member import end_former_member
-from infra.processes import stop_signals
+from infra.processes import raise_file_limit, stop_signals
 from infra.tools.unknown_features import read_schema
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.ids import IdKind
@@ -227,6 +227,7 @@ def run_statistics(settings: StatisticsSettings) -> None:
     """Runs until asked to stop. Exits with EXIT_OPERATOR where it cannot start before an operator decides."""
     watch_threads()
     with operator_exit():
+        raise_file_limit()
         again = asyncio.run(StatisticsProgram(settings).run())
     if again:
         begin_again()

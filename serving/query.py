@@ -10,7 +10,7 @@ from typing import Any
 
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_full_part, read_incremental_part, read_manifest
-from infra.index.store import open_index_store
+from infra.index.store import find_index_store
 from schemas.errors import RejectedInput, Unavailable
 from schemas.ids import Id, decode_index_key
 from schemas.index.digest import merge_parts
@@ -37,7 +37,7 @@ def read_items(path: Path) -> list[Id]:
 
 def draw_items(store_url: str, count: int, seed: int) -> list[Id]:
     """`count` ids of the live version as it was sealed (all of them if there are fewer). Raises Unavailable (`no_version`)."""
-    store = open_index_store(store_url)
+    store = find_index_store(store_url)
     current = ControlLog(store).refresh().current
     if current is None:
         raise Unavailable("no_version", f"no version is live in {store_url}; publish a checkpoint and start `aif worker`")

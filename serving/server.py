@@ -26,7 +26,7 @@ from infra.files import write_file_durably
 from infra.garbage import calm_collector, share_heaps
 from infra.guarded_thread import count_faults, watch_threads
 from infra.index.control_log import ControlLog
-from infra.index.store import open_index_store
+from infra.index.store import find_index_store
 from infra.kafka.security import KafkaTopics
 from infra.metrics import Metrics
 from infra.processes import stop_signals
@@ -84,7 +84,7 @@ class RankingServer:
         self.metrics = Metrics()
         count_faults(self.metrics)
         self.bootstrap = settings.connection()
-        self.control_log = ControlLog(open_index_store(settings.index.store, look=False))
+        self.control_log = ControlLog(find_index_store(settings.index.store, look=False))
         self.engine = Engine(_device(settings.engine.device), settings.serve.requests_max)
         kafka = KafkaTopics(self.bootstrap, settings.kafka.topic_prefix)
         self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.arena_bytes)

@@ -147,8 +147,8 @@ def _what_is_sent(topic: str, whole: Sequence[str]) -> str:
 
 
 def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
-    from infra.index.control_log import ControlLog
-    from infra.index.store import open_index_store
+    from infra.index.control_log import read_state
+    from infra.index.store import find_index_store
     from infra.kafka.admin import end_offsets
     from infra.kafka.publisher import open_publisher
     from schemas.errors import Incompatible, Misconfigured
@@ -162,7 +162,7 @@ def _open_publisher(catalogue: "MappedCatalogue") -> "Publisher":
             f"the files have {kind} ids, the index has {index.id_kind} ids; set AIF_INDEX__ID_KIND={kind} for every process of a new index"
             + (', or id_kind = "text" in the mapping\'s [schema]' if index.id_kind == "text" else ""),
         )
-    init = ControlLog(open_index_store(index.store)).refresh().init
+    init = read_state(find_index_store(index.store, look=False)).init
     if init is not None and init.id_kind != kind:
         raise Incompatible(
             "id_kind_differs",

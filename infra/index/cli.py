@@ -351,9 +351,9 @@ def show_model(
 
 def _open_log(settings: "InfraSettings | None" = None) -> "ControlLog":
     from infra.index.control_log import ControlLog
-    from infra.index.store import open_index_store
+    from infra.index.store import find_index_store
 
-    return ControlLog(open_index_store((settings or read_settings()).index.store))
+    return ControlLog(find_index_store((settings or read_settings()).index.store))
 
 
 def choose_version(state: "ControlState", version: int | None) -> "VersionStatus":

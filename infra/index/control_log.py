@@ -144,8 +144,12 @@ class ControlLog:
         if raw == self._newest:
             return last == 0 and self._take_newest_fold()  # entry 0 stays when those after it are removed
         self._begun, self._refreshes = False, 0  # so that the next refresh looks again, and lists
-        if raw is None and self._take_newest_fold():
-            return True
+        try:
+            if raw is None and self._take_newest_fold():
+                return True
+        except Unavailable as error:
+            if error.code != "index_store_missing":
+                raise
         raise Unavailable(
             "index_store_gone",
             f"{control_path(last)} of {self.store.url} is gone or not the entry that was read before. Mount or restore the index store that was there, or stop "
@@ -193,6 +197,16 @@ def ensure_init(log: ControlLog, init: Init, at_ms: int, by: str) -> ControlStat
     state = log.append(lambda s: Entry(EntryKind.INIT, at_ms, by, init=init) if s.init is None else None)
     check_identity(state, init)
     return state
+
+
+def read_state(store: IndexStore) -> ControlState:
+    """The state of the log in a store that a process only reads; that of an empty log where the store does not exist."""
+    try:
+        return ControlLog(store).refresh()
+    except Unavailable as error:
+        if error.code != "index_store_missing":
+            raise
+        return ControlState()
 
 
 def check_index_settings(state: ControlState, shards: int, user_partitions: int, id_kind: IdKind | str) -> None:

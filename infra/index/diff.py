@@ -16,7 +16,7 @@ import numpy as np
 
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_full_part, read_incremental_part, read_manifest
-from infra.index.store import IndexStore, open_index_store
+from infra.index.store import IndexStore, find_index_store
 from schemas.errors import Incompatible, Misconfigured, Unavailable
 from schemas.ids import Id, IdKind, decode_index_key
 from schemas.index.control import VersionStatus
@@ -89,13 +89,13 @@ def open_side(text: str, log: ControlLog) -> Side:
         return Side(text, log.store, _read_version(log, int(named[1]), None if named[2] is None else int(named[2])))
     folder = Path(text)
     if _is_folder(folder / REPLAYED_ROWS):
-        store = open_index_store(str(folder / REPLAYED_ROWS))
+        store = find_index_store(str(folder / REPLAYED_ROWS))
         return Side(text, store, decode_manifest(store.get(manifest_path(*REPLAYED_REVISION))))
     if text != "live" and not _is_folder(folder / "control"):
         raise Misconfigured(
             "diff_side", f"{text!r} is not `live`, no version, no folder of `aif replay --directory` (without --adopt), and no index store"
         )
-    other = log if text == "live" else ControlLog(open_index_store(text))
+    other = log if text == "live" else ControlLog(find_index_store(text))
     current = other.refresh().current
     if current is None:
         raise Unavailable(

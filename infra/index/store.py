@@ -81,28 +81,61 @@ class IndexStore(Protocol):
         """Remove a file, if it is there."""
 
 
-def open_index_store(url: str, rest: Callable[[], None] = lambda: None, *, look: bool = True) -> IndexStore:
-    """The store at `url`: a folder, as a path or `file:///path`, made if missing; or `s3://bucket/prefix` (s3_store.py).
+def open_index_store(url: str, rest: Callable[[], None] = lambda: None) -> IndexStore:
+    """The store at `url`, for a process that writes: a folder, as a path or `file:///path`, made if missing; or `s3://bucket/prefix` (s3_store.py).
 
     rest  is called after each piece of a file that is hashed, for a process that gives way to others
-    look  whether an object store is asked for its bucket now; otherwise the first read raises the error
 
     Raises Misconfigured (`index_store_url`) for any other URL, Unavailable where an object store does not answer.
     """
+    folder = _folder_of(url)
+    if folder is None:
+        return _open_bucket(url, rest, look=True)
+    with _usable(url):
+        folder.mkdir(parents=True, exist_ok=True)
+        return FolderStore(folder.resolve(strict=True), rest)
+
+
+def find_index_store(url: str, rest: Callable[[], None] = lambda: None, *, look: bool = True) -> IndexStore:
+    """The store at `url`, for a process that reads: as `open_index_store`, but a missing folder is Unavailable (`index_store_missing`).
+
+    look  whether the store is asked now; otherwise the first list of its files raises the error
+    """
+    folder = _folder_of(url)
+    if folder is None:
+        return _open_bucket(url, rest, look=look)
+    with _usable(url):
+        store = FolderStore(folder.resolve(), rest)
+    if look:
+        store.look()
+    return store
+
+
+def _folder_of(url: str) -> Path | None:
+    """The folder that `url` names; None: a bucket. Raises Misconfigured (`index_store_url`)."""
     parts = urlsplit(url)
     if parts.scheme == "s3":
-        from infra.index.s3_store import open_s3_store  # its client is an extra
-
-        return open_s3_store(url, rest, look=look)
+        return None
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
         raise Misconfigured(
             "index_store_url", f"index store {url!r} is neither a folder nor a bucket; give a path, file:///path, or s3://bucket/prefix"
         )
-    folder = Path(unquote(parts.path) if parts.scheme else url).expanduser()
+    return Path(unquote(parts.path) if parts.scheme else url).expanduser()
+
+
+def _open_bucket(url: str, rest: Callable[[], None], look: bool) -> IndexStore:
+    from infra.index.s3_store import open_s3_store  # its client is an extra
+
+    return open_s3_store(url, rest, look=look)
+
+
+@contextlib.contextmanager
+def _usable(url: str) -> Iterator[None]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return FolderStore(folder.resolve(strict=True), rest)
+        yield
     except OSError as error:
+        if is_disk_full(error):
+            raise Unavailable("disk_full", f"no room to make the index store {url!r}: {error}; free disk space", 5.0) from error
         raise Misconfigured("index_store_url", f"index store {url!r} cannot be used: {error}") from error
 
 
@@ -219,7 +252,16 @@ class FolderStore:
         with self._errors(path):
             return self.local_path(path).is_file()
 
+    def look(self) -> None:
+        """Raises Unavailable (`index_store_missing`) where the folder does not exist."""
+        if not self.root.is_dir():
+            hint = "start one, or name the worker's store with AIF_INDEX__STORE or --store"
+            raise Unavailable(
+                "index_store_missing", f"there is no index store at {self.root}, and a worker makes it when it begins an index; {hint}"
+            )
+
     def list(self, prefix: str = "", after: str = "") -> list[str]:
+        self.look()
         start = self.local_path(prefix.rpartition("/")[0]) if "/" in prefix else self.root
         found: list[str] = []
         with self._errors(prefix):

@@ -121,12 +121,12 @@ def redrive(
     A truncated letter (header aif.truncated in `aif dlq show`) is left out: its publisher has to send the update again, in smaller records.
     """
     from infra.index.control_log import ControlLog
-    from infra.index.store import open_index_store
+    from infra.index.store import find_index_store
     from infra.kafka.admin import end_offsets
     from infra.kafka.redrive import encode_redriven, plan_redrive, read_dead_letters, read_sent, run_redrive
 
     settings, chosen = read_settings(), _filter(disposition, code, partition, since_s, contains)
-    bootstrap, prefix, store = settings.connection(), settings.kafka.topic_prefix, open_index_store(settings.index.store)
+    bootstrap, prefix, store = settings.connection(), settings.kafka.topic_prefix, find_index_store(settings.index.store)
     sent = read_sent(store, bootstrap, prefix, _known(topic), take_over)
     letters = plan_redrive(read_dead_letters(bootstrap, prefix, topic), topic, chosen, sent.identities, maximum)
     if not letters:
@@ -166,10 +166,10 @@ def _filter(disposition: str | None, code: str | None, partition: int | None, si
 
 def _redriven(settings: "InfraSettings") -> AbstractSet[str]:
     """The identities that redrives have sent. The updates of a redrive without an end are unknown; a warning says so."""
-    from infra.index.store import open_index_store
+    from infra.index.store import find_index_store
     from infra.kafka.redrive import read_redriven
 
-    sent, open_runs = read_redriven(open_index_store(settings.index.store))
+    sent, open_runs = read_redriven(find_index_store(settings.index.store))
     if open_runs:
         say(
             f"warning: {', '.join(open_runs)} has no end, so its updates show as not redriven; if it no longer runs, use `aif dlq redrive --take-over`"

@@ -54,7 +54,7 @@ def status(
     """
     from infra.index.control_log import ControlLog
     from infra.index.describe import describe_served, describe_versions
-    from infra.index.store import open_index_store
+    from infra.index.store import find_index_store
     from infra.tools.statistics_age import statistics_age_s
 
     settings = read_settings()
@@ -63,7 +63,7 @@ def status(
 
         watch_status(settings, every_s, server or [], as_json)
         return
-    log = ControlLog(open_index_store(settings.index.store))
+    log = ControlLog(find_index_store(settings.index.store, look=False))
     state = _reachable(log.refresh)
     topics, broker, answers = _topic_rows(settings, log, state)
     data: dict[str, Any] = {"broker": broker, "index_store": log.store.url, **(describe_served(state) if state else {})}

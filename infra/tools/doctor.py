@@ -15,8 +15,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from infra.command import SETTINGS_CLASSES
-from infra.index.control_log import ControlLog, check_index_settings
-from infra.index.store import check_exclusive_create, fetch_store_time_ms, open_index_store
+from infra.index.control_log import ControlLog, check_index_settings, read_state
+from infra.index.store import check_exclusive_create, fetch_store_time_ms, find_index_store
 from infra.index.verify import CheckpointFaults
 from infra.kafka.admin import LARGER, NEEDS_PERMISSION, SURPLUS, check_surplus, check_topic_ids, fetch_topics, plan_topics
 from infra.processes import FILES_MIN, FILES_NEEDED
@@ -76,7 +76,8 @@ def _run(check: Callable[[InfraSettings], Finding], settings: InfraSettings) -> 
         return check(settings)
     except AifError as error:
         found, _, next_step = error.message.rpartition("; ")  # so end our messages (schemas/errors.py)
-        return Finding(name, FAIL, f"{error.code}: {found or next_step}", next_step if found else "")
+        state = WARN if error.code == "index_store_missing" else FAIL  # as before the first start of a worker
+        return Finding(name, state, f"{error.code}: {found or next_step}", next_step if found else "")
     except OSError as error:
         return Finding(name, FAIL, str(error), "look at the path and its permissions")
 
@@ -98,7 +99,7 @@ def check_topics(settings: InfraSettings) -> Finding:
     """Whether they are those of the table, and of the index. Another number of partitions or another cleanup policy loses events."""
     prefix = settings.kafka.topic_prefix
     found = fetch_topics(settings.connection(), prefix, deadline_s=_ASK_S_MAX, settings=True)
-    if (index := ControlLog(open_index_store(settings.index.store)).refresh().init) is not None:
+    if (index := read_state(find_index_store(settings.index.store, look=False)).init) is not None:
         check_topic_ids(index.topic_ids, {name: topic.topic_id for name, topic in found.items()}, prefix)
         if gone := [f"{prefix}{name}" for name in index.topic_ids if name not in found]:
             step = "see that broker and prefix are those of the index; a topic that was deleted is another one when it is made again: begin a new index "
@@ -121,7 +122,7 @@ def check_topics(settings: InfraSettings) -> Finding:
 def check_store(settings: InfraSettings) -> Finding:
     """Whether the index store can be listed, refuses the second of two creates, on which the control log rests, and is of the index that the settings
     name."""
-    store, index = open_index_store(settings.index.store), settings.index
+    store, index = find_index_store(settings.index.store), settings.index
     entries = len(store.list("control/"))
     check_exclusive_create(store)
     check_index_settings(ControlLog(store).refresh(), index.shards, index.user_partitions, index.id_kind)
@@ -132,8 +133,8 @@ def check_store(settings: InfraSettings) -> Finding:
 
 def check_checkpoints(settings: InfraSettings) -> Finding:
     """Whether the store's copies of the checkpoints of all versions in use are what their names say. A worker that starts needs them."""
-    store = open_index_store(settings.index.store)
-    state = ControlLog(store).refresh()
+    store = find_index_store(settings.index.store, look=False)
+    state = read_state(store)
     if faults := CheckpointFaults(store, CHECKPOINT_BYTES_MAX).find(state.receiving):
         told = (f"that of version {version} ({state.versions[version].model_id!r}) {fault}" for version, fault in faults.items())
         return Finding("checkpoints", FAIL, ", ".join(told), CHECKPOINT_REPAIR)
@@ -145,8 +146,8 @@ def check_features(settings: InfraSettings) -> Finding:
     # These load the model's file format.
     from infra.tools import unknown_features as look
 
-    store = open_index_store(settings.index.store)
-    served = ControlLog(store).refresh().current
+    store = find_index_store(settings.index.store, look=False)
+    served = read_state(store).current
     if served is None:
         return Finding("features", OK, "no version is served")
     schema = look.read_schema(store, served.checkpoint_sha256)
@@ -178,7 +179,7 @@ def check_retention(settings: InfraSettings) -> Finding:
     """Whether the logs still hold what each shard needs next, and what a new owner of it would need."""
     bootstrap, prefix = settings.connection(), settings.kafka.topic_prefix
     try:
-        gone, bare = find_gaps(bootstrap, prefix, open_index_store(settings.index.store), _ASK_S_MAX)
+        gone, bare = find_gaps(bootstrap, prefix, find_index_store(settings.index.store), _ASK_S_MAX)
     except AifError as error:
         if error.code != "unknown_topic":
             raise
@@ -203,14 +204,15 @@ def check_shards(settings: InfraSettings) -> Finding:
 
 def check_clock(settings: InfraSettings) -> Finding:
     """Our clock against the store's, whose file times decide about retention and revisions; freshness needs the publishers' too."""
-    ahead_s = time.time() - fetch_store_time_ms(open_index_store(settings.index.store)) / 1e3
+    ahead_s = time.time() - fetch_store_time_ms(find_index_store(settings.index.store)) / 1e3
     state = OK if abs(ahead_s) < _CLOCK_S_WARN else WARN if abs(ahead_s) < _CLOCK_S_FAIL else FAIL
     return Finding("clock", state, f"{ahead_s:+.3f} s against the index store", "" if state == OK else "synchronise the clocks (NTP)")
 
 
 def check_disk(settings: InfraSettings) -> Finding:
     """Room where the index store or the copies of its files are; a worker's data directory usually is next to it."""
-    path = open_index_store(settings.index.store).local_root
+    root = find_index_store(settings.index.store, look=False).local_root
+    path = next(folder for folder in (root, *root.parents) if folder.is_dir())
     usage = shutil.disk_usage(path)
     state = OK if usage.free > _FREE_BYTES_WARN else WARN if usage.free > _FREE_BYTES_FAIL else FAIL
     found = f"{usage.free / (1 << 30):.1f} GiB of {usage.total / (1 << 30):.1f} GiB are free at {path}"

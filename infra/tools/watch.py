@@ -23,7 +23,7 @@ from infra.clock import Clock, SystemClock
 from infra.closeable import Closeable
 from infra.index.control_log import ControlLog
 from infra.index.delta_tail import DeltaTail
-from infra.index.store import open_index_store
+from infra.index.store import find_index_store
 from infra.index.verify import CheckpointFaults
 from infra.kafka.admin import end_offsets
 from infra.kafka.admin_client import KafkaAdmin
@@ -196,7 +196,7 @@ def _fetch_server(url: str) -> dict[str, Any]:
 
 def watch_status(settings: InfraSettings, every_s: float, servers: Sequence[str], as_json: bool) -> None:
     """Draw samples on the terminal, or print each as one JSON object a line, until Ctrl-C."""
-    log = ControlLog(open_index_store(settings.index.store))
+    log = ControlLog(find_index_store(settings.index.store, look=False))
     with (
         contextlib.suppress(KeyboardInterrupt),
         Inspector(settings.connection(), settings.kafka.topic_prefix, log, SystemClock(), servers) as inspector,

@@ -24,7 +24,7 @@ import torch
 
 from infra.figures import Figures, Measured
 from infra.index.parts import read_checkpoint_copy
-from infra.index.store import IndexStore, open_index_store
+from infra.index.store import IndexStore, find_index_store
 from infra.kafka.security import Bootstrap
 from schemas.actions import count_second
 from schemas.errors import Corrupted
@@ -124,7 +124,7 @@ def recompute(
     Raises Corrupted, Incompatible, Unavailable if files or log cannot be read."""
     torch.set_num_threads(1)  # the products are small, and on a busy machine OpenMP's spinning threads make this ten times slower
     started, report = time.monotonic(), Report(answers=len(answers))
-    store = open_index_store(store_url)
+    store = find_index_store(store_url)
     answers = [one for one in answers if one.answer.action != "cached"]  # computed from rows and a history of earlier
     chosen = answers if sample is None or sample >= len(answers) else [answers[i * len(answers) // sample] for i in range(sample)]
     by_token: dict[str, list[RecordedAnswer]] = {}

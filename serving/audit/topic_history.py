@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from infra.index.control_log import ControlLog
+from infra.index.control_log import ControlLog, read_state
 from infra.index.parts import read_manifest
 from infra.index.sample import find_stamps
-from infra.index.store import open_index_store
+from infra.index.store import find_index_store
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import read_topic
 from infra.settings import ProcessSettings
@@ -48,7 +48,7 @@ def find_users(settings: ProcessSettings, count: int) -> list[str]:
 
 
 def _read_init(settings: ProcessSettings) -> Init:
-    init = ControlLog(open_index_store(settings.index.store)).refresh().init
+    init = ControlLog(find_index_store(settings.index.store)).refresh().init
     if init is None:
         raise Incompatible("no_index", f"{settings.index.store} holds no index; set AIF_INDEX__STORE as it is for the server")
     return init
@@ -90,8 +90,8 @@ def describe_superseded(settings: ProcessSettings, candidates: Iterable[Id]) -> 
     The files have the row stamp of each item at their seal; everything after it is in the topic. At most RECORDS_MAX records of a partition are read.
     Raises Unavailable, Corrupted.
     """
-    store = open_index_store(settings.index.store)
-    current = ControlLog(store).refresh().current
+    store = find_index_store(settings.index.store, look=False)
+    current = read_state(store).current
     if current is None:
         return []
     manifest = read_manifest(store, current)

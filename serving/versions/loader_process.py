@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from infra.index.parts import read_full_part, read_incremental_part
-from infra.index.store import IndexStore, open_index_store
+from infra.index.store import IndexStore, find_index_store
 from schemas.errors import AifError, Corrupted, Unavailable
 from schemas.ids import IdKind
 from schemas.index.digest import ShardDigest, merge_parts
@@ -155,7 +155,7 @@ class LoaderProcess:
 
 
 def _open(request: dict[str, Any], rest: Callable[[], None] = lambda: None) -> tuple[IndexStore, Manifest]:
-    store = open_index_store(request["store"], rest)
+    store = find_index_store(request["store"], rest)
     return store, decode_manifest(store.get(request["manifest"]), request["sha256"])
 
 

@@ -26,7 +26,7 @@ import structlog
 from infra.guarded_thread import GuardedThread
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_checkpoint_copy, read_manifest
-from infra.index.store import open_index_store
+from infra.index.store import find_index_store
 from infra.kafka.reader import SourceRecord
 from infra.kafka.security import KafkaTopics
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
@@ -69,7 +69,7 @@ class VersionFollower:
         self, engine: Engine, store_url: str, kafka: KafkaTopics, poll_s: float = 0.2, arena_bytes: int = 0, grace_s: float = GRACE_S
     ) -> None:
         self._engine, self._store_url, self._kafka, self._poll_s, self._grace_s = engine, store_url, kafka, poll_s, grace_s
-        self._store = open_index_store(store_url, look=False)
+        self._store = find_index_store(store_url, look=False)
         self._log = ControlLog(self._store)
         self._loader = Loader(arena_bytes)
         self._held: dict[int, Held] = {}

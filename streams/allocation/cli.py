@@ -87,9 +87,9 @@ def replay(version: _Version, as_json: AsJson = False) -> None:
 
 
 def _store() -> "IndexStore":
-    from infra.index.store import open_index_store
+    from infra.index.store import find_index_store
 
-    return open_index_store(read_settings().index.store)
+    return find_index_store(read_settings().index.store)
 
 
 def _head(table: "ActionTable") -> dict[str, object]:

@@ -92,11 +92,11 @@ class _Run:
 
     def __init__(self, settings: "InfraSettings", start: str, to: str, checkpoint: Path | None, pace: "ReplayPace") -> None:
         from infra.index.control_log import ControlLog
-        from infra.index.store import open_index_store
+        from infra.index.store import find_index_store
         from streams.replay.points import open_replay_source
 
         self.settings, self.start, self.to, self.pace = settings, start, to, pace
-        self.store = open_index_store(settings.index.store)
+        self.store = find_index_store(settings.index.store)
         self.state: ControlState = ControlLog(self.store).refresh()
         self.source: ReplaySource = open_replay_source(settings.connection(), settings.kafka.topic_prefix, self.store, self.state)
         self.given = b""  # the file of --checkpoint, which the store has no copy of yet

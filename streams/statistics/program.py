@@ -20,7 +20,7 @@ from infra.clock import SystemClock
 from infra.guarded_thread import GuardedThread, watch_threads
 from infra.heartbeat import HEARTBEAT_NAME, beat
 from infra.index.control_log import ControlLog, check_identity
-from infra.index.store import open_index_store
+from infra.index.store import find_index_store
 from infra.kafka.admin import describe_index, fetch_topics, find_coordinator, require_topics
 from infra.kafka.admin_client import check_rights
 from infra.kafka.group_member import end_former_member
@@ -53,7 +53,7 @@ class StatisticsProgram:
         self.settings, self._clock = settings, SystemClock()
         self._bootstrap, self._prefix = settings.connection(), settings.kafka.topic_prefix
         self._group = f"{self._prefix}statistics"
-        self._store = open_index_store(settings.index.store)
+        self._store = find_index_store(settings.index.store, look=False)
         self._control = ControlLog(self._store)
         self._folder = settings.statistics.data_dir.resolve()
         self._schemas: dict[str, dict[str, Statistic]] = {}

@@ -27,6 +27,32 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexStore:
     return open_index_store(str(tmp_path / "store"))
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "index list",
+        "index show",
+        "index verify",
+        "index diff",
+        "index rollback 1",
+        "index drop 1",
+        "model show",
+        "query 1",
+        "verify-answers",
+        "replay",
+        "allocate show",
+    ],
+)
+def test_a_command_that_reads_makes_no_store_and_says_where_it_looked(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "mistyped"))
+    monkeypatch.setenv("AIF_KAFKA__BOOTSTRAP_SERVERS", f"127.0.0.1:{free_ports(1)[0]}")
+    with pytest.raises(AifError, match=f"index_store_missing: there is no index store at {tmp_path / 'mistyped'}.*AIF_INDEX__STORE"):
+        run_aif(*command.split())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_list_show_and_verify_describe_the_served_version(store: IndexStore) -> None:
     manifest = publish_version(store)
     (row,) = run_aif("index", "list")["versions"]

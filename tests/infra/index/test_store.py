@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.index.control_folds import control_path
-from infra.index.control_log import ControlLog, ensure_init
-from infra.index.store import FolderStore, IndexStore, open_index_store
+from infra.index.control_log import ControlLog, ensure_init, read_state
+from infra.index.store import FolderStore, IndexStore, find_index_store, open_index_store
 from schemas.errors import Corrupted, Misconfigured, Unavailable
 from schemas.ids import IdKind
-from schemas.index.control import Init
+from schemas.index.control import ControlState, Init
 
 
 @pytest.fixture
@@ -34,6 +34,18 @@ def test_a_store_that_cannot_be_made_is_misconfigured(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(Misconfigured):
         open_index_store(str(tmp_path / "file"))
+
+
+def test_a_reader_makes_no_store_and_names_the_missing_one(tmp_path: Path) -> None:
+    missing = tmp_path / "not" / "mounted"
+    with pytest.raises(Unavailable, match=f"index_store_missing: there is no index store at {missing}.*AIF_INDEX__STORE"):
+        find_index_store(str(missing))
+    waiting = ControlLog(find_index_store(str(missing), look=False))
+    with pytest.raises(Unavailable, match="index_store_missing"):
+        waiting.refresh()
+    assert read_state(waiting.store) == ControlState() and list(tmp_path.iterdir()) == []
+    ensure_init(ControlLog(open_index_store(str(missing))), init := Init(2, 1, IdKind.INT64, {}), 1, "test")
+    assert waiting.refresh().init == init and read_state(find_index_store(str(missing))).init == init
 
 
 def test_a_list_has_no_unfinished_files(store: IndexStore) -> None:

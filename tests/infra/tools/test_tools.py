@@ -157,6 +157,9 @@ def test_the_doctor_finds_a_healthy_place_healthy_and_names_what_is_missing_or_m
         return {row["check"]: row for row in json.loads(done.stdout)["checks"]}
 
     before = findings()
+    assert before["store"]["state"] == "warn" and f"no index store at {tmp_path / 'store'}" in before["store"]["found"]
+    assert not (tmp_path / "store").exists(), "a doctor makes nothing"
+    open_index_store(str(tmp_path / "store"))
     assert before["broker"]["state"] == "ok" and before["topics"]["state"] == "warn" and "aif topics apply" in before["topics"]["next_step"]
     apply_topics(bootstrap_servers, prefix, 2, 1)
     after = findings()
@@ -206,6 +209,7 @@ def test_the_doctor_names_what_retention_removed_before_a_shard_had_it_and_what_
         return found.state, found.found
 
     apply_topics(bootstrap_servers, prefix, 2, 1)
+    open_index_store(str(tmp_path / "store"))
     for shard in (0, 1):
         produce(bootstrap_servers, f"{prefix}item-features", shard, *[b"x"] * 40)
     assert look()[0] == "ok"
@@ -229,6 +233,7 @@ def test_the_doctor_names_what_retention_removed_before_a_shard_had_it_and_what_
 
 def test_the_doctor_names_a_topic_that_was_grown_or_made_again(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:
     apply_topics(bootstrap_servers, prefix, 2, 1)
+    open_index_store(str(tmp_path / "store"))
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     for future in admin.create_partitions([NewPartitions(f"{prefix}item-features", 4)]).values():
         future.result(30)
@@ -260,7 +265,7 @@ def test_a_failed_check_is_exit_code_1_and_the_others_are_made_all_the_same(pref
     monkeypatch.setattr(doctor, "_ASK_S_MAX", 0.5)
     done = CliRunner().invoke(build_app(), ["doctor", "--json"])
     states = {row["check"]: row["state"] for row in json.loads(done.stdout)["checks"]}
-    assert done.exit_code == 1 and states["broker"] == "fail" and states["store"] == "ok"
+    assert done.exit_code == 1 and states["broker"] == "fail" and states["store"] == "warn"
 
 
 def test_a_misspelt_setting_of_another_process_is_named_before_that_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +298,7 @@ def test_a_shard_whose_disk_takes_no_writes_is_shown_with_its_error_until_it_is_
     apply_topics(bootstrap_servers, prefix, 2, 1)
     monkeypatch.setenv("AIF_KAFKA__TOPIC_PREFIX", prefix)
     monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path / "store"))
+    open_index_store(str(tmp_path / "store"))
     messages = VersionMessages(bootstrap_servers, prefix)
 
     def announce(kind: str, shard: int, reason: str = "") -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -68,9 +68,10 @@ from serving.versions.freshness import EndWatch, StatisticsWatch
 from serving.versions.version_follower import VersionFollower
 
 _HOUSEKEEPING_S = 0.2
-_STORE_RETRY_S = 1.0
+_RETRY_S = 1.0
 _NVIDIA = Path("/dev/nvidiactl")  # exists on every machine with a CUDA driver
 
+T = TypeVar("T")
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("serving")
 
 
@@ -197,18 +198,24 @@ class RankingServer:
                 was_ready = ready
             await asyncio.sleep(_HOUSEKEEPING_S)
 
+    async def _until_done(self, event: str, call: Callable[[], T]) -> T:
+        """The result of `call`, which is repeated until store and disk allow it. Shows meanwhile why this server is not ready."""
+        while True:
+            try:
+                done = await asyncio.to_thread(call)
+            except (Unavailable, Corrupted) as error:
+                if str(error) != self.versions.last_error:  # the same error at every attempt is one line
+                    logger.warning(event, error=str(error), retry_s=_RETRY_S)
+                self.versions.last_error = str(error)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self.versions.last_error = ""
+                return done
+
     async def _wait_for_identity(self) -> Init:
         """The index's init entry; waits until a worker has written it, and until the index store answers."""
         while True:
-            try:
-                state = await asyncio.to_thread(self.control_log.refresh)
-            except (Unavailable, Corrupted) as error:
-                if str(error) != self.versions.last_error:  # the same error at every attempt is one line
-                    logger.warning("index_not_read", error=str(error), retry_s=_STORE_RETRY_S)
-                self.versions.last_error = str(error)
-                await asyncio.sleep(_STORE_RETRY_S)
-                continue
-            self.versions.last_error = ""
+            state = await self._until_done("index_not_read", self.control_log.refresh)
             if state.init is not None:
                 return state.init
             await asyncio.sleep(self.settings.engine.poll_s)
@@ -221,7 +228,7 @@ class RankingServer:
         # Named by the index and not by its address: a store that was moved is the same index.
         view = ViewIdentity(self.control_log.state.index_id, self.settings.kafka.topic_prefix, id_kind, init.user_partitions)
         bounds = StoreBounds(settings.users_max, settings.decoded_users_max, settings.decoded_behaviours_max)
-        store = await asyncio.to_thread(open_user_store, settings.data_dir, view, bounds)
+        store = await self._until_done("user_store_not_opened", lambda: open_user_store(settings.data_dir, view, bounds))
         carried = CarriedStates(settings.carried_state_key, _name_index(init), settings.states_ttl_s)
         users = self.users = Users(store, self.pool, id_kind, self.metrics, carried)
         follower = self.user_follower = UserFollower(

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from infra.files import try_lock
+from infra.files import is_disk_full, try_lock
 from schemas.errors import Misconfigured, Unavailable
 
 _log = logging.getLogger("aif.streams.data_directory")
@@ -18,7 +18,7 @@ _POLL_S = 0.1
 
 def hold_directory(folder: Path, setting: str, wait_s: float = _FORMER_S_MAX) -> IO[bytes]:
     """The open file that keeps other processes out until it is closed or its process has ended. `setting`: which names the folder, for messages. Raises
-    Misconfigured (`data_dir_in_use`, `data_dir_unusable`)."""
+    Misconfigured (`data_dir_in_use`, `data_dir_unusable`), Unavailable (`disk_full`)."""
     file, end, told = _open_lock(folder, setting), time.monotonic() + wait_s, False
     while not try_lock(file.fileno()):
         if time.monotonic() > end:
@@ -33,7 +33,7 @@ def hold_directory(folder: Path, setting: str, wait_s: float = _FORMER_S_MAX) ->
 
 
 def _open_lock(folder: Path, setting: str) -> IO[bytes]:
-    """The open lock file of a directory that is ours to write, with every shard in it, if any."""
+    """The open lock file of a directory that is ours to write, with every shard in it, if any. Raises as `hold_directory`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for place in (folder, *folder.glob("shards"), *folder.glob("shards/*/")):
@@ -41,6 +41,10 @@ def _open_lock(folder: Path, setting: str) -> IO[bytes]:
                 raise PermissionError(f"{place} is not writable")
         return (folder / _LOCK_NAME).open("ab")
     except OSError as error:
+        if is_disk_full(error):
+            raise Unavailable(
+                "disk_full", f"no room for a file in {folder}: {error}; free disk space, and start the process again"
+            ) from error
         hint = f"mount it writable or give it to this user, or begin in another one ({setting})"
         raise Misconfigured("data_dir_unusable", f"user {os.geteuid()} cannot use {folder}: {error}; {hint}") from error
 

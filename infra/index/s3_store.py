@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
+from infra.files import is_disk_full
 from infra.folders import user_cache_dir
 from infra.index.file_cache import FileCache
 from infra.index.store_path import check_store_path, if_there
@@ -116,6 +117,8 @@ def open_s3_store(url: str, rest: Callable[[], None] = lambda: None, *, look: bo
         address.cache_dir.mkdir(parents=True, exist_ok=True)
         cache = FileCache(address.cache_dir.resolve(strict=True), address.cache_bytes)
     except OSError as error:
+        if is_disk_full(error):
+            raise Unavailable("disk_full", f"no room for the cache {address.cache_dir} of {url}: {error}; free disk space", 5.0) from error
         raise _bad_url(url, f"its cache folder cannot be used: {error}") from error
     store = S3Store(url, _open_objects(address, _ANSWER_S_MAX), _open_objects(address, _TRANSFER_S_MAX), cache, endpoint_of(address), rest)
     if not look:

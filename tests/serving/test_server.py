@@ -23,6 +23,7 @@ from schemas.events import Behaviour
 from schemas.ids import IdKind, encode_wire_id
 from schemas.index.lifecycle import EntryKind
 from schemas.requests import AtLeast, FinalChoice, InlineBehaviour, PrerankRequest, RankAnswer
+from serving import server as server_module
 from serving.audit.parity import Report, recompute
 from serving.audit.recorded_answers import RecordedAnswer, read_answers
 from serving.client import Client
@@ -126,6 +127,24 @@ def serve(spec: str, folder: Path, bootstrap: str, prefix: str) -> Iterator[Serv
     }
     with run_server(load_settings(ServerSettings, flags, {})) as (server, url), Client(url) as client:
         yield Served(store, bootstrap, prefix, versions, deltas, client, server, kind)
+
+
+def test_a_server_that_starts_on_a_full_disk_waits_for_room_and_says_so(
+    tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended, where a running one continues."""
+
+    def refuse(*_: object) -> None:
+        raise Unavailable("disk_full", "open in /users: no space left on device; free disk space")
+
+    with monkeypatch.context() as full, serve("full", tmp_path, bootstrap_servers, topic_prefix) as served:
+        full.setattr(server_module, "open_user_store", refuse)
+        write_identity(served.log, served.versions[1])
+        served.publish(1)
+        wait_until(lambda: "disk_full" in served.client.status()["not_ready_because"], WAIT_S, "the reason")
+        full.undo()
+        served.client.wait_ready(WAIT_S)
+        assert served.ask(1, 0).items
 
 
 @pytest.mark.parametrize("spec", ["full", "no_bid_text_ids"])

@@ -18,7 +18,9 @@ pages = st.integers(0, 100)
 
 
 @given(st.booleans(), work, work, pages, pages, st.integers(-1, 1))
-def test_nothing_is_admitted_beyond_a_bound(at_risk: bool, work_ms: float, left_ms: float, wanted: int, free: int, waiting_free: int) -> None:
+def test_nothing_is_admitted_beyond_a_bound(
+    at_risk: bool, work_ms: float, left_ms: float, wanted: int, free: int, waiting_free: int
+) -> None:
     decision = decide(at_risk, work_ms, Load(left_ms=left_ms), wanted, free, waiting_free)
     has_load = waiting_free > 0 and (work_ms <= left_ms or left_ms >= 200)  # all that a pause saves up
     assert (decision is Decision.ADMITTED) == (at_risk and has_load and wanted <= free)

@@ -66,6 +66,7 @@ def list_letters(
     where = settings.connection(), settings.kafka.topic_prefix
     chosen = _filter(disposition, code, partition, since_s, contains)
     topics, sent = _topics() if topic is None else [_known(topic)], _redriven(settings)
+    _warn_of_removed(settings, topics)
     letters = (letter for name in topics for letter in read_dead_letters(*where, name) if chosen.takes(letter))
     rows = (_row(letter, sent) for letter in letters if not (left and letter.identity in sent))
     if topic is None:
@@ -88,7 +89,9 @@ def show_letter(
     letters = read_dead_letters(settings.connection(), settings.kafka.topic_prefix, _known(topic))
     newest = deque((letter for letter in letters if letter.place == place), maxlen=1)  # of several where the topic was made again
     if not newest:
-        raise Incompatible("no_such_dead_letter", f"{place} is not in dlq.{topic}; `aif dlq list {topic}` lists its letters")
+        raise Incompatible(
+            "no_such_dead_letter", f"{place} is not in dlq.{topic}; `aif dlq list {topic}` lists the letters that retention has not removed"
+        )
     found = newest[0]
     value = found.record.value
     record = {
@@ -128,6 +131,7 @@ def redrive(
     settings, chosen = read_settings(), _filter(disposition, code, partition, since_s, contains)
     bootstrap, prefix, store = settings.connection(), settings.kafka.topic_prefix, find_index_store(settings.index.store)
     sent = read_sent(store, bootstrap, prefix, _known(topic), take_over)
+    _warn_of_removed(settings, [topic])
     letters = plan_redrive(read_dead_letters(bootstrap, prefix, topic), topic, chosen, sent.identities, maximum)
     if not letters:
         say(
@@ -175,6 +179,17 @@ def _redriven(settings: "InfraSettings") -> AbstractSet[str]:
             f"warning: {', '.join(open_runs)} has no end, so its updates show as not redriven; if it no longer runs, use `aif dlq redrive --take-over`"
         )
     return sent
+
+
+def _warn_of_removed(settings: "InfraSettings", topics: Iterable[str]) -> None:
+    """Names the letters that nothing here counts, shows or sends any more."""
+    from infra.kafka.admin import start_offsets
+
+    for topic in topics:
+        if removed := sum(start_offsets(settings.connection(), f"{settings.kafka.topic_prefix}{DEAD_LETTER_PREFIX}{topic}").values()):
+            say(
+                f"warning: retention has removed the oldest {removed} letters of dlq.{topic}; only their publishers can send those updates again"
+            )
 
 
 def _row(letter: "DeadLetter", sent: AbstractSet[str]) -> dict[str, Any]:

@@ -35,8 +35,9 @@ GARBAGE = SourceRecord("item-features", 0, 9, b"k", b"\xff" * 1_100_000, (), 1_0
 
 
 @pytest.fixture
-def prefix(prefix: str, bootstrap_servers: str) -> str:
+def prefix(prefix: str, bootstrap_servers: str, tmp_path: Path) -> str:
     apply_topics(bootstrap_servers, prefix, 2, 1)
+    open_index_store(str(tmp_path / "store"))
     producer = Producer({"bootstrap.servers": bootstrap_servers, "message.max.bytes": 2 * RECORD_BYTES_MAX})
     for record, index, code, disposition in (
         (RECORD, 1, "wrong_partition", "semantic"),
@@ -74,6 +75,16 @@ def test_dead_letters_are_counted_once_each_listed_by_filter_and_shown_whole(pre
         run("show", "item-features", "1", "6")
     assert CliRunner().invoke(build_app(), ["dlq", "list", "--since-s", "inf"]).exit_code == 2
     assert CliRunner().invoke(build_app(), ["dlq", "list", "--code", "bad_id"]).stderr == "no dead letters\n"
+
+
+def test_letters_that_retention_removed_are_counted_and_not_passed_over(prefix: str, bootstrap_servers: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.delete_records([TopicPartition(f"{prefix}dlq.item-features", 0, 2)]).values():
+        future.result(30)
+    for command in (["list"], ["list", "item-features"], ["redrive", "item-features", "--dry-run"], ["redrive", "item-features"]):
+        warned = CliRunner().invoke(build_app(), ["dlq", *command]).stderr
+        assert "warning: retention has removed the oldest 2 letters of dlq.item-features" in warned
+    assert "retention" not in CliRunner().invoke(build_app(), ["dlq", "list", "new-items"]).stderr
 
 
 def test_a_redrive_sends_each_update_alone_to_its_partition_and_never_twice(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:

@@ -26,11 +26,15 @@ Events = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="One J
 @topics_app.command()
 def plan(as_json: AsJson = False) -> None:
     """Print what `apply` would change, and `surplus` partitions and `larger` settings, which it leaves alone. Exit code 0 also when there is something."""
+    from infra.index.control_log import check_index_settings, read_state
+    from infra.index.store import find_index_store
     from infra.kafka.admin import fetch_topics, plan_topics
 
     settings = read_settings()
+    index = settings.index
+    check_index_settings(read_state(find_index_store(index.store, look=False)), index.shards, index.user_partitions, index.id_kind)
     found = fetch_topics(settings.connection(), settings.kafka.topic_prefix, settings=True)
-    _print_changes(plan_topics(found, settings.index.shards, settings.index.user_partitions), as_json)
+    _print_changes(plan_topics(found, index.shards, index.user_partitions), as_json)
 
 
 @topics_app.command(short_help="Create and change topics until they are as planned.")

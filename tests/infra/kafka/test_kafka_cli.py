@@ -43,6 +43,8 @@ def test_another_number_of_shards_is_refused_as_another_index(prefix: str, monke
         for arguments in ((), ("--allow-growth",)):
             with pytest.raises(AifError, match="other_index"):
                 run_aif("topics", "apply", *arguments)
+        with pytest.raises(AifError, match="other_index"):
+            run_aif("topics", "plan")
     assert run_aif("topics", "plan")["changes"] == [], "nothing was changed before that"
 
 

@@ -42,7 +42,7 @@ class VersionStatus:
     - frozen_revision: its revision when it was last frozen. A reader that has loaded this revision or an older one has missed changes since
     - withheld: its canary failed
     - approved: an operator has overruled its canary, now or beforehand
-    - turned_away: it was live and was rolled back from; nothing brings it back by itself
+    - turned_away: it was live and was rolled back from, or an older one was promoted while it was the pinned backup; nothing brings it back by itself
     - wish: what happens to it once its revival is published
     """
 
@@ -210,7 +210,7 @@ def _moved(state: ControlState, entry: Entry) -> VersionStatus:
             "unknown_version",
             f"{entry.kind} names version {entry.version}, which the index does not have; it has {sorted(state.versions)[-20:]}: `aif index list` shows them",
         )
-    after = next_state(status.state, entry.kind, entry.cause)
+    after = next_state(status.state, entry.kind, entry.cause, f"version {entry.version}")
     return dataclasses.replace(status, state=after, ended_at_ms=entry.at_ms if after in FINAL else 0)
 
 
@@ -319,7 +319,8 @@ def _promote(state: ControlState, entry: Entry) -> ControlState:
         if v not in (entry.version, backup, state.pinned) and (status.state is State.BACKUP or overtaken):
             versions[v] = _frozen(status)
         elif v == state.pinned and v not in (entry.version, backup) and status.state is State.BACKUP:
-            versions[v] = dataclasses.replace(status, state=State.PUBLISHED)
+            # Published and newer than the live version, it would be promoted by itself as soon as it is unpinned.
+            versions[v] = dataclasses.replace(status, state=State.PUBLISHED, turned_away=status.turned_away or v > entry.version)
     if backup is not None:
         versions[backup] = _left(state, state.versions[backup], entry)
     return dataclasses.replace(state, versions=versions, live=entry.version, backup=backup)
@@ -350,7 +351,7 @@ def _plain(state: ControlState, entry: Entry) -> ControlState:
     """freeze, drop: only the table's move and the reason; not for the version that is served."""
     if entry.version == state.pinned:
         raise Incompatible("pinned", f"{entry.kind} {entry.version}: the version is pinned; unpin it first")
-    moved = _explained(dataclasses.replace(_moved(state, entry), wanted_revision=None), entry)
+    moved = _explained(dataclasses.replace(_moved(state, entry), wanted_revision=None, wish=""), entry)
     moved = _frozen(moved) if moved.state is State.FROZEN else moved
     return _set(state, moved, backup=None if state.backup == entry.version else state.backup)
 

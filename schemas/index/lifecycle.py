@@ -117,12 +117,12 @@ _NEXT_STEP = {
 }
 
 
-def next_state(state: State, entry: EntryKind, cause: str = "") -> State:
-    """The state of a version after an entry that names it; `cause` counts for a `want` alone. Raises Incompatible (`refused_transition`), which names
-    the possible commands."""
+def next_state(state: State, entry: EntryKind, cause: str = "", name: str = "a version") -> State:
+    """The state of a version after an entry that names it; `cause` counts for a `want` alone. Raises Incompatible (`refused_transition`), which has
+    its `name` and the possible commands."""
     after = _TABLE.get((state, entry, cause if entry is EntryKind.WANT else ""))
     if after is None:
-        raise Incompatible("refused_transition", f"{entry} is not possible for a version that is {state}; {_NEXT_STEP[state]}")
+        raise Incompatible("refused_transition", f"{entry} is not possible for {name}, which is {state}; {_NEXT_STEP[state]}")
     return after
 
 

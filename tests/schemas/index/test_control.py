@@ -119,6 +119,16 @@ def test_a_pinned_version_is_current_and_survives_promotions() -> None:
     assert appended(state, act(EntryKind.UNPIN)).current.version == 3  # type: ignore[union-attr]
 
 
+def test_a_version_that_is_dropped_while_it_revives_waits_for_nothing() -> None:
+    state = appended(frozen_0(), wished("promote"), act(EntryKind.DROP, 0))
+    assert (state.versions[0].state, state.versions[0].wish, state.receiving) == (State.REMOVED, "", log(*lived(0, 1, 2)).receiving)
+
+
+def test_a_refusal_names_the_version_which_a_command_may_have_chosen() -> None:
+    with pytest.raises(Incompatible, match="refused_transition: rollback is not possible for version 0, which is frozen"):
+        plan_entry(frozen_0(), act(EntryKind.ROLLBACK, 0))
+
+
 def frozen_0() -> ControlState:
     return log(*lived(0, 1, 2))
 

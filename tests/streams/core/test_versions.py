@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.index.control import ControlState, Entry, encode_entry, fold_entry
-from schemas.index.lifecycle import Cause, EntryKind
+from schemas.index.lifecycle import Cause, EntryKind, State
 from schemas.index.manifest import Part
 from streams.core.shard_state import ShardVersion
 from streams.core.version_plans import (
@@ -26,7 +26,7 @@ from streams.core.version_plans import (
     plan_shard,
     plan_wish,
 )
-from tests.schemas.index.entries import OURS, act, lived, log, publish, want
+from tests.schemas.index.entries import OURS, act, appended, lived, log, publish, want
 
 THEIRS = "torch=2"
 FULL = Part("versions/5/full/00000-a", (), 3)
@@ -206,3 +206,11 @@ def test_following_the_plan_ends_with_every_receiving_version_sealed(order: list
             case SealShard(_, v, r):
                 versions[v] = dataclasses.replace(versions[v], sealed_revision=r)
     assert versions == {5: Facts(full=FULL, sealed_revision=1)}
+
+
+def test_a_pinned_backup_that_an_older_version_overtook_is_not_promoted_once_it_is_unpinned() -> None:
+    state = log(*lived(0, 1, 2, 3), want(0, 1, Cause.REVIVE), publish(0, 1), act(EntryKind.PIN, 2), act(EntryKind.PROMOTE, 0))
+    assert (state.live, state.backup, state.versions[2].state) == (0, 3, State.PUBLISHED)
+    state = appended(state, act(EntryKind.UNPIN))
+    assert plan_promotion(state) is None and state.versions[2].turned_away
+    assert plan_promotion(appended(state, act(EntryKind.APPROVE, 2))) == 2

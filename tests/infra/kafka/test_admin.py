@@ -1,10 +1,11 @@
 """Topics: the plan is pure, the real broker agrees with it."""
 
+import gc
 from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Uuid
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from infra.clock import DAY_MS, SystemClock
@@ -14,6 +15,7 @@ from infra.kafka.admin import (
     CONFIG,
     CREATE,
     GROW,
+    IDENTITY_TOPICS,
     LARGER,
     SURPLUS,
     FoundTopic,
@@ -28,6 +30,7 @@ from infra.kafka.admin import (
 )
 from infra.processes import free_ports
 from schemas.errors import Incompatible, Unavailable
+from schemas.ids import IdKind
 from schemas.topics import DEAD_LETTER_PREFIX, INDEX_DELTAS, INDEX_EVENTS, ITEM_FEATURES, NEW_ITEMS, REPORTS, TOPICS
 from tests.infra.kafka.deleted_topics import delete_topics
 
@@ -196,6 +199,19 @@ def test_no_client_lets_the_broker_make_a_topic_that_was_only_asked_for(monkeypa
         with pytest.raises(RuntimeError):
             use()
     assert [config["allow.auto.create.topics"] for config in asked] == [False] * 3
+
+
+def test_the_identity_of_an_index_is_asked_for_without_the_other_topics(bootstrap_servers: str, prefix: str) -> None:
+    """A worker asks every 5 s, and the client never frees the ids of topics that it was asked for."""
+
+    def count() -> int:
+        return sum(type(one) is Uuid for one in gc.get_objects())
+
+    apply_topics(bootstrap_servers, prefix, 1, 1)
+    before = count()
+    for _ in range(10):
+        describe_index(bootstrap_servers, prefix, 1, 1, IdKind.INT64)
+    assert count() - before <= 10 * len(IDENTITY_TOPICS)
 
 
 def test_a_broker_that_takes_seconds_for_an_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

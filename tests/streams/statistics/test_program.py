@@ -1,17 +1,19 @@
 """`aif statistics` on the real broker: from a checkpoint that names a statistic to its updates in item-features, over a kill."""
 
 import dataclasses
+import gc
 import hashlib
 import os
 import signal
 from typing import Any
 
 import pytest
+from confluent_kafka import Uuid
 
 import streams.statistics.program as program_module
 from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
-from infra.kafka.admin import apply_topics, describe_index, topic_ids
+from infra.kafka.admin import apply_topics, describe_index, fetch_topics, topic_ids
 from infra.kafka.reader import read_topic
 from infra.processes import Child, wait_until
 from infra.settings import load_settings
@@ -28,6 +30,7 @@ from schemas.statistics import Log, Measure, Statistic
 from schemas.topics import IMPRESSIONS, ITEM_FEATURES, STATISTICS_REPORTS, USER_BEHAVIOURS, USER_FEATURES
 from streams.faust_shell import EXIT_OPERATOR
 from streams.settings import StatisticsSettings
+from streams.statistics.owner import TOPICS
 from streams.statistics.program import StatisticsProgram, run_statistics
 from tests.infra.kafka.deleted_topics import delete_topics
 from tests.streams.version_world import SCHEMA, checkpoint_bytes
@@ -124,6 +127,21 @@ def test_packed_events_are_counted_and_a_topic_that_is_made_again_is_counted_fro
     wait_until(lambda: read_counts(stage)[0] == {1: 0.0, 2: 90.0}, WAIT_S, f"the new topic; log: {child.log_tail()}", poll_s=0.2)
     os.kill(child.pid, signal.SIGTERM)
     wait_until(lambda: not child.alive(), WAIT_S, "its end")
+
+
+def test_a_look_at_the_topics_leaves_little_in_memory(stage: WorkerStage) -> None:
+    """The client never frees the ids of topics that it was asked for. Of all 17 topics, every 5 s, that was 1.2 MiB an hour."""
+
+    def count() -> int:
+        return sum(type(one) is Uuid for one in gc.get_objects())
+
+    program = StatisticsProgram(load_settings(StatisticsSettings, environment=stage.environment("")))
+    known = {topic: found.topic_id for topic, found in fetch_topics(stage.bootstrap, stage.prefix, of=TOPICS).items()}
+    before = count()
+    for _ in range(10):
+        assert program._find_made_again(known) == []
+    assert count() - before <= 10 * len(TOPICS)
+    assert program._find_made_again(known | {ITEM_FEATURES: "another"}) == [ITEM_FEATURES]
 
 
 def test_a_missing_topic_is_named_with_what_helps_and_is_not_made(stage: WorkerStage) -> None:

@@ -6,6 +6,5 @@ stage.py     the processes and their directory
 acts.py      the measurements, act by act
 one_ranking.py  one ranking for people: best items, a price change, a new item
 keeper.py    the background process of --keep, its record, its end
-server.py    the server as a client sees it
 progress.py  bars on standard error, the ranking, the figures, what to try next
 """

@@ -23,8 +23,8 @@ from infra.processes import Child, wait_until
 from lab.catalogues.catalogue import Catalogue, Evaluation, HeldOutUser
 from lab.demo.one_ranking import publish_arrival
 from lab.demo.progress import Step
-from lab.demo.server import FIRST, Ranked, RankingServer, wire_ids
 from lab.demo.stage import Stage
+from lab.plain_client import FIRST, PlainClient, Ranked, wire_ids
 from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.ids import Id, encode_wire_id
@@ -132,7 +132,7 @@ def plain_scores(catalogue: Catalogue, evaluation: Evaluation, categories: Mappi
     return found
 
 
-def show_ranking(server: RankingServer, evaluation: Evaluation, plain: Sequence[Mapping[str, np.ndarray]], step: Step) -> Quality:
+def show_ranking(server: PlainClient, evaluation: Evaluation, plain: Sequence[Mapping[str, np.ndarray]], step: Step) -> Quality:
     """Ranks the candidates of every held-out user, who the server knows only from the topics. `plain`: of each user, what `plain_scores` gives."""
     quality = Quality()
     chance = np.random.default_rng(0)
@@ -170,7 +170,7 @@ class TwoOrders:
         return self.rungs[FinalRung.RESIDENT] / self.rungs.total()
 
 
-def show_two_orders(server: RankingServer, evaluation: Evaluation, aif_ids: Sequence[Sequence[Id]], step: Step) -> TwoOrders:
+def show_two_orders(server: PlainClient, evaluation: Evaluation, aif_ids: Sequence[Sequence[Id]], step: Step) -> TwoOrders:
     """Ranks the candidates of every held-out user in two stages. `aif_ids`: of each user, AIF's answer to the same candidates."""
     orders = TwoOrders()
     for user, ids in zip(evaluation.users, aif_ids, strict=True):
@@ -192,9 +192,7 @@ def _found(ids: Sequence[Id], user: HeldOutUser, k: int) -> float:
 # --- freshness -------------------------------------------------------------------------------------------------------
 
 
-def show_updates(
-    server: RankingServer, publisher: Publisher, user_id: Id, changes: Iterator[ItemFeaturesUpdate], step: Step
-) -> list[float]:
+def show_updates(server: PlainClient, publisher: Publisher, user_id: Id, changes: Iterator[ItemFeaturesUpdate], step: Step) -> list[float]:
     """Milliseconds from before the produce call to an answer with another score, one item after the other."""
     waited = []
     for change in changes:
@@ -205,7 +203,7 @@ def show_updates(
 
 
 def show_new_items(
-    server: RankingServer, publisher: Publisher, user_id: Id, arrivals: Iterator[tuple[ItemFeaturesUpdate, NewItem | None]], step: Step
+    server: PlainClient, publisher: Publisher, user_id: Id, arrivals: Iterator[tuple[ItemFeaturesUpdate, NewItem | None]], step: Step
 ) -> list[float]:
     """Milliseconds from before the produce call to an answer that scores a new item."""
     waited = []
@@ -216,7 +214,7 @@ def show_new_items(
     return waited
 
 
-def _time_visible(server: RankingServer, user_id: Id, item_id: Id, publish: Callable[[], object]) -> float:
+def _time_visible(server: PlainClient, user_id: Id, item_id: Id, publish: Callable[[], object]) -> float:
     waited_ms = server.time_change(user_id, item_id, publish, _VISIBLE_S_MAX)
     if waited_ms is None:
         raise Unavailable("timed_out", f"item {item_id} kept its score for {_VISIBLE_S_MAX:g} s after its event; look at the worker's log")
@@ -230,7 +228,7 @@ class Load(Background):
     """Requests without a pause from one thread, every answer kept with its request for the audit."""
 
     def __init__(self, url: str, evaluation: Evaluation) -> None:
-        self._server = RankingServer(url)
+        self._server = PlainClient(url)
         self._bodies = [_inline_body(user) for user in evaluation.users[:50]]
         self.answers: list[tuple[Mapping[str, Any], Ranked]] = []
         super().__init__(self._run)

@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.kafka.publisher import Publisher
 from lab.catalogues.catalogue import Catalogue, HeldOutUser
-from lab.demo.server import Ranked, RankingServer, wire_ids
+from lab.plain_client import PlainClient, Ranked, wire_ids
 from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.ids import Id, encode_wire_id
 from schemas.kinds import NUMERIC
@@ -58,7 +58,7 @@ class OneRanking:
     best_after: tuple[Line, ...]
 
 
-def show_one_ranking(server: RankingServer, publisher: Publisher, catalogue: Catalogue, user: HeldOutUser) -> OneRanking:
+def show_one_ranking(server: PlainClient, publisher: Publisher, catalogue: Catalogue, user: HeldOutUser) -> OneRanking:
     """Ranks for a user, makes the best item dearer, brings a new item made like it, and ranks again."""
     user_id, candidates = encode_wire_id(user.user_id), wire_ids(user.candidates)
 

@@ -21,9 +21,9 @@ from lab.demo import acts
 from lab.demo.keeper import Keeper, environment_file
 from lab.demo.one_ranking import OneRanking, show_one_ranking
 from lab.demo.progress import Steps
-from lab.demo.server import RankingServer
 from lab.demo.stage import Stage, json_figures
 from lab.figures.declared import read_bench
+from lab.plain_client import PlainClient
 from schemas.errors import AifError
 from schemas.model.ranker.spec import RankerSpec
 from streams.training.comparison import Gain
@@ -131,7 +131,7 @@ def _play(stage: Stage, catalogue: Catalogue, options: DemoOptions, figures: Fig
             step.tell("building")
             stage.wait_for(lambda: stage.control_state().current is not None, "the first version to go live")
             step.tell("loading")
-            server = RankingServer(stage.url)
+            server = PlainClient(stage.url)
             stage.wait_for(server.is_ready, "the server to have loaded it")
         with steps.step("choose users and candidates to measure on"):
             evaluation = catalogue.evaluation()

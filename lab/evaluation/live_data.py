@@ -20,8 +20,8 @@ import numpy as np
 from infra.data.mapping import DataMapping
 from lab.catalogues.catalogue import Evaluation, HeldOutUser
 from lab.catalogues.measured_catalogue import MeasuredCatalogue
-from lab.demo.server import RankingServer, wire_ids
 from lab.evaluation.candidates import Candidates, collect_candidates
+from lab.plain_client import PlainClient, wire_ids
 from lab.system.freshness import not_servable
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from lab.system.statistics import as_of, wait_quiet
@@ -64,7 +64,7 @@ class Questions:
     candidates: Candidates
     shown: Sequence[Shown]
 
-    def ask(self, server: RankingServer) -> Answers:
+    def ask(self, server: PlainClient) -> Answers:
         """Asks everything, one request at a time."""
         candidates_UC = np.full(self.candidates.ids_UC.shape, -1.0)
         for number, user in enumerate(self.evaluation.users):
@@ -74,7 +74,7 @@ class Questions:
         return Answers(candidates_UC, np.array([score for scores in of_shown for score in scores]))
 
 
-def _scores(server: RankingServer, user: HeldOutUser, items: list[Any], context: dict[str, Any]) -> list[float]:
+def _scores(server: PlainClient, user: HeldOutUser, items: list[Any], context: dict[str, Any]) -> list[float]:
     behaviours = [b.model_dump(mode="json", exclude={"user_id"}) for b in user.behaviours[-_BEHAVIOURS_MAX:]]
     body = {"user_id": encode_wire_id(user.user_id), "features": user.features, "behaviours": behaviours, "context": context}
     answer = server.prerank({**body, "item_ids": items, "top_k": len(items), "deadline_ms": _DEADLINE_MS}).answer
@@ -139,7 +139,7 @@ def _with_statistics(before: ItemFeaturesUpdate | None, after: ItemFeaturesUpdat
     return after.model_copy(update={"features": features})
 
 
-def _start(stage: BenchStage, catalogue: MeasuredCatalogue, items: Iterable[ItemFeaturesUpdate], network: AifNetwork) -> RankingServer:
+def _start(stage: BenchStage, catalogue: MeasuredCatalogue, items: Iterable[ItemFeaturesUpdate], network: AifNetwork) -> PlainClient:
     """A server of the model over these items."""
     began = tell("import, build, load")
     with stage.publisher() as publisher:

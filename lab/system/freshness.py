@@ -26,8 +26,8 @@ from infra.kafka.publisher import Publisher
 from infra.processes import Child, wait_until
 from lab.catalogues.catalogue import Catalogue
 from lab.catalogues.open_catalogue import open_world
-from lab.demo.server import RankingServer
 from lab.figures.declared import read_bench
+from lab.plain_client import PlainClient
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from schemas.errors import Unavailable
 from schemas.events import ItemFeaturesUpdate
@@ -86,7 +86,7 @@ class Prober(Background):
         return super().__enter__()
 
     def _has_scores(self) -> bool:
-        server = RankingServer(self._stage.url)
+        server = PlainClient(self._stage.url)
         scores = self._ask(server)
         server.close()
         for item, probe in self._probes.items():
@@ -121,14 +121,14 @@ class Prober(Background):
 
     def _look(self) -> None:
         """Until the last change before the end of the block is visible or lost. Raises Unavailable where the worker has ended: none will be."""
-        server = RankingServer(self._stage.url)
+        server = PlainClient(self._stage.url)
         while not (self.stopping.is_set() and all(p.published_at is None for p in self._probes.values())):
             self._worker.check()
             self._take(self._ask(server), time.monotonic())
             time.sleep(_LOOK_EVERY_S)
         server.close()
 
-    def _ask(self, server: RankingServer) -> dict[Any, float]:
+    def _ask(self, server: PlainClient) -> dict[Any, float]:
         body = {"user_id": 1, "item_ids": list(self._probes), "top_k": len(self._probes), "deadline_ms": 30_000}
         return {item["item_id"]: item["score"] for item in server.prerank(body).answer["items"]}
 
@@ -217,7 +217,7 @@ def _build(stage: BenchStage, catalogue: Catalogue, worker: Child) -> tuple[floa
     return began, time.monotonic()
 
 
-def not_servable(stage: BenchStage, server: RankingServer) -> int:
+def not_servable(stage: BenchStage, server: PlainClient) -> int:
     """Updates that the server's answers do not contain a while after the last: by the watermark of an answer against the ends of the topic."""
     ends, behind = stage.source_ends(), [0]
 

@@ -20,8 +20,8 @@ from infra.background import Background
 from infra.figures import Figures
 from lab.catalogues.catalogue import Catalogue
 from lab.catalogues.open_catalogue import open_world
-from lab.demo.server import RankingServer
 from lab.figures.declared import read_bench
+from lab.plain_client import PlainClient
 from lab.system.crash_traffic import Traffic
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from schemas.errors import Unavailable
@@ -75,7 +75,7 @@ class UserTraffic(Background):
                 publisher.publish_behaviour(Behaviour(user_id=n % _USERS, item_id=item, time_ms=int(time.time() * 1e3)))
 
     def _ask(self) -> None:
-        server = RankingServer(self._stage.url)
+        server = PlainClient(self._stage.url)
         for n in itertools.count():
             if self.stopping.wait(1 / REQUESTS_PER_S):
                 break
@@ -97,7 +97,7 @@ def measure_soak(seconds: float, settle_s: float, items: int, rate: float, versi
         worker = stage.start_worker()
         stage.wait_live(stage.publish_model(catalogue), worker)
         service = stage.serve("server", "serve", "--port", str(stage.port))
-        server = RankingServer(stage.url)
+        server = PlainClient(stage.url)
         stage.wait_for(server.is_ready, "the server to have loaded the version")
         server.close()
         assert stage.broker is not None, "the soak starts a broker of its own"

@@ -25,8 +25,8 @@ from infra.kafka.admin import describe_index, end_offsets
 from infra.kafka.reader import TopicFollower
 from infra.processes import Child, leave_in_order, start_child, wait_until
 from lab.catalogues.catalogue import Catalogue
-from lab.demo.server import RankingServer
 from lab.demo.stage import SHARDS, USER_PARTITIONS, Stage
+from lab.plain_client import PlainClient
 from schemas.errors import Corrupted
 from schemas.ids import IdKind
 from schemas.index.layout import decode_delta
@@ -100,10 +100,10 @@ class BenchStage(Stage):
 
         wait_until(is_live, _LIVE_S_MAX, f"version {version} to be live", poll_s=0.01)
 
-    def start_server(self) -> RankingServer:
+    def start_server(self) -> PlainClient:
         """A connection to a server that has loaded the live version; the caller closes it."""
         self.serve("server", "serve", "--port", str(self.port))
-        server = RankingServer(self.url)
+        server = PlainClient(self.url)
         self.wait_for(server.is_ready, "the server to have loaded the version")
         return server
 

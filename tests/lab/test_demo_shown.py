@@ -14,7 +14,7 @@ from lab.catalogues.world_catalogue import WorldCatalogue
 from lab.demo import acts, progress
 from lab.demo.one_ranking import Change, Line, OneRanking
 from lab.demo.program import DEMO
-from lab.demo.server import Ranked, RankingServer
+from lab.plain_client import PlainClient, Ranked
 from schemas.events import Behaviour
 from schemas.ids import Id
 
@@ -39,7 +39,7 @@ def test_plain_scores_are_those_of_the_evaluation_and_met_categories() -> None:
             assert liked == sum(categories[other] == categories[item] for other in met)
 
 
-class _TwoStages(RankingServer):
+class _TwoStages(PlainClient):
     """A server whose ranker finds the relevant item; it had time for the prefixes of even users."""
 
     def rank_in_two_stages(self, user_id: Id, item_ids: Sequence[Id]) -> Ranked:

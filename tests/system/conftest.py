@@ -17,8 +17,8 @@ from confluent_kafka import Producer
 from infra.kafka.dead_letters import DeadLetterSource, dead_letter_topic, decode_dead_letter
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.processes import Child, wait_ready, wait_until
-from lab.demo.server import RankingServer
 from lab.demo.stage import Stage
+from lab.plain_client import PlainClient
 from schemas.errors import Unavailable
 from schemas.events import Behaviour, CheckpointRecord
 from schemas.features import Feature, FeatureSchema, Scope
@@ -182,8 +182,8 @@ class System(Stage):
         wait_until(lambda: condition(self.control_state()), WAIT_S, what)
         return self.control.state
 
-    def server(self) -> RankingServer:
-        client = RankingServer(self.url)
+    def server(self) -> PlainClient:
+        client = PlainClient(self.url)
         try:
             wait_ready(self.child("server"), client.is_ready, WAIT_S)
         except Unavailable as error:

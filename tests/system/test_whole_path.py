@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 from infra.processes import wait_until
-from lab.demo.server import wire_ids
 from lab.demo.stage import json_figures
+from lab.plain_client import wire_ids
 from schemas.features import Feature, Scope
 from schemas.kinds import CATEGORICAL
 from schemas.model.spec import ModelSpec

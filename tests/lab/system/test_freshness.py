@@ -13,7 +13,7 @@ import pytest
 
 from infra.figures import Figures
 from infra.processes import free_ports, start_child, wait_until
-from lab.demo.server import RankingServer
+from lab.plain_client import PlainClient
 from lab.system import freshness
 from lab.system.freshness import _LOST_AFTER_S, FRESHNESS, Prober, Seen, _add_figures, not_servable
 from schemas.errors import Unavailable
@@ -84,7 +84,7 @@ def test_a_worker_that_has_ended_ends_the_bench_with_its_reason(prober: Prober) 
 def test_a_server_that_is_away_at_the_end_ends_the_bench_instead_of_having_lost_nothing() -> None:
     stage: Any = SimpleNamespace(source_ends=lambda: {0: (5, 0)})
     (port,) = free_ports(1)
-    with closing(RankingServer(f"http://127.0.0.1:{port}")) as server, pytest.raises(Unavailable, match="gave no answer"):
+    with closing(PlainClient(f"http://127.0.0.1:{port}")) as server, pytest.raises(Unavailable, match="gave no answer"):
         not_servable(stage, server)
 
 
@@ -92,7 +92,7 @@ def test_a_server_that_is_away_at_the_end_ends_the_bench_instead_of_having_lost_
 def test_what_the_watermark_of_an_answer_does_not_reach_is_lost(ends: int, behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(freshness, "_LOST_AFTER_S", 0.2)
     stage: Any = SimpleNamespace(source_ends=lambda: {0: (ends, 3)})
-    with open_front(FakeEngine()) as front, closing(RankingServer(front.url)) as server:
+    with open_front(FakeEngine()) as front, closing(PlainClient(front.url)) as server:
         assert not_servable(stage, server) == behind
 
 

@@ -35,7 +35,7 @@ class Ranked:
         return str(self.answer["version_token"]).split(".", 1)[0]
 
 
-class RankingServer:
+class PlainClient:
     """One keep-alive connection to a server."""
 
     def __init__(self, url: str) -> None:

@@ -81,6 +81,27 @@ class GuardedThread(threading.Thread):
         return ThreadReport(self.name, self.is_alive(), self._faults, self._last_fault)
 
 
+class OneThread:
+    """Base of a class with one guarded thread, in which `_run` works until `stopping` is set."""
+
+    close_s_max: float | None = None  # that `close` waits for the end; None: as long as it takes
+
+    def __init__(self, name: str) -> None:
+        self.stopping = threading.Event()
+        self._thread = GuardedThread(self._run, name, self.stopping)
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread and wait for its end."""
+        self._thread.stop(self.close_s_max)
+
+
 _THREADS: "weakref.WeakSet[GuardedThread]" = weakref.WeakSet()
 _WATCHING: "weakref.WeakSet[Metrics]" = weakref.WeakSet()
 

@@ -23,7 +23,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from prometheus_client import Counter, Histogram
 from prometheus_client.samples import Sample
 
-from infra.guarded_thread import GuardedThread
+from infra.guarded_thread import OneThread
 from infra.kafka.producer import open_producer
 from infra.kafka.security import Bootstrap, refusal
 from infra.metrics import Metrics
@@ -57,7 +57,7 @@ class _Counts:
     probabilities: list[np.ndarray] = field(default_factory=list)
 
 
-class Reporter:
+class Reporter(OneThread):
     """Counts answers and sends a report every `every_s`. `note` and `note_parity` may be called from any thread. `current`: the version served now."""
 
     def __init__(
@@ -77,16 +77,7 @@ class Reporter:
         metrics.gauge("clock_ahead_seconds").set(math.nan)
         self._said = ""
         self.clock = BrokerClock(time.time)
-        self._stopped = threading.Event()
-        self._thread = GuardedThread(self._run, "reports", self._stopped)
-
-    def start(self) -> None:
-        """Begins to report."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stops and joins."""
-        self._thread.stop()
+        super().__init__("reports")
 
     def note(self, result: RankResult) -> None:
         """Counts a ranking that was answered."""
@@ -151,7 +142,7 @@ class Reporter:
 
     def _run(self) -> None:
         producer = open_producer(self._bootstrap, _DELIVERY_S_MAX)
-        while not self._stopped.wait(self._every_s):
+        while not self.stopping.wait(self._every_s):
             try:
                 self._send(producer, self.make_report())
             except Exception as error:  # without reports a version would never be rolled back: log it, and make the next one

@@ -6,9 +6,8 @@ topics have surplus partitions: the workers stop there.
 """
 
 import logging
-import threading
 
-from infra.guarded_thread import GuardedThread
+from infra.guarded_thread import OneThread
 from infra.kafka.admin import IDENTITY_TOPICS, check_surplus, check_topic_ids, fetch_topics, topic_gone
 from infra.kafka.admin_client import check_rights
 from infra.kafka.dead_letters import dead_letter_topic
@@ -34,28 +33,21 @@ _WRITTEN = (SERVER_REPORTS, ALLOCATION_OUTCOMES, *_DEAD_LETTERS)
 _log = logging.getLogger("aif.serving.topics")
 
 
-class TopicWatch:
+class TopicWatch(OneThread):
     """`index`: the index as it was begun. `last_error`: the fault of its topics, or "". `has_lost_items`: an item topic is gone, or another one of its name."""
+
+    close_s_max = 0.0  # a question that the broker does not answer is not waited for
 
     def __init__(self, bootstrap: Bootstrap, prefix: str, index: Init, metrics: Metrics, every_s: float = _EVERY_S) -> None:
         self._bootstrap, self._prefix, self._index, self._every_s = bootstrap, prefix, index, every_s
         self._asked_for = sorted({*IDENTITY_TOPICS, *index.topic_ids})
         self._gone = metrics.gauge("topics_gone")
         self._has_rights = False
-        self._stopping = threading.Event()
-        self._thread = GuardedThread(self._run, "topic-watch", self._stopping)
+        super().__init__("topic-watch")
         self.last_error, self.has_lost_items = "", False
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stops the thread; a question that the broker does not answer is not waited for."""
-        self._stopping.set()
-
     def _run(self) -> None:
-        while not self._stopping.wait(self._every_s):
+        while not self.stopping.wait(self._every_s):
             before, self.last_error = self.last_error, self._look()
             if self.last_error and self.last_error != before:
                 _log.error("%s; this server answers from its present data", self.last_error)

@@ -7,11 +7,10 @@ Invariants:
 """
 
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from infra.guarded_thread import GuardedThread
+from infra.guarded_thread import OneThread
 from infra.kafka.reader import SourceRecord, TopicFollower
 from infra.kafka.security import KafkaTopics
 from schemas.errors import AifError
@@ -21,7 +20,7 @@ _RECORDS_MAX = 64  # of one poll: records of index-deltas are large
 _log = logging.getLogger("aif.kafka.follower")
 
 
-class FollowerThread(ABC):
+class FollowerThread(OneThread, ABC):
     """Any thread may start and close it. `stopping` is set once it is to end; `take` may set it.
 
     retry_s    pause after an attempt that failed
@@ -32,8 +31,7 @@ class FollowerThread(ABC):
 
     def __init__(self, kafka: KafkaTopics, topic: str, retry_s: float, effect: str, name: str = "", topic_id: str = "") -> None:
         self._kafka, self._topic, self._retry_s, self._effect, self._topic_id = kafka, topic, retry_s, effect, topic_id
-        self.stopping = threading.Event()
-        self._thread = GuardedThread(self._run, name or topic, self.stopping)
+        super().__init__(name or topic)
 
     @abstractmethod
     def begin(self, topic: str) -> Mapping[int, int]:
@@ -46,14 +44,6 @@ class FollowerThread(ABC):
     def ends_at(self, error: Exception) -> bool:
         """Whether an error ends the thread; the follower then keeps the reason itself."""
         return False
-
-    def start(self) -> None:
-        """Begins to follow."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stops and joins."""
-        self._thread.stop()
 
     def _run(self) -> None:
         said = ""

@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from infra.guarded_thread import GuardedThread
+from infra.guarded_thread import OneThread
 from infra.kafka.producer import open_producer
 from infra.kafka.security import Bootstrap
 from infra.metrics import Metrics
@@ -81,7 +81,7 @@ class Outcome(NamedTuple):
     given: Given | None = None
 
 
-class Outcomes:
+class Outcomes(OneThread):
     """Sends outcomes from a thread of its own. `note` is called in the event loop."""
 
     def __init__(self, bootstrap: Bootstrap, prefix: str, metrics: Metrics) -> None:
@@ -90,16 +90,7 @@ class Outcomes:
         self._waiting: deque[Outcome] = deque()
         self._probes = threading.BoundedSemaphore(_PROBES_MAX)
         self._said = ""
-        self._stopped = threading.Event()
-        self._thread = GuardedThread(self._run, "allocation-outcomes", self._stopped)
-
-    def start(self) -> None:
-        """Begins to send."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Sends what the broker takes within a second, and joins."""
-        self._thread.stop()
+        super().__init__("allocation-outcomes")
 
     def note(
         self, user: Id, choice: Choice, state: str, took_ms: float | None, probe: Probe | None = None, given: Given | None = None
@@ -113,7 +104,7 @@ class Outcomes:
 
     def _run(self) -> None:
         producer = open_producer(self._bootstrap, _DELIVERY_S_MAX)
-        while not self._stopped.wait(_EVERY_S):
+        while not self.stopping.wait(_EVERY_S):
             self.send(producer)
         self.send(producer)
         self._lost.inc(producer.flush(_CLOSE_S_MAX))

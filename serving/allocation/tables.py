@@ -6,7 +6,6 @@ Fallback: the version's own table (by its gate: the value model, else its mean r
 built-in one, whose values have the shape of a logarithm. A table that cannot be read is named in `last_error`, and the one before stays.
 """
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import structlog
 
-from infra.guarded_thread import GuardedThread
+from infra.guarded_thread import OneThread
 from infra.index.store import IndexStore
 from schemas.actions import FULL, LEVELS, TWO_PASS, Kind, list_actions
 from schemas.allocation import (
@@ -97,7 +96,7 @@ def quarter_price(table: ActionTable) -> float:
     return max(_UNIT_MIN, find_price(value_A[None], cost_A[None], float(cost_A[-1]) / 4))
 
 
-class Tables:
+class Tables(OneThread):
     """The newest readable table of each version. `find` is called by every request; the thread reads the store in between."""
 
     def __init__(self, store: IndexStore | None, version: Callable[[], int | None], every_s: float = 10.0) -> None:
@@ -106,17 +105,12 @@ class Tables:
         self._built_in = servable(built_in_table())
         self.known: Mapping[int, ActionTable] = {}
         self.last_error = ""
-        self._stopped = threading.Event()
-        self._thread = GuardedThread(self._run, "allocation-tables", self._stopped)
+        super().__init__("allocation-tables")
 
     def start(self) -> None:
         """Begins to follow the store."""
         if self._store is not None:
-            self._thread.start()
-
-    def close(self) -> None:
-        """Stops and joins."""
-        self._thread.stop()
+            super().start()
 
     def version(self) -> int:
         """The version that is served; -1: none yet."""
@@ -166,6 +160,6 @@ class Tables:
         return error
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
+        while not self.stopping.is_set():
             self.look()
-            self._stopped.wait(self._every_s)
+            self.stopping.wait(self._every_s)

@@ -12,12 +12,11 @@ Invariants:
 """
 
 import random
-import threading
 from collections.abc import Mapping, Sequence
 
 from confluent_kafka import Producer
 
-from infra.guarded_thread import GuardedThread
+from infra.guarded_thread import OneThread
 from infra.kafka.dead_letter_sender import DeadLetterSender, Letter
 from infra.kafka.security import Bootstrap
 from infra.kafka.sent_letters import SentLetters
@@ -36,8 +35,10 @@ _PAGE_BYTES = 8 * MIB
 Row = tuple[bytes, bytes]
 
 
-class UserDeadLetters:
+class UserDeadLetters(OneThread):
     """One thread that sends. `last_error` says why letters wait; empty if none do."""
+
+    close_s_max = CLOSE_S_MAX  # records whose letters were not sent stay in the view
 
     def __init__(
         self,
@@ -51,37 +52,28 @@ class UserDeadLetters:
         self._store, self._metrics = store, metrics
         self._sender = DeadLetterSender(bootstrap, prefix, _SETTLE_S_MAX, self._count, producer=producer, sent=sent)
         self._turn_s = random.uniform(0, _TURN_S_MAX)
-        self._stopping = threading.Event()
-        self._thread = GuardedThread(self._run, "user-dead-letters", self._stopping)
+        super().__init__("user-dead-letters")
         self.last_error = ""
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stops the thread. Records whose letters were not sent stay in the view."""
-        self._thread.stop(CLOSE_S_MAX)
-
     def _run(self) -> None:
-        while not self._stopping.wait(_ROUND_S):
+        while not self.stopping.wait(_ROUND_S):
             if not self._store.refused_bytes:
                 continue
-            self._stopping.wait(self._turn_s)
+            self.stopping.wait(self._turn_s)
             try:
                 self.settle()
                 self.last_error = ""
             except Exception as error:  # the records stay, rankings go on, and /v1/status shows the reason
                 self.last_error = str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
-                self._stopping.wait(_RETRY_S)
+                self.stopping.wait(_RETRY_S)
 
     def settle(self) -> None:
         """Sends everything that waits. Raises Unavailable (`dead_letters_waiting`) at the first page that the broker does not take completely."""
         after = b""  # continues from the last key: a scan from the start would pass all deleted keys under the view's lock
-        while not self._stopping.is_set() and (page := self._store.read_refused(_PAGE_BYTES, after)):
+        while not self.stopping.is_set() and (page := self._store.read_refused(_PAGE_BYTES, after)):
             taken, after = self._send(page), page[-1][0]
             self._store.forget_refused(taken)
-            if len(taken) < len(page) and not self._stopping.is_set():
+            if len(taken) < len(page) and not self.stopping.is_set():
                 raise Unavailable(
                     "dead_letters_waiting",
                     f"{self._store.refused_bytes} bytes of refused records of the user topics wait for their dead-letter topics; "
@@ -92,7 +84,7 @@ class UserDeadLetters:
         """Sends the letters of these rows that are not in their topic yet. Returns the rows whose letters all are there now."""
         refused = [decode_refused(raw) for _, raw in page]
         letters = [(row, Letter(one.record, rejection)) for row, one in enumerate(refused) for rejection in one.rejections]
-        are_there = self._sender.send([letter for _, letter in letters], self._stopping.is_set)
+        are_there = self._sender.send([letter for _, letter in letters], self.stopping.is_set)
         missing = {row for (row, _), is_there in zip(letters, are_there, strict=True) if not is_there}
         return [row for number, row in enumerate(page) if number not in missing]
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from infra.clock import Clock, SystemClock
 from infra.disk_faults import REOPEN_CODES, DiskFaults
-from infra.guarded_thread import GuardedThread
+from infra.guarded_thread import OneThread
 from infra.kafka.admin import check_topic_ids, end_offsets, start_offsets, topic_gone, topic_ids
 from infra.kafka.admin_client import PartitionWatch
 from infra.kafka.log_gaps import LogGaps
@@ -39,8 +39,10 @@ _ALONE_S, _SILENT_S = 3.0, 8.0  # without a first answer of the broker; without 
 _log = logging.getLogger("aif.serving.users")
 
 
-class UserFollower:
+class UserFollower(OneThread):
     """Follows user-features and user-behaviours in one thread. `last_error`: empty while it reads; `rebuilt_because`: why the view was built again."""
+
+    close_s_max = CLOSE_S_MAX
 
     def __init__(
         self,
@@ -54,13 +56,12 @@ class UserFollower:
         self._index_topic_ids = index_topic_ids or {}
         self._bootstrap, self._prefix, self._store, self._metrics = bootstrap, prefix, store, metrics
         self._clock = clock or SystemClock()
-        self._stopping = threading.Event()
         self._ready = threading.Event()
         self._has_old_view, self._starts_behind, self._silent_s_max = store.state.seen_ms > 0, False, _ALONE_S
         self._log_at_start: dict[str, TopicRange] | None = None
         self._sought: set[tuple[str, int, int]] = set()  # gaps that were read a second time
         self._gaps = LogGaps(bootstrap)
-        self._thread = GuardedThread(self._run, "user-follower", self._stopping)
+        super().__init__("user-follower")
         metrics.counter("user_log_holes")  # from the start: the first step of a counter that was not there is no increase
         self._letters = UserDeadLetters(bootstrap, prefix, store, metrics)
         self._faults = DiskFaults("the view of users", self._clock.monotonic)
@@ -70,12 +71,12 @@ class UserFollower:
 
     def start(self) -> None:
         """Starts the thread, and the one that sends dead letters."""
-        self._thread.start()
+        super().start()
         self._letters.start()
 
     def close(self) -> None:
         """Stops both threads and waits for them, then closes the view. A broker that is away is not waited for: that takes half a minute."""
-        self._thread.stop(CLOSE_S_MAX)
+        super().close()
         self._letters.close()
         if not self._thread.is_alive():
             self._gaps.close()
@@ -120,7 +121,7 @@ class UserFollower:
         return {topic: dict(by) for topic, by in self._store.state.next_offsets.items()}
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             try:
                 self._follow()
             except AifError as error:
@@ -130,7 +131,7 @@ class UserFollower:
                 self._mend(error)
             except Exception as error:  # the view gets older, the server goes on, and /v1/status shows the reason
                 self._error = f"unexpected: {error!r}"
-            self._stopping.wait(_RETRY_S)
+            self.stopping.wait(_RETRY_S)
 
     def _mend(self, error: AifError) -> None:
         """Repairs what an error of the log or the disk requires, before the next attempt."""
@@ -153,7 +154,7 @@ class UserFollower:
             followers = [stack.enter_context(self._open(topic, found)) for topic, found in log.items()]
             looked_s = self._clock.monotonic()
             seen_s = float("-inf")
-            while not self._stopping.is_set():
+            while not self.stopping.is_set():
                 if self._store.damage is not None:
                     raise self._store.damage
                 if self._clock.monotonic() - looked_s > _LOOK_EVERY_S:
@@ -163,7 +164,7 @@ class UserFollower:
                         return
                 if self._store.is_full_of_refused:  # the sender of dead letters reports why
                     self._error = str(self._faults.last or "")
-                    self._stopping.wait(_RETRY_S)
+                    self.stopping.wait(_RETRY_S)
                     continue
                 moved = [self._step(follower) for follower in followers]
                 self._faults.note_success()
@@ -175,7 +176,7 @@ class UserFollower:
                     self._store.note_seen(self._clock.now_ms(), {topic: found.topic_id for topic, found in log.items()})
                     seen_s = self._clock.monotonic()
                 if not any(moved):
-                    self._stopping.wait(_IDLE_POLL_S)
+                    self.stopping.wait(_IDLE_POLL_S)
 
     def _is_to_begin_again(self, followers: Sequence[TopicFollower]) -> bool:
         """Whether a topic has not the partitions that are followed, or the broker was silent for so long that the view may no longer fit to the log. A broker

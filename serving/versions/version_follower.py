@@ -12,7 +12,6 @@ Invariants:
 - A version that was frozen never continues from its arena, because it missed changes (B11).
 """
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 import structlog
 
-from infra.guarded_thread import GuardedThread
+from infra.guarded_thread import OneThread
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_checkpoint_copy, read_manifest
 from infra.index.store import find_index_store
@@ -58,12 +57,14 @@ T = TypeVar("T")
 logger = structlog.get_logger("versions")
 
 
-class VersionFollower:
+class VersionFollower(OneThread):
     """One thread next to the engine, and the loader process.
 
     - last_error: why the wanted version is not served; empty if it is
     - counters: since the start; corrupted: failures because a file differs from its manifest; strangers: records of index-deltas that no shard wrote
     """
+
+    close_s_max = CLOSE_S_MAX
 
     def __init__(
         self, engine: Engine, store_url: str, kafka: KafkaTopics, poll_s: float = 0.2, arena_bytes: int = 0, grace_s: float = GRACE_S
@@ -81,22 +82,17 @@ class VersionFollower:
         self._waiting: VersionToken | None = None  # could be loaded, and waits for an arena
         self.now_s: Callable[[], float] = time.time  # the time that ages of source records are compared with
         self.before_flip: Callable[[int], None] = lambda version: None  # called with the version that is about to go live; must not raise
-        self._stopped = threading.Event()
-        self._catch_up = CatchUp(kafka, lambda: self._topic_id, self._stopped)
-        self._thread = GuardedThread(self._run, "versions", self._stopped)
+        super().__init__("versions")
+        self._catch_up = CatchUp(kafka, lambda: self._topic_id, self.stopping)
 
     def prepare(self) -> None:
-        """Starts the loader process early, because it takes a second or two until it can load."""
+        """Starts the loader process early, because it takes a second or two until it can load. Otherwise the thread starts it."""
         self._attempt(self._loader.start)
-
-    def start(self) -> None:
-        """Starts the thread, which first starts the loader process if `prepare` was not called."""
-        self._thread.start()
 
     def close(self) -> None:
         """Stops the thread, the delta followers and the loader process. The arenas' memory is freed when the engine uses it no longer. A load that does not end
         within seconds is given up: it may take minutes, and a server that ends would wait with its ports closed."""
-        self._thread.stop(CLOSE_S_MAX)
+        super().close()
         for held in list(self._held.values()):
             held.deltas.close()
         self._loader.close()
@@ -140,10 +136,10 @@ class VersionFollower:
         return [self._load_seconds.popleft() for _ in range(len(self._load_seconds))]
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
+        while not self.stopping.is_set():
             self._attempt(self._loader.start)  # also one that was killed, before the next version needs it
             self._attempt(self.step)
-            self._stopped.wait(self._poll_s)
+            self.stopping.wait(self._poll_s)
 
     def _attempt(self, call: Callable[[], None]) -> None:
         try:

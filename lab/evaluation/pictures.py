@@ -1,4 +1,5 @@
-"""The pictures of the report: gains and the paper's, quality and cost by number of bridges, loss by number of bits; and that of `aif eval online`."""
+"""The pictures of the report: gains and the paper's, quality and cost by number of bridges, loss by number of bits; and those of
+`aif eval online` and `aif eval allocation`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,6 +8,12 @@ from typing import Any
 import numpy as np
 
 from lab.figures.markdown import Span
+
+_PANELS = {
+    "value": ("cost, share of full work", "true value, share of full work"),
+    "drop": ("requests dropped, share", "true value lost, share"),
+    "ttl": ("TTL of cached answers, s", "share, or ratio"),
+}
 
 
 def _open_axes(width: float, height: float) -> tuple[Any, Any]:
@@ -86,3 +93,31 @@ def draw_drift(path: Path, frozen_T: np.ndarray, followed_T: np.ndarray, k: int)
     axes.set(xlabel="periods of the moving world", ylabel=f"HR@{k}", ylim=(0, None), title="A model that follows, and the same one frozen")
     axes.legend()
     figure.savefig(path, dpi=120)
+
+
+def draw_curves(path: Path, curves: Mapping[str, tuple[list[float], list[float]]]) -> None:
+    """`aif eval allocation`: curves by name, `PANEL: LEGEND`, as SVG. Equal curves give equal bytes."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 4.5), layout="constrained")
+    FigureCanvasSVG(figure)
+    for axes, (panel, (x_label, y_label)) in zip(figure.subplots(1, len(_PANELS)), _PANELS.items(), strict=True):
+        for name, (x, y) in curves.items():
+            if name.startswith(f"{panel}: "):
+                axes.plot(x, y, label=name.removeprefix(f"{panel}: "), marker="o" if len(x) < 20 else None)
+        axes.set(xlabel=x_label, ylabel=y_label)
+        if panel == "value":
+            axes.set(
+                xscale="log",
+                xlim=(0.1, 1.0),
+                ylim=(0.5, 1.02),
+                xticks=[0.1, 0.15, 0.3, 0.5, 1.0],
+                xticklabels=["0.1", "0.15", "0.3", "0.5", "1"],
+            )
+        if panel == "ttl":
+            axes.set(xscale="log", ylim=(0, None))
+        axes.legend(fontsize="small")
+    with mpl.rc_context({"svg.hashsalt": "aif", "svg.fonttype": "none"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})

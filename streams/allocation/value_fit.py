@@ -5,7 +5,7 @@ full work alone. Other actions get it times the ratio of the predicted sums, tim
 factor for each action would be worse: the highest of many noisy factors wins.
 
 Value of full work: Poisson regression on curves of the features with a penalty on their bends and sizes. Share of an action: by bin of the history, shrunk to
-the mean share, monotone in length (isotonic, or a log(length) + b as a prior) and in level. A richer level must be believed to add something, because at a
+the mean share, monotone in length (isotonic) and in level. A richer level must be believed to add something, because at a
 price near 0 it must be chosen.
 
 Arrays: R requests, A actions, B bins, K knots, F columns of a regression.
@@ -53,7 +53,7 @@ class Samples:
         return Samples(self.user_R[place_R], self.requests.rows(place_R), *(column[place_R] for column in columns))
 
 
-def fit_values(samples: Samples, actions: Sequence[Action], form: str = "isotonic") -> tuple[Values, np.ndarray]:
+def fit_values(samples: Samples, actions: Sequence[Action]) -> tuple[Values, np.ndarray]:
     """The model of values and the mean row [A]. Raises Unavailable (`too_few_probes`)."""
     known_R = np.isfinite(samples.outcome_R)
     probes = samples.rows(known_R & (samples.arm_R == "probe") & np.isfinite(samples.predicted_RA[:, -1]))
@@ -70,8 +70,8 @@ def fit_values(samples: Samples, actions: Sequence[Action], form: str = "isotoni
     said_R = stack_whole(whole, tried.requests) * ratio_BA[bin_R, tried.action_R]
     factor_A = fit_factors(actions, np.maximum(ratio_RA.mean(0), 1e-9), tried.action_R, tried.outcome_R, said_R)
     label_RA = probes.outcome_R[:, None] * ratio_RA * factor_A
-    shares_BA = _shares(label_RA, np.searchsorted(edges, history_R), len(edges) + 1, actions, form)
-    mean_A = _shares(label_RA, np.zeros(len(label_RA), int), 1, actions, form)[0] * probes.outcome_R.mean()
+    shares_BA = _shares(label_RA, np.searchsorted(edges, history_R), len(edges) + 1, actions)
+    mean_A = _shares(label_RA, np.zeros(len(label_RA), int), 1, actions)[0] * probes.outcome_R.mean()
     return Values(intercept, curves, tuple(map(float, edges)), tuple(tuple(map(float, row)) for row in shares_BA)), mean_A
 
 
@@ -145,7 +145,7 @@ def _poisson(x_RF: np.ndarray, y_R: np.ndarray, offset_R: np.ndarray, penalty_FF
     return weight_F
 
 
-def _shares(label_RA: np.ndarray, bin_R: np.ndarray, bins: int, actions: Sequence[Action], form: str) -> np.ndarray:
+def _shares(label_RA: np.ndarray, bin_R: np.ndarray, bins: int, actions: Sequence[Action]) -> np.ndarray:
     """Share of full work's value by bin and action: [B, A], monotone, the last column 1."""
     total_BA = np.stack([np.bincount(bin_R, column, bins) for column in label_RA.T], 1)
     share_BA = (total_BA + SHRINK * label_RA.mean(0)) / (total_BA[:, -1:] + SHRINK * label_RA[:, -1].mean())
@@ -155,8 +155,7 @@ def _shares(label_RA: np.ndarray, bin_R: np.ndarray, bins: int, actions: Sequenc
             of_level.setdefault(action.level, []).append(place)
     for share_A in share_BA:
         for places in of_level.values():
-            lengths = np.log([actions[place].candidates for place in places])
-            share_A[places] = isotonic_regression(share_A[places]) if form == "isotonic" else _log_fit(lengths, share_A[places])
+            share_A[places] = isotonic_regression(share_A[places])
             for shorter, longer in itertools.pairwise(places):
                 share_A[longer] = max(share_A[longer], (1 + LONGER_MIN) * share_A[shorter])
         below = {actions[place].candidates: place for place in of_level.get(TWO_PASS, ())}
@@ -168,9 +167,3 @@ def _shares(label_RA: np.ndarray, bin_R: np.ndarray, bins: int, actions: Sequenc
             if action.kind is Kind.PASS:
                 share_A[place] = min(share_A[place], first)
     return np.asarray(share_BA / share_BA[:, -1:])
-
-
-def _log_fit(lengths: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """a log(length) + b, not falling."""
-    slope = max(0.0, np.polyfit(lengths, shares, 1)[0]) if len(lengths) > 1 else 0.0
-    return np.asarray(shares.mean() + slope * (lengths - lengths.mean()))

@@ -5,5 +5,5 @@ budgets.py       value at equal cost and cost at equal value, by share of the fu
 day.py           traffic of a day, and the controls that set the price over it; plan.py: the price from a forecast
 drops.py         requests that are dropped: rule, model, at random
 cached.py        cached answers: their value and calibration by age
-program.py       seeds, intervals, figures; pictures.py: the curves
+program.py       seeds, intervals, figures
 """

@@ -48,9 +48,9 @@ def draw_samples(library: Library, rng: np.random.Generator) -> Samples:
     return Samples(drawn.user_R, drawn.requests, action_R, arm_R, propensity_R, outcome_R, predicted_RA)
 
 
-def learn_table(library: Library, rng: np.random.Generator, *, form: str = "isotonic") -> ActionTable:
+def learn_table(library: Library, rng: np.random.Generator) -> ActionTable:
     """The table that a fit makes of these requests' outcomes, with an open gate."""
-    values, mean_A = fit_values(draw_samples(library, rng), ACTIONS, form)
+    values, mean_A = fit_values(draw_samples(library, rng), ACTIONS)
     table = replace(COST_TABLE, values=values, mean_row=tuple(map(float, mean_A)), gate=OPEN)
     value_RA, cost_RA = allowed_values(table, library), stack_costs(table, library.requests)
     full_ms = float(cost_RA[:, -1].mean())

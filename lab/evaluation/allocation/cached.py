@@ -19,6 +19,7 @@ AGES_S = (0, 60, 120, 600, 1800, 7200)
 TAU_S, GONE_S, CANDIDATES, SHOWN, KEPT = 3000.0, 6000.0, 10_000, 10, 1000
 REPEATS, GAP_S = 0.5, 180.0  # share of requests of users who asked before, and the mean time since then
 TTLS_S = (30, 60, 120, 300, 600, 1800)
+_BINS = 10
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,13 @@ def draw_day(seed: int, answers: int) -> dict[int, AtAge]:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Ratios of predicted to true clicks of shown items: as predicted, with Platt of this age, of random candidates, of fresh answers; and the error (ECE)."""
+    """Ratios of predicted to true clicks of shown items: as predicted, with Platt of this age, of random candidates; and the error (ECE)."""
 
     value: float
     hit_rate_100: float
     raw: float
     platt: float
     of_random: float
-    of_fresh: float
     platt_ece: float
 
 
@@ -75,24 +75,23 @@ def measure_ages(seed: int, answers: int) -> dict[int, Calibrated]:
     """Learnt on one day, judged on another."""
     learn, judge, rng = draw_day(2 * seed, answers), draw_day(2 * seed + 1, answers), np.random.default_rng([seed, 22])
     fresh = learn[0]
-    from_fresh = fit_platt(fresh.logit_R, rng.random(len(fresh.chance_R)) < fresh.chance_R)
     from_random = fit_platt(fresh.random_logit_R, rng.random(len(fresh.random_chance_R)) < fresh.random_chance_R)
     found = {}
     for age, of in judge.items():
         own = fit_platt(learn[age].logit_R, rng.random(len(learn[age].chance_R)) < learn[age].chance_R)
-        raw_R, own_R, random_R, fresh_R = (_sigmoid(of.logit_R * w[0] + w[1]) for w in ((1.0, 0.0), own, from_random, from_fresh))
+        raw_R, own_R, random_R = (_sigmoid(of.logit_R * w[0] + w[1]) for w in ((1.0, 0.0), own, from_random))
         true = of.chance_R.mean()
-        raw, platt, of_random, of_fresh = (float(predicted.mean() / true) for predicted in (raw_R, own_R, random_R, fresh_R))
+        raw, platt, of_random = (float(predicted.mean() / true) for predicted in (raw_R, own_R, random_R))
         error = calibration_error(own_R, of.chance_R)
-        found[age] = Calibrated(of.value / judge[0].value, of.hit_rate_100, raw, platt, of_random, of_fresh, error)
+        found[age] = Calibrated(of.value / judge[0].value, of.hit_rate_100, raw, platt, of_random, error)
     return found
 
 
-def calibration_error(predicted_R: np.ndarray, chance_R: np.ndarray, bins: int = 10) -> float:
+def calibration_error(predicted_R: np.ndarray, chance_R: np.ndarray) -> float:
     """Mean distance of predicted and true chance over bins of equal size, relative to the mean true chance (ECE)."""
-    bin_R = np.searchsorted(np.quantile(predicted_R, np.arange(1, bins) / bins), predicted_R)
+    bin_R = np.searchsorted(np.quantile(predicted_R, np.arange(1, _BINS) / _BINS), predicted_R)
     distance = [
-        abs(predicted_R[bin_R == b].mean() - chance_R[bin_R == b].mean()) * (bin_R == b).mean() for b in range(bins) if (bin_R == b).any()
+        abs(predicted_R[bin_R == b].mean() - chance_R[bin_R == b].mean()) * (bin_R == b).mean() for b in range(_BINS) if (bin_R == b).any()
     ]
     return float(sum(distance) / chance_R.mean())
 

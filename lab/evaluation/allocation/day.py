@@ -73,7 +73,6 @@ class Priced:
     """By price of a grid, the first of which is 0: what each request of the library costs and brings."""
 
     library: Library
-    believed_RA: np.ndarray
     cost_RA: np.ndarray
     price_G: np.ndarray
     cost_GR: np.ndarray
@@ -88,7 +87,7 @@ class Priced:
         price_G = np.concatenate([[0.0], np.geomspace(1e-8 * top, top, GRID - 1)])
         action_GR = [choose(believed_RA, cost_RA, float(price)) for price in price_G]
         cost_GR, value_GR = (np.stack([take(of, a) for a in action_GR]).astype(np.float32) for of in (cost_RA, library.true_RA))
-        return cls(library, believed_RA, cost_RA, price_G, cost_GR, value_GR)
+        return cls(library, cost_RA, price_G, cost_GR, value_GR)
 
     def place_of(self, price: float) -> int:
         """The place of a price in the grid."""

@@ -9,6 +9,7 @@ Arrays: U users, S steps, R requests, F features.
 """
 
 import numpy as np
+from sklearn.linear_model import LogisticRegression
 
 from schemas.drop_rule import DropRule, Shown, fold_row
 
@@ -59,7 +60,7 @@ def drop_by_truth(seed: int, share: float) -> float:
     return float(value[value < np.quantile(value, share)].sum() / value.sum())
 
 
-def drop_by_model(seed: int, share: float, way: str = "ips", undropped: float = UNDROPPED) -> tuple[float, float]:
+def drop_by_model(seed: int, share: float, way: str = "ips") -> tuple[float, float]:
     """(share dropped, share of the value lost) over the rounds in which the model drops."""
     chance_SU, worth_U = draw_users(seed)
     rng = np.random.default_rng(seed)
@@ -70,7 +71,7 @@ def drop_by_model(seed: int, share: float, way: str = "ips", undropped: float = 
         for step in range(turn * STEPS, (turn + 1) * STEPS):
             x_UF = _features(row_U, rate_U, since_U, worth_U, step)
             wanted_U = worth_U / (1 + np.exp(-x_UF @ w_F)) < least if len(w_F) else np.zeros(USERS, bool)
-            slice_U = rng.random(USERS) < undropped
+            slice_U = rng.random(USERS) < UNDROPPED
             drop_U, valid_U = wanted_U & ~slice_U, rng.random(USERS) < chance_SU[step]
             if len(w_F):
                 value_U = chance_SU[step] * worth_U
@@ -80,7 +81,7 @@ def drop_by_model(seed: int, share: float, way: str = "ips", undropped: float = 
                     dropped + int(drop_U.sum()),
                     asked + USERS,
                 )
-            answered_U = np.where(wanted_U, undropped, 1.0) if way == "ips" else np.ones(USERS)
+            answered_U = np.where(wanted_U, UNDROPPED, 1.0) if way == "ips" else np.ones(USERS)
             use_U = {"ips": ~drop_U, "invalid": np.ones(USERS, bool), "undropped": slice_U if len(w_F) else ~drop_U}[way]
             seen.append((x_UF[use_U], (valid_U & ~drop_U)[use_U], answered_U[use_U]))
             row_U = np.where(drop_U, 0, np.where(valid_U, 0, row_U + 1))
@@ -88,19 +89,14 @@ def drop_by_model(seed: int, share: float, way: str = "ips", undropped: float = 
             since_U = np.where(drop_U, since_U + 1, 0)
         w_F = fit_valid(*(np.concatenate(column) for column in zip(*seen, strict=True)))
         value_U = worth_U / (1 + np.exp(-_features(row_U, rate_U, since_U, worth_U, 0) @ w_F))
-        least = float(np.quantile(value_U, min(1.0, share / (1 - undropped))))
+        least = float(np.quantile(value_U, min(1.0, share / (1 - UNDROPPED))))
     return dropped / asked, lost / total
 
 
 def fit_valid(x_RF: np.ndarray, valid_R: np.ndarray, answered_R: np.ndarray) -> np.ndarray:
     """Weights [F] of a logistic regression of `valid` on answered requests. `answered_R`: the chance of each to be answered."""
     weight_R = np.minimum(1 / np.maximum(answered_R, 1e-9), _WEIGHT_MAX)
-    w_F = np.zeros(x_RF.shape[1])
-    for _ in range(15):
-        p_R = 1 / (1 + np.exp(-np.clip(x_RF @ w_F, -15, 15)))
-        curvature = (x_RF * (weight_R * p_R * (1 - p_R))[:, None]).T @ x_RF + np.eye(len(w_F))
-        w_F += np.linalg.solve(curvature, x_RF.T @ (weight_R * (valid_R - p_R)) - w_F)
-    return w_F
+    return np.asarray(LogisticRegression(fit_intercept=False).fit(x_RF, valid_R, weight_R).coef_[0])
 
 
 def _features(row_U: np.ndarray, rate_U: np.ndarray, since_U: np.ndarray, worth_U: np.ndarray, step: int) -> np.ndarray:

@@ -30,7 +30,7 @@ from lab.evaluation.allocation.day import POLICIES, Priced, draw_traffic, run_da
 from lab.evaluation.allocation.drops import ROWS, drop_by_model, drop_by_rule, drop_by_truth
 from lab.evaluation.allocation.drops import SHARES as DROP_SHARES
 from lab.evaluation.allocation.library import ALL, COST_TABLE, QUEUE_ONLY, Library, make_library, split_users
-from lab.evaluation.allocation.pictures import draw_curves
+from lab.evaluation.pictures import draw_curves
 from lab.figures.declared import read_bench
 from schemas.allocation import CachedAge, stack_costs
 from schemas.knapsack import choose, find_price, take

@@ -68,11 +68,6 @@ def test_too_few_probes_are_no_fit() -> None:
         fit_values(draw_samples(300, 0, "probe")[0], ACTIONS)
 
 
-def test_the_logarithm_may_be_the_shape_of_lengths() -> None:
-    values, _ = fit_values(draw_samples(4_000, 0, "probe")[0], ACTIONS, form="log")
-    assert all(row[6] > row[5] for row in values.shares)
-
-
 def _gate(
     table: ActionTable, believed: np.ndarray, judged: Samples, share: float
 ) -> tuple[Gate, np.ndarray, tuple[tuple[int, float], ...], float]:

@@ -147,7 +147,7 @@ class Connections:
         self._free: list[_Connection] = []
         self._room = asyncio.Semaphore(count_max)
 
-    async def exchange(self, request: bytes, left: Callable[[], None]) -> tuple[int, bytes]:
+    async def exchange(self, request: bytes, left: Callable[[], object]) -> tuple[int, bytes]:
         """(status, body) of the answer; `left` is called when it leaves. Raises OSError or TimeoutError: connection lost."""
         async with self._room:
             connection = self._take() or await self._open()
@@ -179,24 +179,26 @@ class Connections:
         return connection
 
 
-def _outcome(status: int) -> str:
-    return OK if status == 200 else REFUSED if status in (429, 503) else FAILED
+OnAnswer = Callable[[bytes], None]  # gets the body of every answer with status 200; a ValueError of its own counts as FAILED
 
 
-OnAnswer = Callable[[bytes], None]  # gets the body of every answer with status 200
+def _ignore(*_: object) -> None:
+    pass
 
 
 async def _send(
-    connections: Connections, request: bytes, intended_s: float, latencies: Latencies, on_answer: OnAnswer | None = None
-) -> None:
+    connections: Connections, request: bytes, intended_s: float, late: Callable[[float], object], on_answer: OnAnswer = _ignore
+) -> tuple[str, float, bytes]:
+    """(outcome, milliseconds since the intended departure, body); the body is empty if no answer came. `late` gets the sender's own lag."""
+    body = b""
     try:
-        status, body = await connections.exchange(request, lambda: latencies.late.add((time.perf_counter() - intended_s) * 1000))
-        outcome = _outcome(status)
-        if outcome == OK and on_answer is not None:
+        status, body = await connections.exchange(request, lambda: late((time.perf_counter() - intended_s) * 1000))
+        outcome = OK if status == 200 else REFUSED if status in (429, 503) else FAILED
+        if outcome == OK:
             on_answer(body)
     except (OSError, TimeoutError, ValueError):
         outcome = FAILED
-    latencies.add(outcome, (time.perf_counter() - intended_s) * 1000)
+    return outcome, (time.perf_counter() - intended_s) * 1000, body
 
 
 class _FineSelector(selectors.EpollSelector):
@@ -245,14 +247,15 @@ async def send_at_rate(
     rate_per_s: float,
     seconds: float,
     connections_max: int = _CONNECTIONS_MAX,
-    on_answer: OnAnswer | None = None,
+    on_answer: OnAnswer = _ignore,
 ) -> Latencies:
     """Bodies in turn at a constant rate for so long; returns when the last one is answered."""
     requests, latencies = [target.encode(body) for body in bodies], Latencies()
     connections = Connections(target.url, connections_max)
 
-    def send(number: int, intended_s: float) -> Coroutine[None, None, None]:
-        return _send(connections, requests[number % len(requests)], intended_s, latencies, on_answer)
+    async def send(number: int, intended_s: float) -> None:
+        outcome, ms, _ = await _send(connections, requests[number % len(requests)], intended_s, latencies.late.add, on_answer)
+        latencies.add(outcome, ms)
 
     latencies.seconds = await call_at_rate(send, rate_per_s, seconds)
     await connections.close()
@@ -264,7 +267,7 @@ async def send_at(
     bodies: Sequence[bytes],
     moments_s: Sequence[float],
     on_answer: Callable[[int, str, float, bytes], None],
-    on_leaving: Callable[[int, float], None] = lambda number, late_ms: None,
+    on_leaving: Callable[[int, float], None] = _ignore,
 ) -> None:
     """Body i at the moment i.
 
@@ -273,30 +276,22 @@ async def send_at(
     requests, connections = [target.encode(body) for body in bodies], Connections(target.url, _CONNECTIONS_MAX)
 
     async def send(number: int, intended_s: float) -> None:
-        body = b""
-        try:
-            status, body = await connections.exchange(
-                requests[number], lambda: on_leaving(number, (time.perf_counter() - intended_s) * 1000)
-            )
-            outcome = _outcome(status)
-        except (OSError, TimeoutError, ValueError):
-            outcome = FAILED
-        on_answer(number, outcome, (time.perf_counter() - intended_s) * 1000, body)
+        on_answer(number, *await _send(connections, requests[number], intended_s, lambda late_ms: on_leaving(number, late_ms)))
 
     await call_at(send, moments_s)
     await connections.close()
 
 
-async def send_in_turns(
-    target: Target, bodies: Sequence[bytes], senders: int, seconds: float, on_answer: OnAnswer | None = None
-) -> Latencies:
+async def send_in_turns(target: Target, bodies: Sequence[bytes], senders: int, seconds: float, on_answer: OnAnswer = _ignore) -> Latencies:
     """A closed loop: each of `senders` sends its next request when the last one is answered, at least one. What a server carries, not how fast it feels."""
     requests, latencies = [target.encode(body) for body in bodies], Latencies()
     connections, start_s = Connections(target.url, senders), time.perf_counter()
 
     async def send_on(first: int) -> None:
         for number in itertools.count(first, senders):
-            await _send(connections, requests[number % len(requests)], time.perf_counter(), latencies, on_answer)
+            request, intended_s = requests[number % len(requests)], time.perf_counter()
+            outcome, ms, _ = await _send(connections, request, intended_s, latencies.late.add, on_answer)
+            latencies.add(outcome, ms)
             if time.perf_counter() - start_s >= seconds:
                 break
 

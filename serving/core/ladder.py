@@ -11,8 +11,8 @@
 
 The length of the candidate list is the second ladder: under load fewer candidates are ranked, the first in the caller's order or the best by retrieval.
 
-Here: the best rung that a situation allows, the lengths that the time allows. Not here: taking a rung (serving/calls/user_rungs.py), predicted times
-(core/admission.py), the length that is worth its price (core/choice.py).
+Here: the best rung that a situation allows. Not here: taking a rung (serving/calls/user_rungs.py), predicted times
+(core/admission.py), the lengths that the time allows and that are worth their price (core/choice.py).
 A state that is there is taken whatever the time (the first two rungs), so the table begins with what a call without one can do. Its last rung is always
 allowed: a worse answer is better than none, and the answer names its rung.
 """
@@ -78,11 +78,6 @@ _TABLE: Sequence[tuple[Rung, Callable[[Situation], bool]]] = (
 def choose_rung(situation: Situation) -> Rung:
     """The best rung that is allowed."""
     return next(rung for rung, allows in _TABLE if allows(situation))
-
-
-def count_in_time(predicted_ms: Sequence[float], queue_ms: float, left_ms: float) -> int:
-    """The same for the length of the list that is ranked: how many of the lengths, ascending by their cost, fit into the time left. The first always does."""
-    return max(1, sum(queue_ms + work_ms <= left_ms for work_ms in predicted_ms))
 
 
 def take_first(ids: Sequence[Id] | np.ndarray, count: int | None, scores: Sequence[float] | None = None) -> Sequence[Id] | np.ndarray:

@@ -75,8 +75,7 @@ def _add_table_2(figures: Figures, models: ByModel, bootstrap: Bootstrap, users:
         share = bootstrap.interval_of(lambda mean: (mean(aif) - mean(base)) / (mean(full) - mean(base)))
         figures.add_interval("aif_share_of_gap", share)
     for ablation in ABLATIONS:
-        if ablation.name in models and AIF.name in models:
-            lost = _points_lost(bootstrap, models[AIF.name]["gauc"], models[ablation.name]["gauc"])
+        if (lost := _points_lost(bootstrap, models, AIF.name, ablation.name)) is not None:
             figures.add_interval(f"world.{ablation.name}.gauc_drop_pt", lost)
     for model, measures in models.items():
         if model != BASE.name and BASE.name in models:
@@ -88,15 +87,11 @@ def _add_table_2(figures: Figures, models: ByModel, bootstrap: Bootstrap, users:
 
 
 def _add_table_3(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
-    def lost(reference: str, model: str) -> Interval | None:
-        both = reference in models and model in models
-        return _points_lost(bootstrap, models[reference]["gauc"], models[model]["gauc"]) if both else None
-
     for variant in TABLE_3[1:]:
-        if (found := lost(EXACT.name, variant.name)) is not None:
+        if (found := _points_lost(bootstrap, models, EXACT.name, variant.name)) is not None:
             figures.add_interval(f"world.{variant.name}.gauc_loss_pt", found)
     for form, reference, model in (("lsh", EXACT.name, "lsh_256"), ("moments", "mm_din_simtier", "mm_din_moments")):
-        found = lost(reference, model)
+        found = _points_lost(bootstrap, models, reference, model)
         if found is None:
             figures.add(f"{form}_gauc_loss_pt", None)
         else:
@@ -105,10 +100,7 @@ def _add_table_3(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> Non
 
 def _add_bits(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
     """Adds the loss by hashing alone: against the same modules over exact cosines."""
-    if _COSINE not in models or not any(f"lsh_{bits}" in models for bits in BITS):
-        return
-    reference = models[_COSINE]["gauc"]
-    losses = {bits: _points_lost(bootstrap, reference, models[f"lsh_{bits}"]["gauc"]) for bits in BITS if f"lsh_{bits}" in models}
+    losses = {bits: loss for bits in BITS if (loss := _points_lost(bootstrap, models, _COSINE, f"lsh_{bits}")) is not None}
     for bits, loss in losses.items():
         figures.add_interval(f"hash_loss_pt_{bits}", loss)
     if len(losses) > 1:
@@ -121,21 +113,20 @@ def _add_bits(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
 
 def _add_teacher(figures: Figures, models: ByModel, bootstrap: Bootstrap) -> None:
     """Adds the teacher's margin over AIF, which learns its order, and over AIF with drawn clicks alone, as the teacher has them; what COPR is worth."""
-
-    def gained(better: str, worse: str, measure: str) -> Interval | None:
-        both = better in models and worse in models
-        return _points_lost(bootstrap, models[better][measure], models[worse][measure]) if both else None
-
     for name, student in (("teacher", AIF.name), ("teacher_click", "aif_click")):
-        if (found := gained(TEACHER.name, student, "gauc")) is not None:
+        if (found := _points_lost(bootstrap, models, TEACHER.name, student)) is not None:
             figures.add_interval(f"{name}_margin_pt", found)
     for name, measure in (("gauc", "gauc"), ("hr", "hr_at_100")):
-        if (found := gained(AIF.name, "aif_click", measure)) is not None:
+        if (found := _points_lost(bootstrap, models, AIF.name, "aif_click", measure)) is not None:
             figures.add_interval(f"copr_{name}_gain_pt", found)
 
 
-def _points_lost(bootstrap: Bootstrap, reference: UserValues, model: UserValues) -> Interval:
-    return bootstrap.interval_of(lambda mean: 100 * (mean(reference) - mean(model)))
+def _points_lost(bootstrap: Bootstrap, models: ByModel, reference: str, model: str, measure: str = "gauc") -> Interval | None:
+    """Points of a measure by which a model is below a reference; None without one of them."""
+    if not {reference, model} <= models.keys():
+        return None
+    theirs, ours = models[reference][measure], models[model][measure]
+    return bootstrap.interval_of(lambda mean: 100 * (mean(theirs) - mean(ours)))
 
 
 def _lift(bootstrap: Bootstrap, ours: UserValues, theirs: UserValues) -> Interval:

@@ -1,4 +1,4 @@
-"""The sign of life of a process: a file that it touches while its event loop runs. infra/supervisor.py watches it."""
+"""The sign of life of a process: a file that it touches while its event loop runs. A service manager, or lab/supervisor.py, watches it."""
 
 import asyncio
 import contextlib

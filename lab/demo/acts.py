@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from infra.background import Background
 from infra.kafka.publisher import Publisher
 from infra.processes import Child, wait_until
+from lab.background import Background
 from lab.catalogues.catalogue import Catalogue, Evaluation, HeldOutUser
 from lab.demo.one_ranking import publish_arrival
 from lab.demo.progress import Step

@@ -20,7 +20,7 @@ from infra.kafka.publisher import Publisher
 from infra.kafka.security import KafkaConnection
 from infra.processes import Child, free_ports, start_child, stop_all, wait_until
 from infra.settings import InfraSettings, load_settings
-from infra.supervisor import Supervised
+from lab.supervisor import Supervised
 from schemas.errors import Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState

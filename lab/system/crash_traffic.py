@@ -11,9 +11,9 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
-from infra.background import Background
 from infra.kafka.producer import open_producer
 from infra.kafka.publisher import Delivered, Publisher
+from lab.background import Background
 from lab.catalogues.catalogue import Catalogue
 from lab.demo.stage import SHARDS
 from lab.system.bad_records import BadRecords

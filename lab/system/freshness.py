@@ -20,10 +20,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from infra.background import Background
 from infra.figures import Figures
 from infra.kafka.publisher import Publisher
 from infra.processes import Child, wait_until
+from lab.background import Background
 from lab.catalogues.catalogue import Catalogue
 from lab.catalogues.open_catalogue import open_world
 from lab.figures.declared import read_bench

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.background import Background
 from infra.figures import Figures
+from lab.background import Background
 from lab.catalogues.catalogue import Catalogue
 from lab.catalogues.open_catalogue import open_world
 from lab.figures.declared import read_bench

@@ -29,10 +29,10 @@ from infra.kafka.admin import end_offsets
 from infra.kafka.publisher import Publisher
 from infra.kafka.reader import read_topic
 from infra.processes import Child, wait_until
-from infra.supervisor import Supervised
 from lab.catalogues.catalogue import Catalogue
 from lab.catalogues.open_catalogue import open_world
 from lab.figures.declared import read_bench
+from lab.supervisor import Supervised
 from lab.system.freshness import Load, Prober, Seen, not_servable, percentile_ms
 from lab.system.stage import BenchStage, open_bench_stage, tell
 from schemas.decoding import decode_record

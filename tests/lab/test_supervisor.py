@@ -10,7 +10,7 @@ import pytest
 
 from infra.heartbeat import beat
 from infra.processes import Child, start_child, wait_until
-from infra.supervisor import RESTARTS_MAX, HeartbeatWatch, Supervised
+from lab.supervisor import RESTARTS_MAX, HeartbeatWatch, Supervised
 from schemas.errors import Unavailable
 
 

@@ -12,6 +12,7 @@ Files:
     actions.py                computation allocation: what a request may get; allocation.py: costs and values;
                               knapsack.py: the rule that chooses; drop_rule.py: the rule that drops
     train_choices.py          how a model is trained
+    fields.py                 dataclasses from JSON
     limits.py                 every bound of the system; errors.py: who must act
     model/                    the paper's model, equation by equation; index/: the index and the life of its versions
 """

@@ -22,6 +22,7 @@ import numpy as np
 from schemas.actions import FULL, SECOND_PASS, TWO_PASS, Action, Kind
 from schemas.drop_rule import DropRule
 from schemas.errors import Corrupted, Incompatible
+from schemas.fields import read_fields
 
 FORMAT = 1
 TABLE_BYTES_MAX = 1 << 20
@@ -299,21 +300,7 @@ def decode_table(data: bytes, version: int) -> ActionTable:
         read = json.loads(data)
         if read.pop("format") != FORMAT:
             raise ValueError(f"format, expected {FORMAT}")
-        values = read["values"]
-        curves = {name: Curve(tuple(c["knots"]), tuple(c["effects"])) for name, c in values["curves"].items()}
-        table = ActionTable(
-            **read
-            | {
-                "actions": tuple(Action.parse(name) for name in read["actions"]),
-                "costs": Costs(**read["costs"] | {"levels": {level: LevelCost(**c) for level, c in read["costs"]["levels"].items()}}),
-                "values": Values(values["intercept"], curves, tuple(values["bins"]), tuple(map(tuple, values["shares"]))),
-                "mean_row": tuple(read["mean_row"]),
-                "mix": tuple((int(place), float(share)) for place, share in read["mix"]),
-                "ages": tuple(CachedAge(**age) for age in read["ages"]),
-                "drop": DropRule(**read["drop"]),
-                "gate": Gate(**read["gate"]),
-            }
-        )
+        table = read_fields(ActionTable, read | {"actions": [Action.parse(name) for name in read["actions"]]})
         _check(table)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise Corrupted("bad_table", f"the allocation table cannot be read ({error!r}); fit a new one: `aif allocate fit`") from error
@@ -337,10 +324,10 @@ def _check(table: ActionTable) -> None:
         *(x for age in table.ages for x in asdict(age).values()),
     ]
     terms = [x for term in table._terms for x in term]
-    if not all(isinstance(x, int | float) and abs(x) <= NUMBER_MAX for x in (*numbers, *terms, *table.values.bins)):  # no nan is
+    if not all(abs(x) <= NUMBER_MAX for x in (*numbers, *terms, *table.values.bins)):  # no nan is
         raise ValueError(f"a number is not finite, or beyond {NUMBER_MAX:g}")
-    if not isinstance(table.drop.row, int) or table.drop.row < 0 or not 0 <= table.drop.share_max <= 1:
-        raise ValueError("the drop rule has a negative row, or a share beyond 0 to 1")
+    if not 0 <= table.drop.share_max <= 1:
+        raise ValueError("the drop rule has a share beyond 0 to 1")
     if any(len(row) != actions for row in rows) or len(table.values.shares) != len(table.values.bins) + 1:
         raise ValueError(f"a row of values has not {actions} numbers, or there is not one for each bin")
     curves = table.values.curves.values()

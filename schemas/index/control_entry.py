@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.errors import Corrupted, Incompatible
+from schemas.fields import read_fields
 from schemas.ids import IdKind
 from schemas.index.digest import checksum
 from schemas.index.layout import FORMAT
@@ -65,8 +66,6 @@ class Entry:
 
 
 _FIELDS = {f.name for f in dataclasses.fields(Entry)}
-_NUMBERS = frozenset({"at_ms", "version", "revision"})  # all others but `init` are texts
-_INIT_TYPES = {"shards": int, "user_partitions": int, "id_kind": str, "topics": dict, "topic_ids": dict, "format": int}
 _KINDS = tuple(EntryKind)  # a kind that is a list is compared, not hashed
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -93,26 +92,12 @@ def decode_entry(raw: bytes) -> Entry:
         fields = json.loads(raw)
         if (check := fields.pop("check")) != _check(fields):
             raise ValueError(f"its checksum is {_check(fields)}, it says {check}")
-        kind = fields.pop("kind")
+        kind = fields["kind"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupted("bad_control_entry", f"control entry of {len(raw)} bytes does not read: {error}") from error
     if kind not in _KINDS:
         raise Incompatible("unknown_entry_kind", f"control entry of kind {kind!r} is not known here; upgrade this process")
     try:
-        init = _decode_init(fields.pop("init", None))
-        for name in fields.keys() & _FIELDS:
-            if type(fields[name]) is not (int if name in _NUMBERS else str):
-                raise TypeError(f"{name} is {fields[name]!r}")
-        return Entry(EntryKind(kind), init=init, **{k: v for k, v in fields.items() if k in _FIELDS})
+        return read_fields(Entry, {name: value for name, value in fields.items() if name in _FIELDS}, least=-1)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise Corrupted("bad_control_entry", f"control entry of kind {kind!r} does not have its fields: {error}") from error
-
-
-def _decode_init(fields: Any) -> Init | None:
-    if fields is None:
-        return None
-    for name, value in fields.items():
-        texts = value.values() if isinstance(value, dict) else ()
-        if type(value) is not _INIT_TYPES[name] or any(type(text) is not str for text in texts):
-            raise TypeError(f"init.{name} is {value!r}")
-    return Init(**{**fields, "id_kind": IdKind(fields["id_kind"])})

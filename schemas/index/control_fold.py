@@ -9,30 +9,20 @@ unknown field or kind of entry is unreadable, because this code would miss its m
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import Corrupted
-from schemas.ids import IdKind
-from schemas.index.control import ControlState, Init, VersionStatus
+from schemas.fields import read_fields
+from schemas.index.control import ControlState, VersionStatus
 from schemas.index.control_invariants import find_broken
 from schemas.index.digest import checksum
-from schemas.index.lifecycle import EntryKind, State
+from schemas.index.lifecycle import EntryKind
 
 FOLD_FORMAT = 1
 _KINDS = sorted(EntryKind)
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _STATUS = {f.name: f for f in dataclasses.fields(VersionStatus)}
-_STATE_TYPES = {
-    "next_number": (int,),
-    "index_id": (str,),
-    "live": (int, type(None)),
-    "backup": (int, type(None)),
-    "pinned": (int, type(None)),
-    "held": (bool,),
-    "held_why": (str,),
-    "refused": (list,),
-}
+_PLAIN = ("next_number", "index_id", "live", "backup", "pinned", "held", "held_why", "refused")
 
 
 def encode_fold(state: ControlState, last: bytes) -> bytes:
@@ -44,7 +34,7 @@ def encode_fold(state: ControlState, last: bytes) -> bytes:
         "last": checksum(last),
         "init": dataclasses.asdict(state.init),
         "versions": [_encode_status(status) for _, status in sorted(state.versions.items())],
-        **{name: getattr(state, name) for name in _STATE_TYPES},
+        **{name: getattr(state, name) for name in _PLAIN},
     }
     return _JSON.encode(fields | {"check": checksum(_JSON.encode(fields).encode())}).encode()
 
@@ -64,29 +54,12 @@ def decode_fold(raw: bytes) -> tuple[ControlState, str]:
             raise ValueError("its checksum is not that of its bytes")
         if fields.pop("format") != FOLD_FORMAT or not set(fields.pop("kinds")) <= set(_KINDS):
             raise ValueError("a newer release wrote it")
-        last, init = str(fields.pop("last")), fields.pop("init")
-        versions = {status.version: status for status in map(_decode_status, fields.pop("versions"))}
-        if fields.keys() != _STATE_TYPES.keys():
-            raise ValueError(f"its fields are {sorted(fields)}, expected {sorted(_STATE_TYPES)}")
-        for name, types in _STATE_TYPES.items():
-            _check_type(name, fields[name], types)
-        fields["refused"] = tuple(map(str, fields["refused"]))
-        state = ControlState(init=Init(**{**init, "id_kind": IdKind(init["id_kind"])}), versions=versions, **fields)
+        last, statuses = str(fields.pop("last")), [read_fields(VersionStatus, status, least=-1) for status in fields.pop("versions")]
+        if fields.keys() != {*_PLAIN, "init"}:
+            raise ValueError(f"its fields are {sorted(fields)}, expected {sorted(_PLAIN)} and init")
+        state = dataclasses.replace(read_fields(ControlState, fields), versions={status.version: status for status in statuses})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupted("bad_control_fold", f"control fold of {len(raw)} bytes cannot be read: {error}") from error
     if broken := find_broken(state):
         raise Corrupted("bad_control_fold", f"control fold of {len(raw)} bytes is the state of no log: {'; '.join(broken)}")
     return state, last
-
-
-def _decode_status(fields: Mapping[str, Any]) -> VersionStatus:
-    for name, value in fields.items():
-        default = _STATUS[name].default
-        types: tuple[type, ...] = (int,) if name in ("version", "wanted_revision") else (type(default),)
-        _check_type(name, value, (str,) if name == "state" else types)
-    return VersionStatus(**{**fields, "state": State(fields["state"])})
-
-
-def _check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
-    if type(value) not in types:
-        raise TypeError(f"{name} is {value!r}")

@@ -5,17 +5,15 @@ and a missing file are found before they are served.
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import re
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from schemas.errors import Corrupted, Incompatible
-from schemas.ids import INT64_MAX
+from schemas.fields import read_fields
 from schemas.index.digest import checksum, version_digest
 from schemas.index.layout import FORMAT, RowLayout, decode_layout
 from schemas.limits import MANIFEST_BYTES_MAX
@@ -28,7 +26,6 @@ _OF_VERSION = re.compile(r"versions/(\d+)/")
 # Of a damaged copy. A canary has nothing to compare a new version with, so that needs an approval.
 CHECKPOINT_REPAIR = "publish the same checkpoint again, which repairs it, or a new one, and then `aif index approve` its version"
 UNIQUE_DIGITS = 12  # random ones, of a name in the store
-D = TypeVar("D")
 _PLAIN_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")  # readers make files of these names and sums in folders of their own
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -52,6 +49,11 @@ class PartFile:
     name: str
     size_bytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        if not (_PLAIN_NAME.fullmatch(self.name) and _PLAIN_NAME.fullmatch(self.sha256)):
+            raise ValueError(f"{self} is not a file inside the directory of its part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,36 +171,6 @@ def decode_document(kind: str, raw: bytes) -> dict[str, Any]:
     return dict(fields)
 
 
-def read_fields(kind: type[D], raw: Any) -> D:
-    """A dataclass from the JSON of its fields: texts, counts (whole numbers from 0 to 2^63 - 1), mappings and tuples of them, other dataclasses.
-
-    Raises KeyError, TypeError, ValueError, which the caller maps.
-    """
-    hints = _hints(typing.cast(Any, kind))
-    made = kind(**{name: _read_value(name, hints[name], value) for name, value in raw.items()})
-    if isinstance(made, PartFile) and not (_PLAIN_NAME.fullmatch(made.name) and _PLAIN_NAME.fullmatch(made.sha256)):
-        raise ValueError(f"{made} is not a file inside the directory of its part")
-    return made
-
-
-@functools.cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _read_value(name: str, kind: Any, raw: Any) -> Any:
-    origin, of = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and type(raw) is dict:
-        return read_fields(typing.cast(Any, kind), raw)
-    if origin is tuple and type(raw) is list:
-        return tuple(_read_value(name, of[0], one) for one in raw)
-    if origin is Mapping and type(raw) is dict:
-        return {key: _read_value(name, of[1], one) for key, one in raw.items()}
-    if (kind is str and type(raw) is str) or (kind is int and type(raw) is int and 0 <= raw <= INT64_MAX):
-        return raw
-    raise TypeError(f"{name} is {str(raw)[:80]!r}, expected a value of type {kind}, a number from 0 to 2^63 - 1")
-
-
 def encode_seal(seal: Seal) -> bytes:
     """Bytes of a seal file."""
     return encode_document("seal", dataclasses.asdict(seal))
@@ -237,8 +209,7 @@ def decode_manifest(raw: bytes, expected_sha256: str | None = None) -> Manifest:
         raise Corrupted("bad_manifest", f"manifest of {len(raw)} bytes has sha256 {found}, its publish entry says {expected_sha256}")
     fields = decode_document("manifest", raw)
     try:
-        layout, hints = decode_layout(fields.pop("layout")), _hints(Manifest)
-        manifest = Manifest(layout=layout, **{name: _read_value(name, hints[name], value) for name, value in fields.items()})
+        manifest = read_fields(Manifest, fields | {"layout": decode_layout(fields["layout"])})
         if [seal.shard for seal in manifest.seals] != list(range(len(manifest.seals))):
             raise ValueError("its seals are not those of shards 0, 1, 2 and so on")
         return manifest

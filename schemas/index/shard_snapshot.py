@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.errors import Corrupted
+from schemas.fields import read_fields
 from schemas.index.layout import FORMAT
-from schemas.index.manifest import UNIQUE_DIGITS, PartFile, checked_name, decode_document, encode_document, read_fields
+from schemas.index.manifest import UNIQUE_DIGITS, PartFile, checked_name, decode_document, encode_document
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.errors import Corrupted
+from schemas.fields import read_fields
 from schemas.index.control import Init
 from schemas.index.layout import FORMAT
-from schemas.index.manifest import Part, read_fields
+from schemas.index.manifest import Part
 from schemas.topics import SHARD_TOPICS
 
 # What to do about a shard's directory with an entry that does not read, for messages.
@@ -109,9 +110,7 @@ def encode_shard_state(state: ShardState) -> bytes:
 def decode_shard_state(raw: bytes) -> ShardState:
     """Raises Corrupted (`bad_shard_state`)."""
     try:
-        fields = json.loads(raw)
-        counters = {topic: TopicCounts(**counts) for topic, counts in fields.pop("counters").items()}
-        return ShardState(counters=counters, **fields)
+        return read_fields(ShardState, {"counters": None, "next_offsets": None} | json.loads(raw))  # both are needed
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupted("bad_shard_state", f"the state of the shard does not read: {error}; {SHARD_REPAIR}") from error
 
@@ -124,9 +123,7 @@ def encode_shard_version(version: ShardVersion) -> bytes:
 def decode_shard_version(raw: bytes) -> ShardVersion:
     """Raises Corrupted (`bad_shard_version`)."""
     try:
-        fields = json.loads(raw)
-        full = fields.pop("full")
-        return ShardVersion(full=None if full is None else read_fields(Part, full), **fields)
+        return read_fields(ShardVersion, json.loads(raw), least=-1)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupted("bad_shard_version", f"a version's entry in the shard does not read: {error}; {SHARD_REPAIR}") from error
 

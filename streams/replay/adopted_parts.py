@@ -7,11 +7,12 @@ replays/<label>/replay.json         names them, put before the checkpoint record
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from infra.index.store import IndexStore
 from schemas.errors import AifError, Corrupted, Misconfigured
-from schemas.index.manifest import Part, decode_document, encode_document, read_fields
+from schemas.fields import read_fields
+from schemas.index.manifest import Part, decode_document, encode_document
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -23,8 +24,8 @@ class ReplayedParts:
     label: str
     checkpoint_sha256: str
     encoder_fingerprint: str
-    parts: Mapping[int, Part] = field(default_factory=dict)
-    source_offsets: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    parts: Mapping[int, Part]
+    source_offsets: Mapping[int, Mapping[str, int]]
 
 
 def replayed_path(label: str) -> str:
@@ -41,9 +42,7 @@ def decode_replayed(raw: bytes) -> ReplayedParts:
     """Raises Corrupted (`bad_replay`) or Incompatible (`replay_format`)."""
     fields = decode_document("replay", raw)
     try:
-        parts = {int(n): read_fields(Part, p) for n, p in fields.pop("parts").items()}
-        offsets = {int(n): at for n, at in fields.pop("source_offsets").items()}
-        return ReplayedParts(parts=parts, source_offsets=offsets, **fields)
+        return read_fields(ReplayedParts, fields)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Corrupted("bad_replay", f"it does not have the fields of an adopted replay: {error}") from error
 

@@ -14,7 +14,7 @@ from schemas.index.manifest import Manifest, Part, PartFile, Seal
 
 def test_the_bytes_of_a_version_are_those_of_all_files_of_all_its_parts() -> None:
     def part(*sizes: int) -> Part:
-        return Part("d", tuple(PartFile(str(n), size, "") for n, size in enumerate(sizes)), 1)
+        return Part("d", tuple(PartFile(str(n), size, "0") for n, size in enumerate(sizes)), 1)
 
     seals = tuple(Seal(n, part(100, 10), part(n), 0, {}, 1, "", "", "") for n in range(2))
     layout = RowLayout((Column("bid", "<f4", 1),), IdKind.INT64)

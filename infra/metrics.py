@@ -164,11 +164,18 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._made: dict[str, Counter | Gauge | Histogram] = {}
+        self._totals: dict[tuple[str, tuple[str, ...]], float] = {}
         self._lock = threading.Lock()
 
     def counter(self, name: str) -> Counter:
         """The counter `aif_<name>_total`."""
         return cast(Counter, self._metric(name, "counter"))
+
+    def count_to(self, name: str, total: float, *labels: str) -> None:
+        """Raise a counter to a total that is kept elsewhere and never falls. Each counter by one thread."""
+        counter, before = self.counter(name), self._totals.get((name, labels), 0.0)
+        (counter.labels(*labels) if labels else counter).inc(total - before)
+        self._totals[name, labels] = total
 
     def gauge(self, name: str) -> Gauge:
         """The gauge `aif_<name>`."""

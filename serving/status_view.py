@@ -113,16 +113,15 @@ class EngineMetrics:
     ) -> None:
         """`ages`: how old the rows of a watermark are now."""
         self._metrics, self._engine, self._versions, self._ages = metrics, engine, versions, ages
-        self._counted: dict[str, int] = {}  # by counter, the part of its total that it has
         self._applied: dict[int, int] = {}  # row changes of each resident version that were already counted
 
     def show(self) -> None:
         """Copies the current numbers into the metrics."""
-        status, gauge, counter = self._engine.status(), self._metrics.gauge, self._metrics.counter
-        counter("flips").inc(self._rise("flips", status.flips))
-        counter("thread_faults").labels("engine").inc(self._rise("thread_faults", status.faults))
-        for name, total in (("versions_corrupted", "corrupted"), ("delta_strangers", "strangers")):
-            counter(name).inc(self._rise(name, self._versions.counters[total]))
+        status, gauge, count_to = self._engine.status(), self._metrics.gauge, self._metrics.count_to
+        count_to("flips", status.flips)
+        count_to("thread_faults", status.faults, "engine")
+        count_to("versions_corrupted", self._versions.counters["corrupted"])
+        count_to("delta_strangers", self._versions.counters["strangers"])
         gauge("version_live").set(status.current.version if status.current else -1)
         gauge("version_revision").set(status.current.revision if status.current else -1)
         for topic, age_s in self._engine.take_arrivals():
@@ -133,10 +132,6 @@ class EngineMetrics:
         current = next((r for r in status.residents if r.token == status.current), None)
         if current is not None:
             self._show_current(current)
-
-    def _rise(self, name: str, total: int) -> int:
-        before, self._counted[name] = self._counted.get(name, 0), total
-        return total - before
 
     def _count_rows(self, applied: dict[int, int]) -> None:
         """Counts the row changes since the last call. The count of a version that was loaded again starts at 0."""

@@ -45,7 +45,6 @@ class WorkerMetrics:
     def __init__(self, metrics: Metrics, clock: Clock | None = None) -> None:
         self._metrics, self._clock = metrics, clock or SystemClock()
         self._clocks: dict[Place, LagClock] = {}  # of the shards shown now
-        self._rejected: dict[str, int] = {}
         self._shown: dict[str, frozenset[tuple[object, ...]]] = {}  # labels of each gauge
         self.show_versions(None, (), (), {})
         self.note_answer()
@@ -122,5 +121,4 @@ class WorkerMetrics:
         for seconds in build_seconds:
             self._metrics.histogram("build_seconds").observe(seconds)
         for reason, count in dict(rejected).items():
-            self._metrics.counter("checkpoints_rejected").labels(reason).inc(count - self._rejected.get(reason, 0))
-            self._rejected[reason] = count
+            self._metrics.count_to("checkpoints_rejected", count, reason)

@@ -102,7 +102,6 @@ class Allocator:
         self._took_ns: deque[tuple[int, int]] = deque(maxlen=_TIMED)  # of each decision: by the clock, of its thread
         self._counts: Counter[tuple[str, str]] = Counter()
         self._shortened = 0  # requests that got less than full work
-        self._shown: Counter[tuple[str, str]] = Counter()
 
     # --- the decision --------------------------------------------------------------------------------------------------
 
@@ -279,7 +278,6 @@ class Allocator:
 
     def show(self) -> None:
         """Writes the state into the metrics."""
-        counts = Counter(self.counts)
         gauge = self._metrics.gauge
         for source, value in (("plan", self._plan), ("queue", self._queue_price), ("floor", self._floor_price)):
             gauge("allocation_price").labels(source).set(value)
@@ -288,9 +286,8 @@ class Allocator:
         gauge("allocation_mode").set(list(Mode).index(self.mode))
         age_s = self.tables.age_s()
         gauge("allocation_table_age_seconds").set(math.nan if age_s is None else age_s)
-        for (mode, action), count in (counts - self._shown).items():
-            self._metrics.counter("allocation_actions").labels(mode, action).inc(count)
-        self._shown = counts
+        for labels, count in self.counts.items():
+            self._metrics.count_to("allocation_actions", count, *labels)
 
     def refusal(self, retry_after_s: float, reason: str) -> Mapping[str, Any]:
         """The receipt of a request that admission refused, before or after its decision."""

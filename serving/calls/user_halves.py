@@ -8,7 +8,6 @@ is never cancelled: it costs the same whether a request waits or not, and call 2
 import asyncio
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -126,7 +125,6 @@ class Users:
         self.carried = carried or CarriedStates(None, "", 0.0)
         self.flights = Flights()
         self._readers = ThreadPoolExecutor(_READERS, "user-readers")  # not the loop's own threads: a disk that stalls takes them all
-        self._shown: Counter[str] = Counter()
 
     async def identify(self, request: UserRequest | PrerankRequest | RankRequest | PrefixRequest) -> Asked:
         """The user of a request, with the user's data that it brought. Every further log line of the request carries its id.
@@ -188,14 +186,12 @@ class Users:
 
     def show(self) -> None:
         """Writes the counts of pool, flights and view into the metrics."""
-        gauge, events = self.metrics.gauge, self.metrics.counter("user_state_events")
+        gauge = self.metrics.gauge
         gauge("user_states").set(len(self.pool))
         gauge("user_states_bytes").set(self.pool.size_bytes)
         carried = {f"carried_{event}": count for event, count in self.carried.events.items()}
-        now = Counter({**self.pool.events, "joined": self.flights.joined, **carried})
-        for event, count in (now - self._shown).items():
-            events.labels(event).inc(count)
-        self._shown = now
+        for event, count in {**self.pool.events, "joined": self.flights.joined, **carried}.items():
+            self.metrics.count_to("user_state_events", count, event)
         users, behaviours = self.store.decoded
         gauge("users_known").set(len(self.store))
         gauge("users_decoded").set(users)

@@ -96,10 +96,8 @@ def measure_soak(seconds: float, settle_s: float, items: int, rate: float, versi
         stage.publish_catalogue(catalogue)
         worker = stage.start_worker()
         stage.wait_live(stage.publish_model(catalogue), worker)
-        service = stage.serve("server", "serve", "--port", str(stage.port))
-        server = PlainClient(stage.url)
-        stage.wait_for(server.is_ready, "the server to have loaded the version")
-        server.close()
+        stage.start_server().close()
+        service = stage.services[-1]
         assert stage.broker is not None, "the soak starts a broker of its own"
         series = _series(stage.directory, {"broker": stage.broker.child.pid, "worker": worker.pid, "server": service.child.pid})
         tell("load", began)

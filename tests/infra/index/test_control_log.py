@@ -7,7 +7,7 @@ import pytest
 
 from infra.index.control_folds import control_path
 from infra.index.control_log import ControlLog, check_identity, ensure_init
-from infra.index.store import FolderStore, IndexStore, open_index_store
+from infra.index.store import FolderStore, open_index_store
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, decode_entry
@@ -18,17 +18,12 @@ from tests.schemas.index.entries import raw_entry
 INIT = Init(4, 4, IdKind.INT64, {"item-features": "aif.item-features"}, {"item-features": "id-1"})
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> IndexStore:
-    return open_index_store(str(tmp_path / "store"))
-
-
 def _want(state: ControlState, by: str = "") -> Entry:
     version = state.newest_decided + 1
     return Entry(EntryKind.WANT, 1, by, version=version, cause=Cause.CHECKPOINT, checkpoint_sha256="a" * 64)
 
 
-def test_an_append_is_seen_by_another_reader_and_folds_the_same(store: IndexStore) -> None:
+def test_an_append_is_seen_by_another_reader_and_folds_the_same(store: FolderStore) -> None:
     log, reader = ControlLog(store), ControlLog(store)
     ensure_init(log, INIT, 1, "test")
     state = log.append(_want)
@@ -37,13 +32,13 @@ def test_an_append_is_seen_by_another_reader_and_folds_the_same(store: IndexStor
     assert store.list("control/") == [control_path(0), control_path(1)]
 
 
-def test_an_append_that_finds_nothing_to_do_writes_nothing(store: IndexStore) -> None:
+def test_an_append_that_finds_nothing_to_do_writes_nothing(store: FolderStore) -> None:
     log = ControlLog(store)
     assert log.append(lambda _: None).next_number == 0
     assert store.list() == []
 
 
-def test_a_decision_that_lost_its_number_is_made_again_on_the_newer_fold(store: IndexStore) -> None:
+def test_a_decision_that_lost_its_number_is_made_again_on_the_newer_fold(store: FolderStore) -> None:
     log, other = ControlLog(store), ControlLog(store)
     ensure_init(log, INIT, 1, "test")
     seen: list[int] = []
@@ -59,7 +54,7 @@ def test_a_decision_that_lost_its_number_is_made_again_on_the_newer_fold(store: 
     assert sorted(state.versions) == [0, 1]
 
 
-def test_a_decision_that_the_table_refuses_is_not_written(store: IndexStore) -> None:
+def test_a_decision_that_the_table_refuses_is_not_written(store: FolderStore) -> None:
     log = ControlLog(store)
     ensure_init(log, INIT, 1, "test")
     with pytest.raises(Incompatible, match="unknown_version"):
@@ -75,7 +70,7 @@ def _append_many(root: str, number: int, go: object, done: object) -> None:
     done.put(number)  # type: ignore[attr-defined]
 
 
-def test_processes_that_append_together_leave_a_log_without_gaps_and_each_entry_once(store: IndexStore, tmp_path: Path) -> None:
+def test_processes_that_append_together_leave_a_log_without_gaps_and_each_entry_once(store: FolderStore, tmp_path: Path) -> None:
     ensure_init(ControlLog(store), INIT, 1, "test")
     context = multiprocessing.get_context("spawn")
     go, done = context.Event(), context.Queue()
@@ -92,7 +87,7 @@ def test_processes_that_append_together_leave_a_log_without_gaps_and_each_entry_
     assert ControlLog(store).refresh().next_number == 61
 
 
-def test_a_missing_entry_is_a_named_gap(store: IndexStore) -> None:
+def test_a_missing_entry_is_a_named_gap(store: FolderStore) -> None:
     log = ControlLog(store)
     ensure_init(log, INIT, 1, "test")
     for _ in range(3):
@@ -102,7 +97,7 @@ def test_a_missing_entry_is_a_named_gap(store: IndexStore) -> None:
         ControlLog(store).refresh()
 
 
-def test_an_entry_that_is_written_while_a_reader_begins_is_no_gap(store: IndexStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_is_written_while_a_reader_begins_is_no_gap(store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = ControlLog(store)
     ensure_init(writer, INIT, 1, "test")
 
@@ -139,7 +134,7 @@ def test_a_store_that_was_replaced_is_found_by_those_who_read_the_former_one_and
     assert log.refresh().next_number == writer.append(_want).next_number - 1 == 2
 
 
-def test_an_entry_that_no_reader_would_take_is_refused_and_blocks_nobody(store: IndexStore) -> None:
+def test_an_entry_that_no_reader_would_take_is_refused_and_blocks_nobody(store: FolderStore) -> None:
     log = ControlLog(store)
     ensure_init(log, INIT, 1, "test")
     with pytest.raises(Incompatible, match="entry_too_large"):
@@ -148,9 +143,8 @@ def test_an_entry_that_no_reader_would_take_is_refused_and_blocks_nobody(store: 
     assert ControlLog(store).refresh().held
 
 
-def test_a_damaged_entry_is_corrupted_and_is_met_again(store: IndexStore) -> None:
+def test_a_damaged_entry_is_corrupted_and_is_met_again(store: FolderStore) -> None:
     ensure_init(ControlLog(store), INIT, 1, "test")
-    assert isinstance(store, FolderStore)
     store.put_bytes(control_path(1), b'{"kind": "hold", "at_ms"')
     log = ControlLog(store)
     for _ in range(2):
@@ -159,13 +153,13 @@ def test_a_damaged_entry_is_corrupted_and_is_met_again(store: IndexStore) -> Non
 
 
 @pytest.mark.parametrize("kind", [[], {}, None, 7, "tomorrow"])
-def test_an_entry_of_no_known_kind_stops_reconciling_and_nothing_else(store: IndexStore, kind: object) -> None:
+def test_an_entry_of_no_known_kind_stops_reconciling_and_nothing_else(store: FolderStore, kind: object) -> None:
     ensure_init(ControlLog(store), INIT, 1, "test")
     store.put_exclusive(control_path(1), raw_entry({"kind": kind, "at_ms": 1, "version": 0, "revision": 0}))
     assert "is not known here" in ControlLog(store).refresh().unknown_entry
 
 
-def test_the_identity_is_written_once_and_compared_afterwards(store: IndexStore) -> None:
+def test_the_identity_is_written_once_and_compared_afterwards(store: FolderStore) -> None:
     first = ensure_init(ControlLog(store), INIT, 1, "a")
     again = ensure_init(ControlLog(store), INIT, 2, "b")
     assert first == again

@@ -24,11 +24,6 @@ from tests.infra.index_fixture import INIT, LAYOUT, LSH, MODEL, increments, publ
 Change = Callable[[RowBlock], RowBlock]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> IndexStore:
-    return open_index_store(str(tmp_path / "store"))
-
-
 def side(store: IndexStore, change: Change = lambda block: block, layout: RowLayout = LAYOUT, increments_from: int | None = None) -> Side:
     """600 items in three blocks of one shard, and maybe increments."""
     blocks = [change(rows_block(first, 200)) for first in (1000, 2000, 3000)]

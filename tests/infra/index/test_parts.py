@@ -15,20 +15,13 @@ from infra.index.parts import (
     write_full_part,
     write_incremental_part,
 )
-from infra.index.store import FolderStore, open_index_store
+from infra.index.store import FolderStore
 from schemas.errors import Corrupted, Unavailable
 from schemas.index.control import VersionStatus
 from schemas.index.layout import RowBlock, encode_increment
 from schemas.index.lifecycle import State
 from schemas.index.manifest import Manifest, Part, encode_manifest, manifest_path
 from tests.infra.index_fixture import LAYOUT, rows_block
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FolderStore:
-    opened = open_index_store(str(tmp_path / "store"))
-    assert isinstance(opened, FolderStore)
-    return opened
 
 
 def _blocks(blocks: int = 20) -> list[RowBlock]:

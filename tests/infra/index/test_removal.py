@@ -1,13 +1,12 @@
 """Reading what a store holds, on an object store's terms: each read takes long, so several are under way."""
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.index.removal import read_store_content
-from infra.index.store import IndexStore, open_index_store, read_many
+from infra.index.store import IndexStore, read_many
 from schemas.errors import Unavailable
 from schemas.index.control import ControlState
 from schemas.index.shard_snapshot import ShardSnapshot, encode_snapshot, snapshot_manifest_path
@@ -34,11 +33,6 @@ class SlowStore:
         with self._lock:
             self._running -= 1
         return self._store.get(path, bytes_max)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> IndexStore:
-    return open_index_store(str(tmp_path / "store"))
 
 
 def test_snapshots_of_many_shards_are_read_at_once_and_come_in_the_order_of_their_names(store: IndexStore) -> None:

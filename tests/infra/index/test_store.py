@@ -11,15 +11,10 @@ from hypothesis import strategies as st
 
 from infra.index.control_folds import control_path
 from infra.index.control_log import ControlLog, ensure_init, read_state
-from infra.index.store import FolderStore, IndexStore, find_index_store, open_index_store
+from infra.index.store import FolderStore, find_index_store, open_index_store
 from schemas.errors import Corrupted, Misconfigured, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Init
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> IndexStore:
-    return open_index_store(str(tmp_path / "store"))
 
 
 def test_a_store_opens_by_path_and_by_file_url_and_refuses_other_urls(tmp_path: Path) -> None:
@@ -48,10 +43,9 @@ def test_a_reader_makes_no_store_and_names_the_missing_one(tmp_path: Path) -> No
     assert waiting.refresh().init == init and read_state(find_index_store(str(missing))).init == init
 
 
-def test_a_list_has_no_unfinished_files(store: IndexStore) -> None:
+def test_a_list_has_no_unfinished_files(store: FolderStore) -> None:
     for path in ("versions/1/0/seals/00001-b.json", "versions/1/0/seals/00000-a.json", "versions/10/0/manifest.json", "control/000000000"):
         store.put_bytes(path, b"")
-    assert isinstance(store, FolderStore)
     (store.root / "versions" / ".tmp-unfinished").write_bytes(b"")
     with store.scratch.open("read") as folder:
         (folder / "private").write_bytes(b"")
@@ -63,7 +57,7 @@ def test_a_list_has_no_unfinished_files(store: IndexStore) -> None:
 
 
 def test_a_folder_that_cannot_be_read_fails_the_list_and_is_never_taken_for_an_empty_one(
-    store: IndexStore, monkeypatch: pytest.MonkeyPatch
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put_bytes("versions/1/0/manifest.json", b"")
     store.put_bytes("versions/1/full/a/b", b"")
@@ -81,12 +75,11 @@ def test_a_folder_that_cannot_be_read_fails_the_list_and_is_never_taken_for_an_e
         store.list_files("versions/")
 
 
-def test_remove_takes_the_empty_folders_along_and_twice_is_fine(store: IndexStore) -> None:
+def test_remove_takes_the_empty_folders_along_and_twice_is_fine(store: FolderStore) -> None:
     store.put_bytes("versions/1/full/a/b", b"")
     store.put_bytes("versions/2", b"")
     store.remove("versions/1/full/a/b")
     store.remove("versions/1/full/a/b")
-    assert isinstance(store, FolderStore)
     assert os.listdir(store.root / "versions") == ["2"]
     with pytest.raises(Unavailable, match="store_unwritable"):  # what the system refuses to remove
         store.remove("versions")
@@ -103,8 +96,7 @@ def test_no_path_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory,
 
 @pytest.mark.timeout(20)  # who reads a pipe would wait permanently
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: Path(path).symlink_to("/dev/zero")])
-def test_what_is_no_file_is_named_and_blocks_nobody(store: IndexStore, make: Callable[[Path], None]) -> None:
-    assert isinstance(store, FolderStore)
+def test_what_is_no_file_is_named_and_blocks_nobody(store: FolderStore, make: Callable[[Path], None]) -> None:
     make(store.root / "odd")
     for read in (store.get, store.sha256):
         with pytest.raises(Corrupted, match=r"not_a_file|bad_store_path"):
@@ -115,10 +107,9 @@ def test_what_is_no_file_is_named_and_blocks_nobody(store: IndexStore, make: Cal
         ControlLog(store).refresh()
 
 
-def test_a_symbolic_link_is_never_followed(store: IndexStore, tmp_path: Path) -> None:
+def test_a_symbolic_link_is_never_followed(store: FolderStore, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret").write_bytes(b"secret")
-    assert isinstance(store, FolderStore)
     (store.root / "folder").symlink_to(tmp_path / "outside")
     (store.root / "file").symlink_to(tmp_path / "outside" / "secret")
     for path in ("folder/secret", "file"):

@@ -3,23 +3,15 @@
 import dataclasses
 import hashlib
 import os
-from pathlib import Path
 
 import pytest
 
 from infra.index.control_log import ControlLog
-from infra.index.store import FolderStore, open_index_store
+from infra.index.store import FolderStore
 from infra.index.verify import CheckpointFaults, verify_version
 from schemas.errors import Corrupted
 from schemas.index.manifest import Manifest, checkpoint_path, encode_manifest, manifest_path
 from tests.infra.index_fixture import publish_version
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FolderStore:
-    opened = open_index_store(str(tmp_path / "store"))
-    assert isinstance(opened, FolderStore)
-    return opened
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 from schemas.errors import Misconfigured, suggest
 
 STARTS = ("random", "similarity")
+ALL, LIKENESS = "all", "likeness"
 PASSES_STEPS_MIN, PASSES_STEPS_MAX = 100, 2_000
 _BATCH_REQUESTS_MAX = 4_096
 _HALF_LIFE_DAYS_MIN = 0.01
@@ -20,7 +21,7 @@ _PASSES_MAX = 100
 _NEGATIVES_MAX = 100
 _LOSSES = ("copr", "click", "softmax", "outcomes", "shown")
 # The choices that a checkpoint's card gives to a training that continues from it; not the rate, which may be a follower's.
-WHAT_IS_LEARNT = (*_LOSSES, "soft_labels", "calibrated")
+WHAT_IS_LEARNT = (*_LOSSES, "soft_labels", "calibrated", "learns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class TrainChoices:
         passes          how often each request is learnt, within PASSES_STEPS_MIN and PASSES_STEPS_MAX steps: with few requests, the steps that many need
                         would learn them by heart (docs/EXPERIMENTS.md)
         start           how weights begin: random, or so that an item is its embedding and a user the mean of theirs (similarity)
+        learns          all; or likeness: the head alone, which reads how alike a candidate is to the history, and its `realtime` features. Few requests teach
+                        nothing else that holds later (streams/training/likeness.py). It needs the start from similarity
         hold            share of a fit at the highest learning rate, before it falls. A fit from random weights finds the use of its bridges late, so it
                         needs one; what starts from similarity, or continues from trained weights, does not (docs/EXPERIMENTS.md)
         fits            number of fits from the same weights, each with batches of its own; the mean of their weights is the model
@@ -56,6 +59,7 @@ class TrainChoices:
     seed: int = 0
     ranker_steps: int = 1_000
     start: str = "random"
+    learns: str = ALL
     hold: float = 0.6
     copr: float = 0.3
     click: float = 1.0
@@ -78,6 +82,7 @@ class TrainChoices:
         half_life = self.half_life_days
         _require("half_life_days", half_life, half_life == 0 or _HALF_LIFE_DAYS_MIN <= half_life < math.inf, "0, or 0.01 or more")
         _require("start", self.start, self.start in STARTS, f"one of {', '.join(STARTS)}")
+        _require("learns", self.learns, self.learns in (ALL, LIKENESS), f"{ALL} or {LIKENESS}")
         _require("hold", self.hold, 0 <= self.hold < 1, "from 0, below 1")
         weights = [getattr(self, name) for name in _LOSSES]
         for name, weight in zip(_LOSSES, weights, strict=True):

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from infra.clock import DAY_MS
 from infra.data.mapped_catalogue import MappedCatalogue
 from infra.data.periods import cut_of, spell_time
-from infra.data.sampled_impressions import REQUESTS_LEAST
+from infra.data.sampled_impressions import REQUESTS_FEW, REQUESTS_LEAST, ROUNDS_OF_FEW
+from schemas.train_choices import LIKENESS
 
 
 def describe_choices(catalogue: MappedCatalogue) -> list[str]:
@@ -51,4 +52,7 @@ def _of_items(catalogue: MappedCatalogue) -> Iterator[str]:
         column = given.get(feature.name)
         if column is not None and column.columns and column.kind is None:
             yield f"{feature.name}: {feature.kind}, because {feature.kind.sign}"
+    if catalogue.train.learns == LIKENESS:
+        why = f"because the cuts give fewer than {REQUESTS_FEW:,} requests"
+        yield f'learns: likeness, and each request of a cut is asked {ROUNDS_OF_FEW} times, {why}; learns = "all" in [train] changes that'
     yield f"rank_by: {catalogue.model['rank_by']}"

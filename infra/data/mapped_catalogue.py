@@ -20,7 +20,15 @@ from infra.data.interactions import Interactions
 from infra.data.mapped_sources import MappedSources
 from infra.data.mapping import DataMapping
 from infra.data.periods import cut_of, spell_time
-from infra.data.sampled_impressions import REQUESTS_LEAST, SampledRequest, plan_cuts, sample_moments, sample_requests
+from infra.data.sampled_impressions import (
+    REQUESTS_LEAST,
+    ROUNDS_OF_FEW,
+    SampledRequest,
+    have_few_requests,
+    plan_cuts,
+    sample_moments,
+    sample_requests,
+)
 from infra.data.spool import SpoolBounds, chunks
 from infra.data.tables import Rejections, Tell
 from schemas.decoding import describe_errors
@@ -30,7 +38,7 @@ from schemas.features import FeatureSchema, Scope
 from schemas.ids import Id
 from schemas.limits import TASKS_MAX
 from schemas.model.score import BID, SHOWN, bid_exponent
-from schemas.train_choices import FOR_MAPPED_DATA, FOR_SHOWN, TrainChoices
+from schemas.train_choices import FOR_MAPPED_DATA, FOR_SHOWN, LIKENESS, TrainChoices
 
 _SHOWN_ROWS = 200  # of a batch, with four negatives for each
 _HASH_BITS = 256  # the loss against the exact form is 57 / bits points of GAUC (docs/RESULTS.md)
@@ -90,10 +98,26 @@ class MappedCatalogue:
         shown = self.mapping.impressions
         if shown is None:
             has_bid = bid_exponent(self.model["rank_by"]) > 0
-            return FOR_MAPPED_DATA.replaced({"click": 1.0} if has_bid else {}).replaced(self.mapping.train)
+            suited: dict[str, Any] = {**({"click": 1.0} if has_bid else {}), **({"learns": LIKENESS} if self.learns_likeness else {})}
+            return FOR_MAPPED_DATA.replaced(suited).replaced(self.mapping.train)
         requests = max(1, round(_SHOWN_ROWS / self._items_per_request))
         with_teacher = {"copr": TrainChoices().copr} if shown.teacher_ecpm is not None else {}
         return FOR_SHOWN.replaced({"batch_requests": requests, **with_teacher}).replaced(self.mapping.train)
+
+    @cached_property
+    def learns_likeness(self) -> bool:
+        """Whether a training should learn by likeness alone, because requests are few. That needs items that start as vectors of what was taken together."""
+        sources, start = self.sources, self.mapping.train.get("start", FOR_MAPPED_DATA.start)
+        has_vectors = any(feature.taken_together is not None for feature in sources.item_features.values())
+        if sources.shown is not None or not has_vectors or start != FOR_MAPPED_DATA.start:
+            return False
+        return have_few_requests(sources.positives, sources.history, self._cuts, sources.window_ms())
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        """The times of sampled impressions, oldest first."""
+        window = self.sources.window_ms()
+        return plan_cuts(self.sources.usual_times[0], self.sources.now_ms, window, cut_of(self.mapping, window))
 
     @cached_property
     def _items_per_request(self) -> float:
@@ -250,7 +274,7 @@ class MappedCatalogue:
         sources, sampling = self.sources, self.mapping.sampling
         window = sources.window_ms()
         first, last = sources.usual_times
-        cuts = plan_cuts(first, sources.now_ms, window, cut_of(self.mapping, window))
+        cuts = self._cuts
         if not cuts and first == last:
             raise sources.reject(
                 "[behaviours] time",
@@ -264,10 +288,11 @@ class MappedCatalogue:
                 '20240301 is a date by time_format = "%Y%m%d"',
             )
         of_log, count = (sources.positives, sources.history, len(sources.item_rows.ids)), 0
-        for request in sample_requests(*of_log, cuts, window, sampling):
+        rounds = ROUNDS_OF_FEW if self.train.learns == LIKENESS else 1
+        for request in sample_requests(*of_log, cuts, window, sampling, rounds):
             count += 1
             yield request
-        more = max(0, REQUESTS_LEAST - count) if sampling.moments is None else sampling.moments
+        more = max(0, REQUESTS_LEAST - count // rounds) if sampling.moments is None else sampling.moments
         yield from sample_moments(*of_log, sources.now_ms, window, sampling, more)
 
     def _impression(self, number: int, request: SampledRequest, bids: Sequence[float]) -> ImpressionRecord:

@@ -4,6 +4,7 @@
     request     one per user with a history before t and a positive in [t, t + window), at time t
     positives   up to `positives_max` of the user's items in the window, among the items taken in the last `pool_days` before t, or ever
     negatives   `negatives` for each, uniform over those items without what the user took in the window
+    round       where the cuts give very few requests, each is asked again with other positives and negatives, because the evaluation asks as a cut does
     moment      where the cuts give few requests (users are active for a day only): one at a time at which its user took something, with the positives
                 from then on
     evaluation  the same at the time where the evaluation begins, with all candidates instead of a sample
@@ -27,6 +28,8 @@ from infra.data.mapping import Sampling
 REQUESTS_MAX = 20_000
 CUTS_MAX = 400
 REQUESTS_LEAST = 4_000  # with moments, where the cuts have fewer
+REQUESTS_FEW = REQUESTS_LEAST // 2  # of the cuts; of fewer a network learns the items by heart
+ROUNDS_OF_FEW = 4
 _POOLS = 100  # of moments: each pool is as of the first of some
 
 
@@ -47,9 +50,10 @@ def plan_cuts(first_ms: int, now_ms: int, window_ms: int, every_ms: int) -> list
 
 
 def sample_requests(
-    positives: Interactions, history: Interactions, items: int, cuts: list[int], window_ms: int, sampling: Sampling
+    positives: Interactions, history: Interactions, items: int, cuts: list[int], window_ms: int, sampling: Sampling, rounds: int = 1
 ) -> Iterator[SampledRequest]:
-    """The requests of all cuts in order of time. `history` tells who is known; items from place `items` on are not in the catalogue."""
+    """The requests of all cuts in order of time, each in so many rounds with a sample of its own. `history` tells who is known; items from place `items` on
+    are not in the catalogue."""
     requests_max = -(-REQUESTS_MAX // max(1, len(cuts)))
     known = KnownUsers(positives, history)
     for number, cut in enumerate(cuts):
@@ -59,7 +63,7 @@ def sample_requests(
         if len(users) > requests_max:
             users = sorted(rng.choice(users, requests_max, replace=False).tolist())
         taken = taken_items(positives, users, cut, cut + window_ms)
-        for user in users:
+        for user in users * rounds:
             request = _sample(rng, user, cut, taken[user], pool, sampling)
             if request is not None:
                 yield request
@@ -92,6 +96,16 @@ def sample_moments(
 def recent_items(positives: Interactions, items: int, time_ms: int, days: float | None) -> np.ndarray:
     """Places of the catalogue's items with a positive in the days before a time, or ever before it, ascending: [P]."""
     return np.flatnonzero(positives.counts(items, 0 if days is None else time_ms - round(days * DAY_MS), time_ms))
+
+
+def have_few_requests(positives: Interactions, history: Interactions, cuts: list[int], window_ms: int) -> bool:
+    """Whether these cuts give fewer than REQUESTS_FEW requests."""
+    known, requests = KnownUsers(positives, history), 0
+    for cut in cuts[::-1]:  # the newest has most users
+        requests += len(known.takers(cut, cut + window_ms))
+        if requests >= REQUESTS_FEW:
+            return False
+    return True
 
 
 class KnownUsers:

@@ -5,7 +5,8 @@ topic_events.py           the topics read to an end; topic_snapshot.py: the same
 refused_impressions.py    dead letters of impressions that cannot be decoded
 impressions.py            impressions joined as of their time, and batches of them: read it first; item_table.py, histories.py: its two sides
 user_statistics.py        counts and rates of users as of the times of requests
-trainer.py                the fit and its step; soup.py, adam.py, trainer_state.py: parts of it; team.py: the same in several processes
+trainer.py                the fit and its step; likeness.py: a fit of the head alone; soup.py, adam.py, trainer_state.py: parts of the fit;
+                          team.py: the same in several processes
 losses.py                 what is minimised; copr.py: Eq. 10
 model_file.py             what to train, and how; similarity_start.py: initial weights that suit small data
 questions.py              scores for chosen candidates; measures.py, bootstrap.py: HR@K, recall@K, GAUC, and their intervals; held_out.py: those of a card

@@ -44,9 +44,10 @@ from schemas.model.inputs import UserInputs, map_tensors
 from schemas.model.network import AifNetwork
 from schemas.model.score import SHOWN_OFFSET
 from schemas.model.spec import ModelSpec
-from schemas.train_choices import TrainChoices
+from schemas.train_choices import LIKENESS, TrainChoices
 from streams.training.adam import Adam
 from streams.training.impressions import Batch, TrainingSet
+from streams.training.likeness import forget_items, keep_to_likeness
 from streams.training.losses import batch_losses
 from streams.training.soup import Soup
 from streams.training.trainer_state import StateFile, TrainerState
@@ -160,6 +161,8 @@ class Learner:
         losses = batch_losses(self.chosen, logits_BCT[..., 0], batch, self.network.spec.rank_by, others_BCT, shown_task)
         self._optimiser.zero_grad()
         losses.total.backward()
+        if self.chosen.learns == LIKENESS:
+            keep_to_likeness(self.network)
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), GRADIENT_NORM_MAX)
         applied = bool(norm.isfinite())
         if applied:
@@ -226,6 +229,8 @@ def fit(
     """
     if len(data) == 0:
         raise Misconfigured("nothing_to_learn", "no impression shows an item that the item topics describe; publish items before training")
+    if chosen.learns == LIKENESS:
+        forget_items(network)
     started, soup = time.monotonic(), Soup(network)
     kept = team.share(states.read() if states is not None else None)
     if kept is not None:

@@ -144,12 +144,14 @@ class TopicFollower(Closeable):
         self._unsure, self._heard = bool(self._topic_id), False
 
     def _is_same(self) -> bool:
-        """False without an answer yet. Raises Incompatible (`other_topic`)."""
+        """False without an answer yet. Raises Incompatible (`other_topic`, `topic_gone`)."""
         try:
             check_topic_id(self._bootstrap, self._full_name, self._topic_id, deadline_s=_IDENTITY_S_MAX)
-        except Unavailable:
+        except Unavailable as error:
+            if error.code == "unknown_topic":
+                self._miss(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
             return False
-        self._unsure = False
+        self._unsure, self._missing_since = False, None
         return True
 
     def _take_all(self, messages: Iterable[Message]) -> list[SourceRecord]:
@@ -199,10 +201,14 @@ class TopicFollower(Closeable):
         self._heard_s = time.monotonic()
         if found.error is None:
             self._heard, self._missing_since = True, None
-            return
+        else:
+            self._miss(found.error)
+
+    def _miss(self, error: KafkaError) -> None:
+        """The broker says that it has no such topic; one that is just starting says so for a moment. Raises Incompatible (`topic_gone`)."""
         self._missing_since = self._missing_since or time.monotonic()
         if time.monotonic() - self._missing_since > _TOPIC_MISSING_S_MAX:
-            raise self._failure(found.error)
+            raise self._failure(error)
 
 
 def read_topic(

@@ -82,6 +82,21 @@ def test_a_broker_that_takes_a_second_to_say_what_a_topic_is_is_followed(
         assert len(_poll_until(follower, lambda records: len(records) >= 100)) == 100
 
 
+def test_records_of_a_topic_that_is_gone_when_its_id_is_asked_for_are_not_waited_for(
+    bootstrap_servers: str, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another cluster answers at the address, and what was fetched before waits for the id of a topic that this one does not have."""
+
+    def find_none(*_: object, deadline_s: float) -> None:
+        raise Unavailable("unknown_topic", f"none within {deadline_s} s")
+
+    monkeypatch.setattr("infra.kafka.reader.check_topic_id", find_none)
+    with TopicFollower(bootstrap_servers, TOPIC, {0: 0}, prefix=numbers, topic_id="its id") as follower:
+        with pytest.raises(Incompatible, match="topic_gone"):
+            _poll_until(follower, bool)
+        assert follower.positions == {0: 0}
+
+
 def test_a_record_with_a_header_name_that_is_not_utf8_is_read_without_headers(
     bootstrap_servers: str, numbers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

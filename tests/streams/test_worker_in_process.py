@@ -53,6 +53,32 @@ def test_a_worker_that_is_to_end_does_not_wait_for_a_broker_that_is_away(starts:
     assert asyncio.run(ends()) is False and turned_away == [True]
 
 
+def test_a_worker_ends_while_a_thread_of_it_waits_for_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the event loop waits for its threads: for a look at a slow broker that was 30 s."""
+    left, go_on = list[int](), threading.Event()
+
+    async def consume(*_: object) -> bool:
+        waiting = asyncio.ensure_future(asyncio.to_thread(go_on.wait, 5.0))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        return True
+
+    def leave(exit_code: int) -> None:
+        left.append(exit_code)
+        go_on.set()
+
+    for name, stand_in in {"consume": consume, "leave_process": leave, "stop_signals": lambda: ()}.items():
+        monkeypatch.setattr(f"streams.worker.{name}", stand_in)
+    folders = {"worker": {"data_dir": tmp_path / "worker"}, "index": {"store": str(tmp_path / "store")}}
+    worker = Worker(WorkerSettings.model_validate({"kafka": {"bootstrap_servers": "127.0.0.1:1"}, **folders}))
+    monkeypatch.setattr(worker, "prepare", lambda: ControlState(init=Init(2, 1, IdKind.INT64, {})))
+    monkeypatch.setattr(worker, "_make_app", lambda: SimpleNamespace(seek=None))
+    for work in ("_reconcile", "_show_lag", "_watch_topics"):
+        monkeypatch.setattr(worker, work, worker._stopping.wait)
+    asyncio.run(worker.run())
+    assert left == [0]
+
+
 def test_revisions_are_wanted_at_least_three_times_in_the_retention_of_index_deltas() -> None:
     (hours,) = {topic.retention_hours for topic in TOPICS if topic.name == INDEX_DELTAS}
     assert BuildSection(revise_every_s=hours * 3_600 / 3).revise_every_s == hours * 1_200

@@ -1,10 +1,14 @@
 """`aif statistics` on the real broker: from a checkpoint that names a statistic to its updates in item-features, over a kill."""
 
+import asyncio
 import dataclasses
 import gc
 import hashlib
 import os
 import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +26,7 @@ from schemas.errors import AifError, Incompatible, Unavailable
 from schemas.events import Behaviour, BehavioursRecord, ItemFeaturesRecord, ItemFeaturesUpdate, StatisticsReport, encode_record
 from schemas.features import Feature, Scope
 from schemas.ids import IdKind
-from schemas.index.control_entry import Entry
+from schemas.index.control_entry import Entry, Init
 from schemas.index.lifecycle import EntryKind
 from schemas.index.manifest import checkpoint_path
 from schemas.kinds import NUMERIC
@@ -142,6 +146,52 @@ def test_a_look_at_the_topics_leaves_little_in_memory(stage: WorkerStage) -> Non
         assert program._find_made_again(known) == []
     assert count() - before <= 10 * len(TOPICS)
     assert program._find_made_again(known | {ITEM_FEATURES: "another"}) == [ITEM_FEATURES]
+
+
+@pytest.mark.parametrize("where", ["_prepare", "consume"])
+def test_the_statistics_end_while_a_thread_of_them_waits_for_an_answer(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the event loop waits for its threads: for a look at a slow broker that was 30 s."""
+    left, go_on = list[int](), threading.Event()
+
+    def leave(exit_code: int) -> None:
+        left.append(exit_code)
+        go_on.set()
+        raise SystemExit(exit_code)
+
+    def prepare(_: object) -> dict[str, str]:
+        if where == "_prepare":
+            go_on.wait(5.0)
+        return {}
+
+    async def consume(*_: object) -> bool:
+        waiting = asyncio.ensure_future(asyncio.to_thread(go_on.wait, 5.0))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        return True
+
+    async def keep() -> None:
+        stop = asyncio.Event()
+        if where == "_prepare":
+            stop.set()
+        await program._keep({"taken": TAKEN.statistic}, stop)
+
+    app = SimpleNamespace(seek=None)
+    for name, stand_in in {
+        "leave_process": leave,
+        "consume": consume,
+        "make_app": lambda *_: app,
+        "add_agent": lambda *_, **__: None,
+    }.items():
+        monkeypatch.setattr(program_module, name, stand_in)
+    folders = {"statistics": {"data_dir": tmp_path / "statistics"}, "index": {"store": str(tmp_path / "store")}}
+    program = StatisticsProgram(StatisticsSettings.model_validate({"kafka": {"bootstrap_servers": "127.0.0.1:1"}, **folders}))
+    monkeypatch.setattr(program, "_prepare", prepare)
+    monkeypatch.setattr(program, "_watch", lambda *_: not program._stopping.wait())
+    ensure_init(ControlLog(open_index_store(str(tmp_path / "store"))), Init(SHARDS, 1, IdKind.INT64, {}), 1, "test")
+    program._control.refresh()
+    with pytest.raises(SystemExit):
+        asyncio.run(keep())
+    assert left == [0]
 
 
 def test_a_missing_topic_is_named_with_what_helps_and_is_not_made(stage: WorkerStage) -> None:

@@ -34,7 +34,7 @@ def test_it_changes_the_head_alone_and_the_head_reads_nothing_that_tells_items_a
 def test_it_reads_of_a_candidate_its_sums_its_tiers_and_its_numbers() -> None:
     spec = network_of(taste_world()).spec
     user, item = segment_widths(spec)
-    read = read_columns(spec)[sum(user.values()) :].split(list(item.values()))
+    read = torch.split(read_columns(spec)[sum(user.values()) :], list(item.values()))
     whole = {name for name, columns in zip(item, read, strict=True) if columns.all()}
     assert whole >= {"tiers", "realtime"} and whole <= {"tiers", "realtime", "sim"}
     assert {name: int(columns.sum()) for name, columns in zip(item, read, strict=True) if name not in whole} == {

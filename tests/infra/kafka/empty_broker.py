@@ -1,4 +1,4 @@
-"""A broker that knows only how to say which brokers there are, and can say that there is none, as a real one does for a moment while it stops."""
+"""A broker that only lists brokers. The list can be empty, as that of a real broker is for a moment while it stops."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""A fit of the head alone: what it changes, what it reads, and that it still learns a taste."""
+"""A fit of the head alone: its changes, its inputs, and that it still learns a taste."""
 
 import copy
 

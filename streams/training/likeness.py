@@ -15,10 +15,8 @@ from schemas.model.network import AifNetwork
 from schemas.model.parameters import segment_widths
 from schemas.model.spec import ModelSpec
 
-_WHOLE, _LAST = (
-    ("tiers", "realtime"),
-    ("user_x", "din_x", "sim", "sim_x"),
-)  # segments of head.py: kept as they are, or their last number alone
+_WHOLE = ("tiers", "realtime")  # segments of head.py that are read as they are
+_LAST = ("user_x", "din_x", "sim", "sim_x")  # segments of which the last number alone is read
 
 
 @torch.no_grad()

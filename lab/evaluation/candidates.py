@@ -11,7 +11,7 @@ import numpy as np
 
 from infra.data.interactions import Log
 from lab.catalogues.catalogue import Evaluation
-from streams.training.plain_scores import log_scores, share_of, simple_scores
+from streams.training.plain_scores import log_scores, log_windows, share_of, simple_scores
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,13 @@ def collect_candidates(evaluation: Evaluation) -> Candidates:
 
 
 def candidate_scores(log: Log, evaluation: Evaluation, candidates: Candidates) -> dict[str, np.ndarray]:
-    """Every plain score of the candidates, float64 [U, C] by name; undefined where a candidate is padding."""
+    """Every plain score of the candidates, float64 [U, C] by name; undefined where a candidate is padding. The names depend on the log alone, and not on the
+    time of the evaluation."""
     place = {item: number for number, item in enumerate(log.item_ids)}
     place_UC = np.array([[place.get(item, len(place)) for item in row] for row in candidates.ids_UC.tolist()])
     rows = [[place[b.item_id] for b in user.behaviours if b.item_id in place] for user in evaluation.users]
     simple = simple_scores(candidates.popularity_UC, candidates.met_UC)
-    log = dataclasses.replace(log, now_ms=evaluation.now_ms)
-    return simple | log_scores(log, rows, place_UC, share_of(candidates.popularity_UC))
+    windows = log_windows(log)
+    return simple | log_scores(
+        dataclasses.replace(log, now_ms=evaluation.now_ms), windows, rows, place_UC, share_of(candidates.popularity_UC)
+    )

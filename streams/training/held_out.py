@@ -28,7 +28,7 @@ from streams.training.comparison import BEST, MODEL, compare, judge
 from streams.training.impressions import TrainingSet
 from streams.training.item_table import NOT_AN_ITEM
 from streams.training.measures import UserValues, recalls_at_k, user_aucs
-from streams.training.plain_scores import log_scores, share_of, simple_scores
+from streams.training.plain_scores import log_scores, log_windows, share_of, simple_scores
 from streams.training.questions import score_tasks
 from streams.training.shown_scores import shown_items, shown_places, shown_scores
 
@@ -119,7 +119,7 @@ def _plain_scores(learnt: TrainingSet, asked: TrainingSet) -> dict[str, np.ndarr
     clicks = shown.take(shown.kind_X > 0)
     popularity_QD = np.append(np.bincount(clicks.item_X, minlength=len(ids)), 0)[place_QD].astype(float)
     log = Log(ids, int(learnt.time_Q.max()) + 1, clicks, taken, shown)
-    return simple_scores(popularity_QD, met_QD) | log_scores(log, rows, place_QD, share_of(popularity_QD))
+    return simple_scores(popularity_QD, met_QD) | log_scores(log, log_windows(log), rows, place_QD, share_of(popularity_QD))
 
 
 def _in_order(

@@ -13,7 +13,7 @@ No leak: a log is read up to its `now_ms` alone, and a history is what the calle
 Arrays: U users, P users of the log, C candidates, I items, K of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from scipy.sparse import csr_array, diags_array
@@ -38,22 +38,31 @@ def share_of(popularity_UC: np.ndarray) -> np.ndarray:
     return popularity_UC / (popularity_UC.max(initial=0.0) + 1)
 
 
-def log_scores(log: Log, rows: Sequence[Sequence[int]], place_UC: np.ndarray, share_UC: np.ndarray) -> dict[str, np.ndarray]:
+def log_windows(log: Log) -> dict[str, int]:
+    """The windows of popularity in ms, by name, that fit a log up to its `now_ms`."""
+    return fit_windows(_span_ms(log))
+
+
+def _span_ms(log: Log) -> int:
+    return log.now_ms - int(log.positives.time_X[0]) if len(log.positives) else 0
+
+
+def log_scores(
+    log: Log, windows: Mapping[str, int], rows: Sequence[Sequence[int]], place_UC: np.ndarray, share_UC: np.ndarray
+) -> dict[str, np.ndarray]:
     """The plain scores of candidates that read the log, float64 [U, C] by name. Scores of padding are undefined. The `rows` are places of each user's
     history, oldest first. Candidates have the places `place_UC`; one that the catalogue does not have is placed behind its items. Their popularity below 1 is
-    `share_UC`."""
+    `share_UC`. Popularity is counted in `windows` (`log_windows`): scores of several times of one log have the same ones, so that they can be joined."""
     items, now_ms = len(log.item_ids), log.now_ms
 
     def spread(value_I: np.ndarray) -> np.ndarray:
         return np.append(value_I, 0.0)[place_UC]
 
-    span_ms = now_ms - int(log.positives.time_X[0]) if len(log.positives) else 0
-    windows = fit_windows(span_ms)
     found = dict[str, np.ndarray]()
     for name, window_ms in windows.items():
         found[f"popularity_{name}"] = spread(log.positives.counts(items, now_ms - window_ms, now_ms).astype(float))
     found["popularity_all"] = spread(log.positives.counts(items, 0, now_ms).astype(float))
-    found["popularity_decayed"] = spread(_decayed(log.positives, items, now_ms, min(windows.values(), default=max(1, span_ms // 10))))
+    found["popularity_decayed"] = spread(_decayed(log.positives, items, now_ms, min(windows.values(), default=max(1, _span_ms(log) // 10))))
     user_X, item_X = _latest(log.history, items, now_ms)
     taken_PI = _taken(user_X, item_X, items)
     found["item_knn"] = _of_users(_knn(taken_PI), rows, place_UC, items)

@@ -9,6 +9,7 @@ Invariants:
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 
 from infra.failpoints import failpoint
@@ -23,6 +24,7 @@ from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 
 _CONFLICTS_MAX = 10_000  # each means that another process made progress
 _LOOK_BACK_EVERY = 25  # refreshes: a worker's five seconds
+_HIDDEN_S_MAX, _HIDDEN_POLL_S = 2.0, 0.1
 
 
 class ControlLog:
@@ -77,7 +79,9 @@ class ControlLog:
                 if self._look_back():
                     continue
                 failpoint("before-control-append")
-                if self.store.put_exclusive(control_path(state.next_number), raw) and not self._was_taken(state.next_number):
+                # A number that is free may have been taken, and its entry removed since. That takes a writer that was stopped for longer than the grace
+                # period between reading and putting. Entries are removed in ascending order, so the one before was removed then too.
+                if self.store.put_exclusive(control_path(state.next_number), raw) and not self._look_back():
                     failpoint("after-control-append")
                     self._take(raw)
                     if self._fold_due is not None and put_fold(self.store, *self._fold_due):
@@ -97,6 +101,8 @@ class ControlLog:
         numbers = range(self._state.next_number, newest + 1)
         paths = [control_path(number) for number in numbers]
         for number, raw in zip(numbers, read_many(self.store, paths, CONTROL_ENTRY_BYTES_MAX), strict=True):
+            if raw is None:
+                raw = self._read_again(number)
             if raw is None:
                 raise Corrupted(
                     "control_log_gap",
@@ -123,16 +129,17 @@ class ControlLog:
         if self._state.next_number % self._fold_every == 0 and self._state.init is not None and not self._state.unknown_entry:
             self._fold_due = self._state, raw
 
-    def _was_taken(self, number: int) -> bool:
-        """Whether a number that was free when it was put had been taken before, and its entry removed since. That takes a writer that was stopped for longer
-        than the grace period between reading and putting. Entries are removed in ascending order, so the one before was removed then too."""
-        taken = self._read(number - 1) is None if number > 1 else number == 1 and bool(self.store.list("folds/"))
-        if taken:
-            self._take_newest_fold()
-        return taken
-
     def _read(self, number: int) -> bytes | None:
         return read_if_there(self.store, control_path(number), CONTROL_ENTRY_BYTES_MAX)
+
+    def _read_again(self, number: int) -> bytes | None:
+        """Read an entry that was there a moment ago, and is missing now. Some stores give a new file to one reader earlier than to another, so it is asked for
+        until it has been missing for a moment."""
+        raw, until_s = None, time.monotonic() + _HIDDEN_S_MAX
+        while raw is None and time.monotonic() < until_s:
+            time.sleep(_HIDDEN_POLL_S)
+            raw = self._read(number)
+        return raw
 
     def _look_back(self) -> bool:
         """Compare the last entry that was read with the store's. A store that was emptied, or whose disk is not mounted, would look like one where nothing is
@@ -141,20 +148,28 @@ class ControlLog:
             return False
         last = self._state.next_number - 1
         raw = self._read(last)
+        if raw != self._newest:
+            self._begun, self._refreshes = False, 0  # so that the next refresh looks again, and lists
+        if raw is None:
+            if self._was_folded():
+                return True
+            raw = self._read_again(last)
         if raw == self._newest:
             return last == 0 and self._take_newest_fold()  # entry 0 stays when those after it are removed
-        self._begun, self._refreshes = False, 0  # so that the next refresh looks again, and lists
-        try:
-            if raw is None and self._take_newest_fold():
-                return True
-        except Unavailable as error:
-            if error.code != "index_store_missing":
-                raise
         raise Unavailable(
             "index_store_gone",
             f"{control_path(last)} of {self.store.url} is gone or not the entry that was read before. Mount or restore the index store that was there, or stop "
             "every process of this index to begin a new one",
         )
+
+    def _was_folded(self) -> bool:
+        """Whether a fold is ahead of this log; then its state is taken. Where the store is not there, none is."""
+        try:
+            return self._take_newest_fold()
+        except Unavailable as error:
+            if error.code != "index_store_missing":
+                raise
+            return False
 
 
 def _plan_sound_entry(state: ControlState, entry: Entry) -> bytes:

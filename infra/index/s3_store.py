@@ -61,6 +61,7 @@ _WRITER = "aif-writer"  # metadata of an object: whose exclusive create it was
 _RETRIES, _RETRY_S_MAX = 4, 10
 _ANSWER_S_MAX, _TRANSFER_S_MAX = 15, 300
 _ASK_EVERY_S = 3.0
+_HIDDEN_S_MAX, _HIDDEN_POLL_S = 2.0, 0.1
 _SMALL_BYTES_MAX = MIB
 _FULL_RETRY_S = 5.0
 # What stores say when they have no room: MinIO and others with 507, Ceph's quota with 403. No class of obstore's has these, and a list that is refused
@@ -215,7 +216,9 @@ class S3Store:
         try:
             sent.result()
         except Unavailable as error:
-            found = self._writer_of(path) if error.code in ("file_exists", "store_unreachable", "store_full") else None
+            if error.code not in ("file_exists", "store_unreachable", "store_full"):
+                raise
+            found = self._writer_of(path) if error.code != "file_exists" else self._wait_for_writer(path)
             if found is None:
                 raise
             return found == writer
@@ -233,6 +236,14 @@ class S3Store:
                 return str(obstore.get(self._objects, path, options={"head": True}).attributes.get(_WRITER, ""))
 
         return if_there(ask)
+
+    def _wait_for_writer(self, path: str) -> str | None:
+        """`_writer_of` a file that is there. Some stores give a new file to one reader earlier than to another, so a missing one is asked for again."""
+        found, until_s = self._writer_of(path), time.monotonic() + _HIDDEN_S_MAX
+        while found is None and time.monotonic() < until_s:
+            time.sleep(_HIDDEN_POLL_S)
+            found = self._writer_of(path)
+        return found
 
     def _exists(self, path: str) -> Corrupted:
         return Corrupted("file_exists", f"{path} exists in {self.url} with other bytes; a visible file never changes")
@@ -322,7 +333,8 @@ class S3Store:
                 raise self._unavailable(path, error) from error
             raise Unavailable("missing_file", f"{path} is not in the index store {self.url}; {describe_repair(path)}") from error
         except AlreadyExistsError as error:
-            raise Unavailable("file_exists", f"{path} exists in {self.url}") from error
+            hint = "the store says that it exists, and does not give it to a reader; look at other writers and at caches; the request is retried"
+            raise Unavailable("file_exists", f"{path} of {self.url}: {hint}") from error
         except BaseError as error:
             raise self._unavailable(path, error) from error
 

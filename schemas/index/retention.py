@@ -9,6 +9,8 @@ Invariants (protocol B12):
   checkpoint would add one.
 - A file that a kept manifest, a kept snapshot, an open build or a shard names is never removed. A manifest is kept as long as its version. After the next
   revision or the version's end it stays for the grace period, because a reader may have begun with it.
+- No part of a version is removed while its published manifest is not among the files. It may be lost and come back from a copy, or a list of the store may be
+  older than it.
 - A file that nothing names (a part of a crashed build) is kept for the grace period, by the store's own clock. Its writer may still run.
 - Nothing depends on the latest put of a file in a part or a snapshot. A folder store links these files, so several directories share a file and its time,
   and each snapshot of a shard sets the time of all. No writer puts the names of these directories again. They are as old as their oldest file.
@@ -139,6 +141,11 @@ class _Plan:
         named = _OF_VERSION.fullmatch(directory)
         return named is not None and int(named[1]) in self._state.versions and not self._state.is_over(int(named[1]))
 
+    def _lacks_manifest(self, status: VersionStatus) -> bool:
+        """Whether the published manifest of a version was not among the files, so that nothing says which parts it names."""
+        published = status.revision >= 0 and status.state not in FINAL
+        return published and (status.version, status.revision) not in self._content.manifests
+
     def _name(self, directories: Collection[str], expiry: int | None) -> None:
         for directory in directories:
             if expiry is None:
@@ -205,7 +212,7 @@ class _Plan:
     def _judge_part(self, file: StoreFile, directory: str, version: int, shard: int) -> Removal | None:
         status = self._state.versions.get(version)
         is_known = status is not None or self._state.is_over(version)
-        if not is_known or directory in self._kept or (status is not None and _is_open(status)):
+        if not is_known or directory in self._kept or (status is not None and (_is_open(status) or self._lacks_manifest(status))):
             return None
         named_until = self._expiry.get(directory)
         unnamed_at = max(self._put_at_ms[directory], self._ended_ms(version)) + self._rules.grace_ms

@@ -133,6 +133,15 @@ def test_what_the_current_manifest_names_stays_for_ever_and_its_seals_go_after_t
     assert set(removed(log(*lived(1), want(1, 1, Cause.REVISE)), content([one], others=[wanted]))) == seals_of(one)
 
 
+def test_parts_stay_while_the_published_manifest_is_not_among_the_files() -> None:
+    """A list of the store may be older than the manifest, or the manifest is lost and will come back from a copy."""
+    first, second = manifest(1, 0), manifest(1, 1)
+    state = log(*lived(1), want(1, 1, Cause.REVISE), publish(1, 1))
+    unlisted = [f for f in content([first, second]).files if f.path != manifest_path(1, 1)]
+    due = removed(state, dataclasses.replace(content([first]), files=unlisted))
+    assert not [p for p in due if "/full/" in p or "/incremental/" in p]
+
+
 def test_a_replaced_revision_goes_a_grace_period_after_the_next_manifest_and_the_full_part_they_share_stays() -> None:
     first, second = manifest(1, 0), manifest(1, 1)
     state = log(*lived(1), want(1, 1, Cause.REVISE), publish(1, 1))

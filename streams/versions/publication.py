@@ -72,7 +72,8 @@ class Publication:
         seals = {seal.shard: seal for seal in self._list_seals(wanted) if seal in found.seals}
         if found != _manifest_of(status, wanted, encoder, seals, found.created_ms):
             path = manifest_path(wanted.version, wanted.revision)
-            raise Corrupted("bad_manifest", f"{path} is not made of this revision's seals; remove it from the store, and it is made again")
+            hint = "it is looked at again; if it stays so for a minute, remove it from the store, and it is made again"
+            raise Corrupted("bad_manifest", f"{path} is not made of the seals of this revision that the store lists; {hint}")
 
     def find_base(self, status: VersionStatus, shard: int) -> BuildBase | None:
         """The parts that a build takes rows from: the last published ones, or those of the replay that the version adopts. None: all rows are computed."""

@@ -7,6 +7,7 @@
     publisher.py              events sent, one or many
     group_member.py           ends the membership of a killed process
     reader.py                 topics read to an end, or followed; follower_thread.py follows one in a thread; log_gaps.py looks why offsets have no record
+    removed_records.py        records that retention has removed from a topic
     dead_letters.py           what a rejected record becomes; dead_letter_sender.py sends it, sent_letters.py finds which were sent, redrive.py sends them again
     json_lines.py             events from a file
     json_schemas.py           generated schemas of records; schema_compatibility.py compares them, asyncapi.py writes the document of all topics

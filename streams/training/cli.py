@@ -169,7 +169,10 @@ def export(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the topics that training reads to Parquet files, for `aif train --snapshot`. The same offsets give the same bytes."""
+    """Write the topics that training reads to Parquet files, for `aif train --snapshot`. The same offsets give the same bytes.
+
+    It also says from which topics retention has removed records, how many, and from when on they are complete.
+    """
     from infra.progress import open_progress, tell_parts
     from streams.training.topic_events import TopicEvents
     from streams.training.topic_snapshot import SnapshotEvents, write_snapshot
@@ -187,4 +190,11 @@ def export(
             tell(topic, records, offsets)  # of a compacted topic the log holds fewer records than offsets
 
         write_snapshot(directory, log, wanted, count)
-    print_data({"snapshot": str(directory), "digest": SnapshotEvents(directory).digest, "records": counts}, as_json)
+    written = SnapshotEvents(directory)
+    removed = written.removed()
+    for one in removed:
+        typer.echo(f"warning: {one}", err=True)
+    print_data(
+        {"snapshot": str(directory), "digest": written.digest, "records": counts, "removed": {one.topic: str(one) for one in removed}},
+        as_json,
+    )

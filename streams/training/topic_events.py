@@ -13,6 +13,7 @@ from typing import Any
 
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, read_topic
+from infra.kafka.removed_records import RemovedRecords, find_removed
 from infra.kafka.security import Bootstrap
 from infra.processes import wait_until
 from infra.settings import ProcessSettings
@@ -80,6 +81,10 @@ class TopicEvents:
         """Everything that the log holds now."""
         ends = self.ends()
         return LogRange({t: as_text(start_offsets(self.bootstrap, self.prefix + t)) for t in TRAINING_TOPICS}, ends)
+
+    def removed(self) -> list[RemovedRecords]:
+        """What retention has removed from the topics; whole topics are left out."""
+        return find_removed(self.bootstrap, TRAINING_TOPICS, prefix=self.prefix)
 
     def wait_for_impressions(self, records: int) -> None:
         """Returns once the impressions topic holds at least `records`. Raises Unavailable (`timed_out`) after a quarter of an hour.

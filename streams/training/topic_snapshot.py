@@ -1,6 +1,7 @@
 """A snapshot of the topics for training: a Parquet file per topic, and a manifest with offsets and digests. The same offsets give the same bytes.
 
-    snapshot.json              format, identity of the index, and of every topic: first and end offsets, records, sha256 of its file
+    snapshot.json              format, identity of the index, and of every topic: first and end offsets, records, sha256 of its file; of a topic of which
+                               retention had removed records, the time from which it is complete
     <topic>.parquet            partition, offset, timestamp_ms, key, value: the records as they are in the log, by partition and offset
 
 Here: writing it in bounded memory, and reading it as `TopicEvents` reads the topics. Not here: decoding (event_decoder.py); it refuses the same records in
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 
 from infra.files import fsync, sha256_of_file, staging_folder
 from infra.kafka.reader import SourceRecord, read_topic
+from infra.kafka.removed_records import RemovedRecords, complete_from
 from schemas.errors import Corrupted, Misconfigured
 from schemas.ids import IdKind
 from schemas.topics import TOPICS
@@ -51,7 +53,7 @@ def write_snapshot(directory: Path, log: TopicEvents, wanted: LogRange, progress
 
 
 def _write_topic(path: Path, log: TopicEvents, topic: str, wanted: LogRange, progress: Callable[[int], None]) -> dict[str, Any]:
-    written = 0
+    written, oldest_ms, begins = 0, dict[int, int](), partitions_of(wanted.begins, topic)
     with pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=False) as writer:
         for group in _groups(_records(log, topic, wanted)):
             if not written:
@@ -59,8 +61,11 @@ def _write_topic(path: Path, log: TopicEvents, topic: str, wanted: LogRange, pro
             columns = {name: [getattr(record, name) for record in group] for name in SCHEMA.names}
             writer.write_table(pa.table(columns, SCHEMA), row_group_size=_GROUP_RECORDS)
             written += len(group)
+            oldest_ms = {record.partition: record.timestamp_ms for record in reversed(group)} | oldest_ms
             progress(written)
-    told = {"begin": dict(wanted.begins[topic]), "end": dict(wanted.ends[topic]), "records": written}
+    told: dict[str, Any] = {"begin": dict(wanted.begins[topic]), "end": dict(wanted.ends[topic]), "records": written}
+    if any(begins.values()):
+        told["complete_from_ms"] = complete_from(begins, oldest_ms)
     return {**told, "sha256": sha256_of_file(path)}
 
 
@@ -109,6 +114,11 @@ class SnapshotEvents:
     def digest(self) -> str:
         """sha256 of the manifest, which has those of all files."""
         return hashlib.sha256((self._directory / MANIFEST).read_bytes()).hexdigest()
+
+    def removed(self) -> list[RemovedRecords]:
+        """What retention had removed from the topics before; whole topics are left out."""
+        counts = {topic: sum(begins.values()) for topic, begins in self.range.begins.items()}
+        return [RemovedRecords(t, n, self._manifest["topics"][t].get("complete_from_ms")) for t, n in counts.items() if n]
 
     def wait_for_impressions(self, records: int) -> None:
         """A snapshot does not grow: nothing to wait for."""

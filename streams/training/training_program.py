@@ -97,6 +97,8 @@ def run_training(settings: ProcessSettings, plan: TrainPlan, group: Group = ALON
         refused = RefusedImpressions(settings.connection(), settings.kafka.topic_prefix) if plan.snapshot is None and group.leads else None
         source = _open_source(settings, plan, refused)
         source.decoder.require_ids(network.spec.schema.id_kind)
+        for one in source.removed() if group.leads else ():
+            progress.console.print(f"warning: {one}", highlight=False, soft_wrap=True)
         data, known = _read(source, network, plan.wait_impressions, kept, group)
         data, held = keep_out(data, plan.held_out)
         held_out = HeldOut(data, held)

@@ -1,21 +1,40 @@
 """A snapshot is the log: the same offsets give the same bytes, and training from it gives the same batches as from the topics."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from typer.testing import CliRunner
 
+from infra.cli import build_app
+from infra.kafka.admin import end_offsets
 from infra.kafka.publisher import Publisher
+from infra.kafka.reader import read_topic
+from infra.kafka.removed_records import RemovedRecords
 from schemas.errors import Corrupted, Misconfigured
 from schemas.ids import IdKind
 from schemas.model.inputs import map_tensors
 from schemas.model.lsh import make_w_hash
+from schemas.topics import IMPRESSIONS, ITEM_FEATURES
 from streams.training import topic_snapshot
 from streams.training.impressions import join_events
 from streams.training.topic_snapshot import SnapshotEvents, write_snapshot
 from tests.streams.training.shop import open_log, publish_shop, shop
 from tests.streams.training.test_topic_events import produce
+
+INDEX = {"AIF_INDEX__SHARDS": "2", "AIF_INDEX__USER_PARTITIONS": "2", "AIF_INDEX__ID_KIND": "int64"}
+
+
+def delete_records(bootstrap_servers: str, before: dict[tuple[str, int], int]) -> None:
+    """As retention does: records before these offsets go, by (topic, partition)."""
+    positions = [TopicPartition(topic, p, offset) for (topic, p), offset in before.items()]
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for done in admin.delete_records(positions).values():
+        done.result(30)
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -81,6 +100,28 @@ def test_of_the_compacted_topic_only_the_last_record_of_each_user_is_taken(
     kept = SnapshotEvents(tmp_path / "a")
     users = kept.read(kept.ends()).users
     assert sorted((u.user_id, u.features["country"]) for u in users) == [(1, "DE"), (2, "IT")]
+
+
+def test_an_export_and_a_training_say_what_retention_removed_and_from_when_on_the_data_is_complete(
+    bootstrap_servers: str, topic_prefix: str, tmp_path: Path
+) -> None:
+    log = open_log(bootstrap_servers, topic_prefix)
+    for _ in range(2):
+        publish_shop(bootstrap_servers, topic_prefix, IdKind.INT64)
+    assert log.removed() == []
+    begins = {p: 1 for p, end in end_offsets(bootstrap_servers, topic_prefix + ITEM_FEATURES).items() if end > 1}
+    last = {p: end for p, end in end_offsets(bootstrap_servers, topic_prefix + IMPRESSIONS).items() if end}
+    delete_records(bootstrap_servers, {(topic_prefix + ITEM_FEATURES, p): n for p, n in begins.items()})
+    delete_records(bootstrap_servers, {(topic_prefix + IMPRESSIONS, p): n for p, n in last.items()})
+    oldest_ms = [next(read_topic(bootstrap_servers, ITEM_FEATURES, start={p: 1}, prefix=topic_prefix)).timestamp_ms for p in begins]
+    wanted = [RemovedRecords(ITEM_FEATURES, len(begins), max(oldest_ms)), RemovedRecords(IMPRESSIONS, sum(last.values()), None)]
+    assert begins and sorted(log.removed(), key=str) == sorted(wanted, key=str)
+    write_snapshot(tmp_path / "a", log, log.range_now())
+    assert sorted(SnapshotEvents(tmp_path / "a").removed(), key=str) == sorted(wanted, key=str)
+    environment = {"AIF_KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers, "AIF_KAFKA__TOPIC_PREFIX": topic_prefix, **INDEX}
+    shown = CliRunner().invoke(build_app(), ["export", str(tmp_path / "b"), "--json"], env=environment)
+    assert shown.exit_code == 0 and f"warning: {ITEM_FEATURES}: retention removed the first {len(begins)} records" in shown.stderr
+    assert f"{IMPRESSIONS}: retention removed all" in json.loads(shown.stdout)["removed"][IMPRESSIONS]
 
 
 def test_a_changed_file_an_old_form_and_a_folder_that_is_there_are_refused(

@@ -19,7 +19,7 @@ from schemas.model.ranker.spec import RankerSpec
 
 _BUCKET_S = 0.2  # work that prefixes may take at once after a pause
 _RATE_S = 2.0  # over which arrivals are averaged
-_MEMORY_S = 60.0  # after which a busy time counts a third: a burst after a pause is late otherwise, and while few come, prefixes cost nobody anything
+_MEET_S = 0.1  # a signal that came so long before counts a third: the rankings of two signals that are close may meet
 _SATURATED = 0.95
 _COST_SHARE = 0.1  # of a new measurement in the average
 _OUTLIER = 4.0  # times the average: a measurement counts as no more, because a first piece can take a thousand times as long
@@ -76,7 +76,7 @@ class Load:
     """Arrivals and the work left for prefixes, at `at_s` on the monotonic clock."""
 
     per_s: float = 0.0
-    busy_per_s: float = 0.0  # the rate to expect: the highest of late
+    close: float = 0.0  # signals just now, this one included
     left_ms: float = 1000 * _BUCKET_S
     at_s: float = 0.0
 
@@ -90,7 +90,7 @@ class Load:
         passed = max(0.0, now_s - self.at_s)
         left_ms = min(1000 * _BUCKET_S, self.left_ms + 1000 * share * passed)
         per_s = self.per_s * math.exp(-passed / _RATE_S) + 1 / _RATE_S
-        return Load(per_s, max(per_s, self.busy_per_s * math.exp(-passed / _MEMORY_S)), left_ms, max(now_s, self.at_s))
+        return Load(per_s, 1 + self.close * math.exp(-passed / _MEET_S), left_ms, max(now_s, self.at_s))
 
     def spend(self, work_ms: float) -> "Load":
         """With so much less left for prefixes."""
@@ -105,6 +105,11 @@ def predict_p99_ms(service_ms: float, per_s: float) -> float:
     busy = max(0.0, math.log(max(1.0, 100 * rho))) * service_ms * rho / (2 * (1 - rho))
     idle = service_ms * max(0.0, 1 - 0.01 / max(rho, 1e-9))
     return service_ms + max(busy, idle)
+
+
+def predict_ms(service_ms: float, load: Load) -> float:
+    """The 99th percentile, or the time for which the signals just now would keep each other waiting, whichever is longer."""
+    return max(predict_p99_ms(service_ms, load.per_s), service_ms * load.close)
 
 
 def decide(at_risk: bool, work_ms: float, load: Load, pages_wanted: int, pages_free: int, waiting_free: int) -> Decision:

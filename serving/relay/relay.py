@@ -31,7 +31,7 @@ from schemas.model.parameters import Parameters
 from schemas.model.ranker.spec import RankerSpec
 from schemas.model.spec import ModelSpec
 from serving.core.relay_rungs import FinalRung, FinalSituation, choose_final_rung
-from serving.core.relay_trigger import Decision, Load, RelayCosts, count_work, decide, predict_p99_ms
+from serving.core.relay_trigger import Decision, Load, RelayCosts, count_work, decide, predict_ms
 from serving.relay.final_work import FinalResult, FinalWork, Found, aif_order
 from serving.relay.kv_pool import PAGE_ELEMENTS, KvPool, Prefix, PrefixKey
 from serving.relay.settings import RelaySection
@@ -163,7 +163,7 @@ class Relay:
         whole = count_work(spec, window.tokens, 0) + count_work(spec, candidates, window.tokens, causal=False)
         with self._lock:
             self._load = self._load.arrive(time.monotonic(), self.settings.load_share)
-            risk_ms = predict_p99_ms(self.costs.rank * whole, self._load.busy_per_s)
+            risk_ms = predict_ms(self.costs.rank * whole, self._load)
         with pool.lock:
             prefix = pool.find(key)
             known = prefix is not None and window.begins_with(prefix.window)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.model.ranker.spec import RankerSpec
 from serving.core.kv_pages import KvPages
 from serving.core.relay_rungs import FinalRung, FinalSituation, choose_final_rung
-from serving.core.relay_trigger import Decision, Load, RelayCosts, count_work, decide, predict_p99_ms
+from serving.core.relay_trigger import Decision, Load, RelayCosts, count_work, decide, predict_ms, predict_p99_ms
 
 SPEC = RankerSpec()
 work = st.floats(0, 1e4)
@@ -47,14 +47,13 @@ def test_two_requests_that_meet_by_chance_are_seen_at_low_load() -> None:
     assert predict_p99_ms(10.0, 99.0) == math.inf
 
 
-def test_a_burst_after_a_pause_is_expected_for_a_minute_and_no_busier_than_the_time_before() -> None:
-    load = Load()
-    for tick in range(100):
-        load = load.arrive(tick / 10, share=0.5)
-    busy_per_s = load.per_s
-    after = load.arrive(20.0, share=0.5)
-    assert after.per_s < 1.0 and 0.8 * busy_per_s < after.busy_per_s < busy_per_s
-    assert load.arrive(600.0, share=0.5).busy_per_s < 1.0
+def test_signals_that_come_together_are_expected_to_meet_however_idle_the_server_was() -> None:
+    load = Load().arrive(100.0, share=0.5)
+    assert predict_ms(10.0, load) == pytest.approx(10.0, rel=0.01)
+    for _ in range(2):
+        load = load.arrive(100.001, share=0.5)
+    assert predict_ms(10.0, load) == pytest.approx(30.0, rel=0.02)
+    assert predict_ms(10.0, load.arrive(110.0, share=0.5)) < 12.0
 
 
 def test_prefixes_may_take_their_share_of_a_core_and_no_more() -> None:

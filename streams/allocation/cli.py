@@ -35,12 +35,14 @@ def fit(
 
     It reads all retained records of both topics. Of more than 300,000 outcomes it keeps those of some users, chosen by hash: `users_share` of all.
     """
+    from infra.files import write_file_durably
     from infra.index.store import fetch_store_time_ms
     from schemas.allocation import encode_table
     from streams.allocation.join import join_outcomes
-    from streams.allocation.program import actions_of, fit_cached, fit_table, publish_table, read_impressions, read_outcomes
+    from streams.allocation.program import actions_of, fit_cached, fit_table, publish_table, read_impressions, read_outcomes, say_removed
 
     settings = read_settings()
+    say_removed(settings, say)
     say("reading allocation-outcomes and impressions")
     outcomes, users_share = read_outcomes(settings, version)
     actions = actions_of(outcomes)
@@ -52,7 +54,7 @@ def fit(
     table, why = fit_table(joined, actions, version, now_ms, budget)
     table = fit_cached(table, outcomes, impressions)
     if out is not None:
-        out.write_bytes(encode_table(table))
+        write_file_durably(out, encode_table(table))
     path = publish_table(_store(), table) if publish else ""
     print_data(_head(table) | {"drop_rule": why, "users_share": users_share, "published": path}, as_json)
 

@@ -5,7 +5,7 @@ row still serve (schemas/allocation.py `values_of`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from infra.index.store import IndexStore
 from infra.kafka.reader import read_topic
+from infra.kafka.removed_records import find_removed
 from infra.settings import InfraSettings
 from schemas.actions import LEVELS, Action, Kind
 from schemas.allocation import (
@@ -61,6 +62,12 @@ def read_impressions(settings: InfraSettings, outcomes: Iterable[AllocationOutco
         answered.setdefault(outcome.request_id, set()).update(map(str, outcome.items))
     found = _records(settings, IMPRESSIONS, ImpressionRecord)
     return [keep_needed(one, answered[one.request_id]) for one in found if one.request_id in answered and has_plausible_bids(one)]
+
+
+def say_removed(settings: InfraSettings, say: Callable[[str], None]) -> None:
+    """Says what retention has removed from the two topics that a fit reads."""
+    for one in find_removed(settings.connection(), (ALLOCATION_OUTCOMES, IMPRESSIONS), prefix=settings.kafka.topic_prefix):
+        say(f"warning: {one}")
 
 
 def _records(settings: InfraSettings, topic: str, kind: type[R]) -> Iterator[R]:

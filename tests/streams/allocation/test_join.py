@@ -183,7 +183,7 @@ def test_show_without_a_version_shows_the_served_ones_table(tmp_path: Path, monk
 def test_a_published_table_has_the_stores_time_because_servers_follow_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIF_INDEX__STORE", str(tmp_path))
     samples, _ = draw_samples(2_000, 0, "probe")
-    for name, found in (("read_outcomes", ([], 1.0)), ("actions_of", ACTIONS), ("read_impressions", [])):
+    for name, found in (("say_removed", None), ("read_outcomes", ([], 1.0)), ("actions_of", ACTIONS), ("read_impressions", [])):
         monkeypatch.setattr(f"streams.allocation.program.{name}", lambda *_, found=found: found)
     monkeypatch.setattr("streams.allocation.join.join_outcomes", lambda *_: Joined(samples, np.full(2_000, np.nan)))
     monkeypatch.setattr("time.time_ns", lambda: 5_000_000)

@@ -46,11 +46,24 @@ def put_exclusive(path: Path, data: bytes, staging: Path) -> bool:
     return True
 
 
+def append_whole(path: Path, data: bytes) -> None:
+    """Append `data` to a file completely or not at all, next to other processes that do. Raises OSError, which names the file."""
+    with naming(path), path.open("ab", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size, left = os.fstat(file.fileno()).st_size, memoryview(data)
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            os.ftruncate(file.fileno(), size)
+            raise
+
+
 def _write_temporary(folder: Path, data: bytes) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=folder)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with naming(folder), os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -59,6 +72,17 @@ def _write_temporary(folder: Path, data: bytes) -> Path:
         Path(name).unlink(missing_ok=True)
         raise
     return Path(name)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError of the block that names no file, as that of a full disk, names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def is_disk_full(error: OSError) -> bool:

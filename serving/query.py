@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from infra.files import append_whole
 from infra.index.control_log import ControlLog
 from infra.index.parts import read_full_part, read_incremental_part, read_manifest
 from infra.index.store import find_index_store
@@ -59,8 +60,8 @@ def ask(settings: ServerSettings, url: str | None, user: str, fields: dict[str, 
     with client_of(settings.serve, url) as client:
         answer = client.prerank(body)
     if record is not None:
-        with record.open("a") as file:
-            file.write(json.dumps({"request": body.model_dump(mode="json"), "answer": answer.model_dump(mode="json")}) + "\n")
+        line = json.dumps({"request": body.model_dump(mode="json"), "answer": answer.model_dump(mode="json")})
+        append_whole(record, f"{line}\n".encode())
     return answer
 
 

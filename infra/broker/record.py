@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from infra.files import try_lock, write_file_durably
+from infra.files import is_disk_full, try_lock, write_file_durably
 from schemas.errors import Misconfigured
 
 RECORD_NAME = "broker.json"
@@ -24,7 +24,8 @@ _PROBES_S_MAX = 0.5
 
 @dataclass(frozen=True)
 class BrokerRecord:
-    """One start of a broker. `ready`: it has answered a metadata request and was not stopped since; after a kill it stays true."""
+    """One start of a broker. `ready`: it has answered a metadata request and was not stopped since; after a kill, or on a full
+    disk, it stays true."""
 
     pid: int
     port: int
@@ -84,10 +85,15 @@ def running_broker(data_dir: Path) -> BrokerRecord | None:
 
 
 def note_end(data_dir: Path, pid: int) -> None:
-    """Records that the broker with this process id has ended."""
+    """Records that the broker with this process id has ended, where the disk has room for that."""
     record = read_record(data_dir)
-    if record is not None and record.pid == pid:
+    if record is None or record.pid != pid:
+        return
+    try:
         write_record(data_dir, replace(record, ready=False))
+    except OSError as error:
+        if not is_disk_full(error):  # the lock says that it has ended
+            raise
 
 
 def recorded_address(data_dir: Path, *, running: bool = True) -> str:

@@ -6,6 +6,7 @@ Invariants: rows are read as they were appended, from memory or disk. The files 
 TMPDIR names.
 """
 
+import contextlib
 import io
 import tempfile
 import weakref
@@ -17,6 +18,8 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
+from infra.files import is_disk_full
+from schemas.errors import Unavailable
 from schemas.limits import MIB
 
 _SLICE_ROWS, _CHUNK_ROWS = 65_536, 4_096
@@ -79,12 +82,16 @@ class Spool:
         """Ends appending. Called once."""
         if self.on_disk:
             self._write_pending()
-            self._writer.close()
+            with _disk_errors():
+                self._writer.close()
+                assert self._file is not None
+                self._file.flush()
         return self
 
     def _open_file(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="aif-rows-")  # noqa: SIM115 (closed with the spool)
-        weakref.finalize(self, self._file.close)
+        with _disk_errors():
+            self._file = tempfile.TemporaryFile(prefix="aif-rows-")  # noqa: SIM115 (closed with the spool)
+        weakref.finalize(self, _close, self._file)
         self._sink = pa.PythonFile(self._file, mode="w")
         self._writer = pa.ipc.new_file(self._sink, self.schema)
 
@@ -95,7 +102,8 @@ class Spool:
         self._pending, self._pending_rows = [], 0
         for first in range(0, len(table), self._bounds.block_rows):
             block = table.slice(first, self._bounds.block_rows).combine_chunks()
-            self._writer.write_table(block, max_chunksize=self._bounds.block_rows)
+            with _disk_errors():
+                self._writer.write_table(block, max_chunksize=self._bounds.block_rows)
             self._starts.append(self._starts[-1] + len(block))
 
     @classmethod
@@ -166,11 +174,31 @@ class Spool:
 
     def _map(self, name: str) -> np.ndarray:
         reader = self._reader((self.schema.get_field_index(name),))
-        with tempfile.TemporaryFile(prefix="aif-column-") as file:
+        with _disk_errors(), tempfile.TemporaryFile(prefix="aif-column-") as file:
             for number in range(reader.num_record_batches):
                 file.write(_array(reader.get_batch(number).column(0)).tobytes())
             dtype = self.schema.field(name).type.to_pandas_dtype()
             return np.asarray(np.memmap(file, dtype, "r")) if file.tell() else np.zeros(0, dtype)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Raises Unavailable (`disk_full`) for a full disk, and where no folder for temporary files takes one."""
+    try:
+        yield
+    except OSError as error:
+        if not (is_disk_full(error) or isinstance(error, FileNotFoundError)):
+            raise
+        place = tempfile.tempdir or "the folder for temporary files"
+        raise Unavailable(
+            "disk_full", f"no room in {place} for rows: {error}; free disk space, or name another folder with TMPDIR"
+        ) from error
+
+
+def _close(file: io.BufferedRandom) -> None:
+    """Bytes that a full disk did not take are of no use any more."""
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 def _array(column: pa.Array | pa.ChunkedArray) -> np.ndarray:

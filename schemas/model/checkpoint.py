@@ -67,11 +67,16 @@ def write_checkpoint(path: str | os.PathLike[str], network: AifNetwork, model_id
     """Writes the file whole or not at all (temporary file, fsync, rename). Nothing is judged here: the reader does."""
     data, target = encode_checkpoint(network, model_id, card), Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(target)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        error.filename = str(target)  # a full disk names no file
+        raise
 
 
 def read_checkpoint(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from infra.files import append_whole
 from schemas.decoding import describe_errors
 from schemas.errors import RejectedInput
 from schemas.ids import encode_wire_id
@@ -47,11 +48,10 @@ class AnswerRecorder:
 
     def _write(self, path: Path, request: RankRequest | PrerankRequest, history: "KnownUser", answer: bytes) -> None:
         try:
-            with path.open("a") as file:
-                file.write(encode_line(request, history, answer))
+            append_whole(path, encode_line(request, history, answer).encode())
         except OSError as error:
             self._left = 0
-            logger.warning("answers_not_recorded", path=str(path), error=str(error))
+            logger.warning("answers_not_recorded", path=str(path), error=str(error), next_step="make room, and start the server again")
 
 
 def encode_line(request: RankRequest | PrerankRequest, history: "KnownUser", answer: bytes) -> str:

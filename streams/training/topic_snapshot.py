@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.files import fsync, sha256_of_file, staging_folder
+from infra.files import fsync, fsync_tree, naming, sha256_of_file, staging_folder
 from infra.kafka.reader import SourceRecord, read_topic
 from infra.kafka.removed_records import RemovedRecords, complete_from
 from schemas.errors import Corrupted, Misconfigured
@@ -41,15 +41,15 @@ _COMPACTED = frozenset(topic.name for topic in TOPICS if topic.compacted)
 
 
 def write_snapshot(directory: Path, log: TopicEvents, wanted: LogRange, progress: Callable[[str, int], None] = lambda *_: None) -> None:
-    """Writes the snapshot, completely or not at all. Raises Misconfigured (`snapshot_exists`, `id_kind_differs`), Incompatible (`offset_gone`)."""
+    """Writes the snapshot, completely or not at all. Raises Misconfigured (`snapshot_exists`, `id_kind_differs`), Incompatible (`offset_gone`), OSError."""
     if directory.exists():
         raise Misconfigured("snapshot_exists", f"{directory} is there already; a snapshot never changes: name another folder")
-    with staging_folder(directory, "snapshot") as staged:
+    with naming(directory), staging_folder(directory, "snapshot") as staged:
         topics = {t: _write_topic(staged / f"{t}.parquet", log, t, wanted, partial(progress, t)) for t in TRAINING_TOPICS}
         (staged / MANIFEST).write_text(json.dumps({"format": FORMAT, **log.identity, "topics": topics}, sort_keys=True, indent=1) + "\n")
-        fsync(staged)
+        fsync_tree(staged)
         staged.replace(directory)
-    fsync(directory.parent)
+        fsync(directory.parent)
 
 
 def _write_topic(path: Path, log: TopicEvents, topic: str, wanted: LogRange, progress: Callable[[int], None]) -> dict[str, Any]:

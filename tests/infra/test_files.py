@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.files import put_exclusive, sha256_of_file, write_file_durably
+from infra.files import append_whole, put_exclusive, sha256_of_file, write_file_durably
+from tests.infra.small_files import files_of_at_most
 
 
 def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -46,6 +47,21 @@ def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         write_file_durably(tmp_path / "folder", b"cannot replace a folder")
     assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_line_is_appended_whole_or_not_at_all_and_the_error_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append_whole(path, b"first\n")
+    with files_of_at_most(1_000), pytest.raises(OSError, match="lines"):
+        append_whole(path, b"x" * 5_000 + b"\n")
+    append_whole(path, b"third\n")
+    assert path.read_bytes() == b"first\nthird\n"
+
+
+def test_a_write_that_a_full_disk_refuses_names_its_folder(tmp_path: Path) -> None:
+    with files_of_at_most(1_000), pytest.raises(OSError, match=tmp_path.name):
+        write_file_durably(tmp_path / "file", b"x" * 5_000)
+    assert os.listdir(tmp_path) == []
 
 
 def test_the_checksum_is_that_of_the_whole_file(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
 """Who holds a data directory: a lock that lives as long as the holder, and probes that disturb nobody."""
 
+import errno
 import threading
 from pathlib import Path
 
-from infra.broker.record import BrokerRecord, is_held, read_record, running_broker, take_lock, write_record
+import pytest
+
+from infra.broker import record
+from infra.broker.record import BrokerRecord, is_held, note_end, read_record, running_broker, take_lock, write_record
 
 _RECORD = BrokerRecord(pid=1, port=20_000, controller_port=20_001, cluster_id="c", ready=True)
 
@@ -26,6 +30,20 @@ def test_a_record_without_a_holder_is_not_a_running_broker(tmp_path: Path) -> No
     assert lock is not None
     with lock:
         assert running_broker(tmp_path) == _RECORD
+
+
+def test_the_end_of_a_broker_on_a_full_disk_is_no_error_because_its_lock_says_that_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`aif broker stop` would report a failure after it stopped the broker."""
+    write_record(tmp_path, _RECORD)
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space", str(path))
+
+    monkeypatch.setattr(record, "write_file_durably", refuse)
+    note_end(tmp_path, _RECORD.pid)
+    assert running_broker(tmp_path) is None
 
 
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:

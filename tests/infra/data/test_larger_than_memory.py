@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +12,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from infra.data.mapping import read_mapping
-from infra.data.spool import SpoolBounds
+from infra.data.spool import Spool, SpoolBounds
 from lab.catalogues.measured_catalogue import MeasuredCatalogue
+from schemas.errors import Unavailable
 from tests.infra.data.shops import write_items, write_number_shop, write_text_shop
 
+SCHEMA = pa.schema([("number", pa.int64())])
 TINY = SpoolBounds(memory_bytes=2_000, block_rows=37, merged_runs_max=3)
+
+
+def test_a_full_folder_for_temporary_files_is_named_with_the_setting_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("w+b"))  # noqa: SIM115 (closed with the spool)
+    batch = pa.record_batch([pa.array(range(100_000), pa.int64())], SCHEMA)
+    with pytest.raises(Unavailable, match=r"disk_full: no room in .* name another folder with TMPDIR"):
+        Spool.of([pa.Table.from_batches([batch])], SCHEMA, TINY)
 
 
 def _write_versions(folder: Path) -> Path:

@@ -8,6 +8,7 @@ from schemas.behaviour_columns import EMPTY
 from schemas.requests import PrerankRequest
 from serving.audit.recorded_answers import AnswerRecorder, read_answers
 from serving.users.user_store import KnownUser
+from tests.infra.small_files import files_of_at_most
 
 HISTORY = KnownUser({"country": "UK"}, EMPTY.append([(5, "click", 7, {}), (2**60, "buy", 8, {"n": 1})], 10), (1, 2))
 REQUEST = PrerankRequest(user_id=1, item_ids=[5, 6], top_k=1, context={"hour": 3}, retrieval_scores=[0.1, 0.2])
@@ -43,3 +44,20 @@ def test_the_file_is_bounded_and_reads_back_with_the_history(tmp_path: Path) -> 
         (5, "click", 7, {}),
         (str(2**60), "buy", 8, {"n": 1}),
     ]
+
+
+def test_what_a_full_disk_refuses_leaves_the_answers_before_it_readable(tmp_path: Path) -> None:
+    """Half a line would make the file unreadable, and the next start of the server appends to it."""
+    path = tmp_path / "answers.jsonl"
+
+    async def record(answers_max: int, answers: int) -> None:
+        recorder = AnswerRecorder(path, 0.0, answers_max)
+        for _ in range(answers):
+            recorder.offer(REQUEST, HISTORY, json.dumps(ANSWER).encode())
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(record(1, 1))
+    with files_of_at_most(path.stat().st_size * 3 // 2):
+        asyncio.run(record(5, 1))
+    asyncio.run(record(1, 1))
+    assert len(read_answers(path)) == 2

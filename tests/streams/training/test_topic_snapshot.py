@@ -23,6 +23,7 @@ from schemas.topics import IMPRESSIONS, ITEM_FEATURES
 from streams.training import topic_snapshot
 from streams.training.impressions import join_events
 from streams.training.topic_snapshot import SnapshotEvents, write_snapshot
+from tests.infra.small_files import files_of_at_most
 from tests.streams.training.shop import open_log, publish_shop, shop
 from tests.streams.training.test_topic_events import produce
 
@@ -122,6 +123,17 @@ def test_an_export_and_a_training_say_what_retention_removed_and_from_when_on_th
     shown = CliRunner().invoke(build_app(), ["export", str(tmp_path / "b"), "--json"], env=environment)
     assert shown.exit_code == 0 and f"warning: {ITEM_FEATURES}: retention removed the first {len(begins)} records" in shown.stderr
     assert f"{IMPRESSIONS}: retention removed all" in json.loads(shown.stdout)["removed"][IMPRESSIONS]
+
+
+def test_an_export_that_the_disk_refuses_leaves_nothing_and_names_its_folder(
+    bootstrap_servers: str, topic_prefix: str, tmp_path: Path
+) -> None:
+    log = open_log(bootstrap_servers, topic_prefix)
+    publish_shop(bootstrap_servers, topic_prefix, IdKind.INT64)
+    now = log.range_now()
+    with files_of_at_most(500), pytest.raises(OSError, match=str(tmp_path / "a")):
+        write_snapshot(tmp_path / "a", log, now)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_changed_file_an_old_form_and_a_folder_that_is_there_are_refused(

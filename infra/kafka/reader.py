@@ -9,8 +9,8 @@ Invariants:
 - A record whose header names are not UTF-8 is read without its headers.
 - A follower that was given the topic's id gives no record of another topic of that name, be it a topic that was made again or that of another cluster. It
   asks for the id before the first record and again after each lost connection, without which neither can come.
-- A follower without an answer from any broker opens a new client. librdkafka can lose its last broker for good: it forgets every broker that an answer does
-  not name, and a broker that is stopping may name none (github.com/confluentinc/librdkafka/issues/5301).
+- A follower whose client has no broker opens a new client. The client can lose its last broker for good, because it forgets each broker that an answer does
+  not name. A broker that is stopping may name none (librdkafka issue 5301). A broker that is only slow is waited for.
 
 Everywhere `topic` is the name without the deployment's prefix, which `prefix` gives, and the records carry that name.
 """
@@ -34,7 +34,7 @@ _POLL_S = 0.5
 _IDENTITY_S_MAX = 5.0  # each try opens a connection, which takes a second to a far or busy broker; without an answer there are no records
 _TOPIC_MISSING_S_MAX = 2.0
 _SILENT_S_MAX = 5.0  # of an idle topic; then the follower asks for it
-_REOPEN_S = 10.0  # without an answer from any broker
+_REOPEN_S = 30.0  # without a broker; librdkafka takes as long at most to set up one connection
 _QUEUE_KIB_MAX = 64 * 1024  # of one consumer, all partitions together
 # The broker is away for the moment: librdkafka reconnects, so a follower just has nothing to give.
 _TRANSIENT = frozenset(
@@ -194,8 +194,8 @@ class TopicFollower(Closeable):
         """librdkafka waits for a topic that does not exist without a word; we say so once it is missing for a while."""
         try:
             found = self._consumer.list_topics(self._full_name, timeout=_POLL_S).topics[self._full_name]
-        except KafkaException:  # the broker is away: nothing to say about its topics
-            if time.monotonic() - self._heard_s > _REOPEN_S:
+        except KafkaException as error:  # the broker is away or slow: nothing to say about its topics
+            if error.args[0].code() == KafkaError._TRANSPORT and time.monotonic() - self._heard_s > _REOPEN_S:
                 self._reopen()
             return
         self._heard_s = time.monotonic()

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 _API_VERSIONS, _METADATA, _FIND_COORDINATOR = 18, 3, 10
@@ -11,10 +12,11 @@ _HOST = b"127.0.0.1"
 
 
 class EmptyBroker:
-    """`is_listed`: whether answers name this broker, with one partition of `topic`. `asked`: how many were sent."""
+    """`is_listed`: whether answers name this broker, with one partition of `topic`. `asked`: how many were sent. `clients`: connections so far. Each answer
+    takes `delay_s`."""
 
     def __init__(self, topic: str) -> None:
-        self.is_listed, self.asked = True, 0
+        self.is_listed, self.asked, self.clients, self.delay_s = True, 0, 0, 0.0
         self._topic = _string(topic.encode())
         self._listening = socket.create_server((_HOST.decode(), 0))
         self._port: int = self._listening.getsockname()[1]
@@ -25,6 +27,7 @@ class EmptyBroker:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listening.accept()
+                self.clients += 1
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
@@ -37,6 +40,7 @@ class EmptyBroker:
                 (size,) = struct.unpack(">i", requests.read(4))
                 key, version, number = struct.unpack(">hhi", requests.read(size)[:8])
                 body = self._answer(key, version)
+                time.sleep(self.delay_s)
                 connection.sendall(struct.pack(">ii", 4 + len(body), number) + body)
 
     def _answer(self, key: int, version: int) -> bytes:

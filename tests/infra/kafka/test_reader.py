@@ -266,3 +266,19 @@ def test_a_follower_that_was_told_of_no_broker_finds_its_broker_again(monkeypatc
         for is_listed in (True, True, False, False, True, True):
             broker.is_listed = is_listed
             follow_until_asked_again(follower, broker)
+
+
+@pytest.mark.timeout(120)
+def test_a_follower_of_a_slow_broker_keeps_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new client would begin again with the slow connection."""
+    monkeypatch.setattr("infra.kafka.reader._SILENT_S_MAX", 0.1)
+    monkeypatch.setattr("infra.kafka.reader._REOPEN_S", 0.5)
+    with open_empty_broker("slow") as broker, TopicFollower(broker.bootstrap_servers, "slow", {0: 0}) as follower:
+        until_s = time.monotonic() + 30.0
+        while broker.asked < 3:
+            assert time.monotonic() < until_s
+            follower.poll(1, 0.1)
+        broker.delay_s, before, until_s = 2.0, broker.clients, time.monotonic() + 4.0
+        while time.monotonic() < until_s:
+            follower.poll(1, 0.1)
+        assert broker.clients == before

@@ -8,13 +8,14 @@ Invariants:
 """
 
 import dataclasses
+import functools
 import threading
-import time
 from collections.abc import Callable
 
 from infra.failpoints import failpoint
 from infra.index.control_folds import FOLD_EVERY, control_path, entry_number, find_fold, put_fold
 from infra.index.store import IndexStore, check_exclusive_create, read_if_there, read_many
+from infra.index.store_path import ask_again
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
 from schemas.index.control import ControlState, Entry, Init, fold_entry, plan_entry
@@ -24,7 +25,6 @@ from schemas.limits import CONTROL_ENTRY_BYTES_MAX
 
 _CONFLICTS_MAX = 10_000  # each means that another process made progress
 _LOOK_BACK_EVERY = 25  # refreshes: a worker's five seconds
-_HIDDEN_S_MAX, _HIDDEN_POLL_S = 2.0, 0.1
 
 
 class ControlLog:
@@ -102,7 +102,7 @@ class ControlLog:
         paths = [control_path(number) for number in numbers]
         for number, raw in zip(numbers, read_many(self.store, paths, CONTROL_ENTRY_BYTES_MAX), strict=True):
             if raw is None:
-                raw = self._read_again(number)
+                raw = ask_again(functools.partial(self._read, number))
             if raw is None:
                 raise Corrupted(
                     "control_log_gap",
@@ -132,15 +132,6 @@ class ControlLog:
     def _read(self, number: int) -> bytes | None:
         return read_if_there(self.store, control_path(number), CONTROL_ENTRY_BYTES_MAX)
 
-    def _read_again(self, number: int) -> bytes | None:
-        """Read an entry that was there a moment ago, and is missing now. Some stores give a new file to one reader earlier than to another, so it is asked for
-        until it has been missing for a moment."""
-        raw, until_s = None, time.monotonic() + _HIDDEN_S_MAX
-        while raw is None and time.monotonic() < until_s:
-            time.sleep(_HIDDEN_POLL_S)
-            raw = self._read(number)
-        return raw
-
     def _look_back(self) -> bool:
         """Compare the last entry that was read with the store's. A store that was emptied, or whose disk is not mounted, would look like one where nothing is
         new, and another one's entries like new ones. Returns whether the state moved on to a fold, because the entry was removed after it was folded."""
@@ -153,7 +144,7 @@ class ControlLog:
         if raw is None:
             if self._was_folded():
                 return True
-            raw = self._read_again(last)
+            raw = ask_again(functools.partial(self._read, last))
         if raw == self._newest:
             return last == 0 and self._take_newest_fold()  # entry 0 stays when those after it are removed
         raise Unavailable(

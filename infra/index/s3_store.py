@@ -34,7 +34,7 @@ from urllib.parse import parse_qsl, urlsplit
 from infra.files import is_disk_full
 from infra.folders import user_cache_dir
 from infra.index.file_cache import FileCache
-from infra.index.store_path import check_store_path, if_there
+from infra.index.store_path import ask_again, check_store_path, if_there
 from infra.scratch import ScratchFolders, disk_errors
 from schemas.errors import Corrupted, Misconfigured, Unavailable
 from schemas.index.manifest import PartFile, describe_repair
@@ -61,7 +61,6 @@ _WRITER = "aif-writer"  # metadata of an object: whose exclusive create it was
 _RETRIES, _RETRY_S_MAX = 4, 10
 _ANSWER_S_MAX, _TRANSFER_S_MAX = 15, 300
 _ASK_EVERY_S = 3.0
-_HIDDEN_S_MAX, _HIDDEN_POLL_S = 2.0, 0.1
 _SMALL_BYTES_MAX = MIB
 _FULL_RETRY_S = 5.0
 # What stores say when they have no room: MinIO and others with 507, Ceph's quota with 403. No class of obstore's has these, and a list that is refused
@@ -218,7 +217,9 @@ class S3Store:
         except Unavailable as error:
             if error.code not in ("file_exists", "store_unreachable", "store_full"):
                 raise
-            found = self._writer_of(path) if error.code != "file_exists" else self._wait_for_writer(path)
+            found = self._writer_of(path)
+            if found is None and error.code == "file_exists":
+                found = ask_again(lambda: self._writer_of(path))
             if found is None:
                 raise
             return found == writer
@@ -236,14 +237,6 @@ class S3Store:
                 return str(obstore.get(self._objects, path, options={"head": True}).attributes.get(_WRITER, ""))
 
         return if_there(ask)
-
-    def _wait_for_writer(self, path: str) -> str | None:
-        """`_writer_of` a file that is there. Some stores give a new file to one reader earlier than to another, so a missing one is asked for again."""
-        found, until_s = self._writer_of(path), time.monotonic() + _HIDDEN_S_MAX
-        while found is None and time.monotonic() < until_s:
-            time.sleep(_HIDDEN_POLL_S)
-            found = self._writer_of(path)
-        return found
 
     def _exists(self, path: str) -> Corrupted:
         return Corrupted("file_exists", f"{path} exists in {self.url} with other bytes; a visible file never changes")

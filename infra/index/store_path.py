@@ -1,12 +1,14 @@
-"""What every kind of index store needs: the paths that are allowed inside one, and the answer for a missing file."""
+"""What every kind of index store needs: the paths that are allowed inside one, and the answer for a missing or hidden file."""
 
 import re
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from schemas.errors import Corrupted, Unavailable
 
 _SEGMENT, _DEPTH_MAX = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}"), 8
+_HIDDEN_S_MAX, _HIDDEN_POLL_S = 2.0, 0.1
 T = TypeVar("T")
 
 
@@ -26,3 +28,13 @@ def if_there(ask: Callable[[], T]) -> T | None:
         if error.code == "missing_file":
             return None
         raise
+
+
+def ask_again(ask: Callable[[], T | None]) -> T | None:
+    """The answer for a file that exists and was just missing; None once it was missing for a moment. Some stores give a new file to one reader earlier than
+    to another."""
+    found, until_s = None, time.monotonic() + _HIDDEN_S_MAX
+    while found is None and time.monotonic() < until_s:
+        time.sleep(_HIDDEN_POLL_S)
+        found = ask()
+    return found

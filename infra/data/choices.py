@@ -52,7 +52,7 @@ def _of_items(catalogue: MappedCatalogue) -> Iterator[str]:
         column = given.get(feature.name)
         if column is not None and column.columns and column.kind is None:
             yield f"{feature.name}: {feature.kind}, because {feature.kind.sign}"
-    if catalogue.train.learns == LIKENESS:
+    if "learns" not in catalogue.mapping.train and catalogue.train.learns == LIKENESS:
         why = f"because the cuts give fewer than {REQUESTS_FEW:,} requests"
         yield f'learns: likeness, and each request of a cut is asked {ROUNDS_OF_FEW} times, {why}; learns = "all" in [train] changes that'
     yield f"rank_by: {catalogue.model['rank_by']}"

@@ -106,7 +106,7 @@ class MappedCatalogue:
 
     @cached_property
     def learns_likeness(self) -> bool:
-        """Whether a training should learn by likeness alone, because requests are few. That needs items that start as vectors of what was taken together."""
+        """Whether a training should learn by likeness alone, because requests are few. That needs items that start as vectors of `taken_together`."""
         sources, start = self.sources, self.mapping.train.get("start", FOR_MAPPED_DATA.start)
         has_vectors = any(feature.taken_together is not None for feature in sources.item_features.values())
         if sources.shown is not None or not has_vectors or start != FOR_MAPPED_DATA.start:

@@ -85,7 +85,7 @@ def test_a_broker_that_takes_a_second_to_say_what_a_topic_is_is_followed(
 def test_records_of_a_topic_that_is_gone_when_its_id_is_asked_for_are_not_waited_for(
     bootstrap_servers: str, numbers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another cluster answers at the address, and what was fetched before waits for the id of a topic that this one does not have."""
+    """Another cluster answers at the address. Records of the former one wait for the id of a topic that this one does not have."""
 
     def find_none(*_: object, deadline_s: float) -> None:
         raise Unavailable("unknown_topic", f"none within {deadline_s} s")

@@ -48,9 +48,10 @@ class TopicWatch(OneThread):
 
     def _run(self) -> None:
         while not self.stopping.wait(self._every_s):
-            before, self.last_error = self.last_error, self._look()
-            if self.last_error and self.last_error != before:
-                _log.error("%s; this server answers from its present data", self.last_error)
+            error = self._look()
+            if error and error != self.last_error:
+                _log.error("%s; this server answers from its present data", error)
+            self.last_error = error
 
     def _look(self) -> str:
         try:

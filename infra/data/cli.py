@@ -186,8 +186,8 @@ def _describe(catalogue: "MappedCatalogue") -> dict[str, Any]:
         "rejected": len(catalogue.rejections),
         "rejected_by_reason": dict(catalogue.rejections.counts.most_common(_KINDS_SHOWN)),
         "rejections": [str(row) for row in catalogue.rejections.named[:_REJECTIONS_SHOWN]],
-        "told_until": spell_time(sources.now_ms),
-        "behaviours_kept_back": held_back,
+        "published_until": spell_time(sources.now_ms),
+        "behaviours_held_out": held_back,
         "behaviours_of_known_items_share": round(sources.known_share, 4),
         "schema": schema.to_dict() | {"fingerprint": schema.fingerprint},
         "model": dict(catalogue.model),
@@ -205,7 +205,7 @@ def _say_rejections(catalogue: "MappedCatalogue") -> None:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    plain = {k: v for k, v in report.items() if k in ("items", "rejected", "told_until", "behaviours_kept_back")}
+    plain = {k: v for k, v in report.items() if k in ("items", "rejected", "published_until", "behaviours_held_out")}
     print_data({**report["counts"], **plain, "fingerprint": report["schema"]["fingerprint"]}, as_json=False)
     if "samples" not in report:
         return

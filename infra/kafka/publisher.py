@@ -106,45 +106,45 @@ class Publisher:
     # --- one event ---
 
     def publish_item(self, item_id: Id, version: int, features: Mapping[str, Any]) -> Delivery:
-        """The whole features of an item at an event version."""
+        """Publish all features of an item. They replace the stored ones, unless those have a higher event version."""
         return self.publish_update(ItemFeaturesUpdate(item_id=item_id, version=version, features=dict(features)))
 
     def publish_delete(self, item_id: Id, version: int) -> Delivery:
-        """Removal of an item at an event version."""
+        """Delete an item, unless its stored event version is higher."""
         return self.publish_update(ItemFeaturesUpdate(op="delete", item_id=item_id, version=version))
 
     def publish_update(self, update: ItemFeaturesUpdate) -> Delivery:
-        """One update of item-features."""
+        """Publish one update of item-features."""
         item = decode_id(update.item_id, self._kind)
         return self._send(ITEM_FEATURES, partition_of(item, self._shards), item, join_updates([encode_record(update)]))
 
     def publish_new_item(
         self, item_id: Id, embedding: Sequence[float], features: Mapping[str, Any] | None = None, version: int = 0
     ) -> tuple[Delivery, ...]:
-        """A new item: its embedding and, where given, its features at `version`; one record each."""
+        """Publish the embedding of an item, and its features at `version` where they are given; one record each."""
         new = NewItem(item_id=item_id, embedding=[float(x) for x in embedding])
         item = decode_id(item_id, self._kind)
         sent = (self._send(NEW_ITEMS, partition_of(item, self._shards), item, join_updates([encode_record(new)])),)
         return sent if features is None else (*sent, self.publish_item(item_id, version, features))
 
     def publish_behaviour(self, behaviour: Behaviour) -> Delivery:
-        """One behaviour of a user."""
+        """Publish one behaviour of a user."""
         user = self._checked(behaviour).user_id
         return self._send(USER_BEHAVIOURS, partition_of(user, self._user_partitions), user, join_updates([encode_record(behaviour)]))
 
     def publish_user(self, user_id: Id, features: Mapping[str, Any] | None, time_ms: int | None = None) -> Delivery:
-        """A user's profile and aggregates; None forgets the user. `time_ms`: since when they hold, for training; None: always."""
+        """Publish a user's profile; None deletes it, and leaves the behaviours. `time_ms`: since when it holds, for training; None: always."""
         user = decode_id(user_id, self._kind)
         value = None if features is None else encode_record(UserFeaturesRecord(user_id=user_id, features=dict(features), time_ms=time_ms))
         return self._send(USER_FEATURES, partition_of(user, self._user_partitions), user, value)
 
     def publish_impression(self, record: ImpressionRecord) -> Delivery:
-        """The items that one request showed, and the outcome."""
+        """Publish the items that one request showed, and the outcome."""
         user = decode_id(record.user_id, self._kind)
         return self._send(IMPRESSIONS, partition_of(user, self._user_partitions), user, encode_record(record))
 
     def publish_checkpoint(self, record: CheckpointRecord) -> Delivery:
-        """A pointer to a checkpoint. The offset of its delivery is the version number."""
+        """Announce a checkpoint. The offset of its delivery is the version number."""
         return self._send(MODEL_CHECKPOINTS, 0, record.model_id, encode_record(record))
 
     def publish_checkpoint_file(self, store: "IndexStore", path: Path, label: str | None = None) -> Delivered:

@@ -125,8 +125,7 @@ def test_modes_are_switched_and_decisions_explained_at_run_time() -> None:
 def test_call_one_says_how_many_candidates_are_worth_sending_and_the_merger_sends_no_more() -> None:
     async def ask(url: str) -> int:
         async def retrieve(_: object) -> list[int]:
-            while merger._calls:  # until call 1 has its answer
-                await asyncio.sleep(0.01)
+            await asyncio.gather(*merger._calls)  # until call 1 has its answer
             return ITEMS
 
         async with Merger([url], retrieve) as merger:

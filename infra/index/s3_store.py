@@ -28,7 +28,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from infra.files import is_disk_full
@@ -63,6 +63,7 @@ _ANSWER_S_MAX, _TRANSFER_S_MAX = 15, 300
 _ASK_EVERY_S = 3.0
 _SMALL_BYTES_MAX = MIB
 _FULL_RETRY_S = 5.0
+_CUT, _CUT_RETRIES = "kind: Interrupted", 3  # how obstore's errors name an answer that ends in the middle
 # What stores say when they have no room: MinIO and others with 507, Ceph's quota with 403. No class of obstore's has these, and a list that is refused
 # has none either.
 _FULL = ("507 Insufficient Storage", "StorageFull", "QuotaExceeded", "no space left")
@@ -72,6 +73,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _HOW_TO = "s3://BUCKET/PREFIX?endpoint=URL&region=NAME&cache_dir=FOLDER&cache_gib=NUMBER"
 
 _log = logging.getLogger("aif.store")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,8 @@ class S3Store:
 
     def get(self, path: str, bytes_max: int = MANIFEST_BYTES_MAX) -> bytes:
         check_store_path(path)
-        with self._errors(path):
+
+        def ask() -> bytes:
             found = obstore.get(self._client(bytes_max), path)
             if found.meta["size"] > bytes_max:
                 raise Corrupted(
@@ -258,6 +261,8 @@ class S3Store:
                     f"{path} in {self.url} has {found.meta['size']} bytes, expected at most {bytes_max}; restore it from a copy of the store",
                 )
             return bytes(found.bytes())
+
+        return self._ask(path, ask)
 
     def exists(self, path: str) -> bool:
         return if_there(lambda: self.stat(path)) is not None
@@ -270,14 +275,16 @@ class S3Store:
         folder = prefix.rpartition("/")[0]
         if "/" in prefix:
             check_store_path(folder)
-        with self._errors(prefix):
-            found = [meta for page in obstore.list(self._objects, f"{folder}/" if folder else None, offset=after or None) for meta in page]
+
+        def ask() -> Sequence[Any]:
+            return [meta for page in obstore.list(self._objects, f"{folder}/" if folder else None, offset=after or None) for meta in page]
+
+        found = self._ask(prefix, ask)
         return [_store_file(meta) for meta in sorted(found, key=lambda meta: meta["path"]) if meta["path"].startswith(prefix)]
 
     def look(self) -> None:
         """Asks for the first page of the control log. Raises Unavailable (`bucket_missing`, `store_unreachable`, `store_refused`, `store_full`)."""
-        with self._errors("control"):
-            next(iter(obstore.list(self._objects, "control/", chunk_size=1)), None)
+        self._ask("control", lambda: next(iter(obstore.list(self._objects, "control/", chunk_size=1)), None))
 
     def stat(self, path: str) -> StoreFile:
         """The store has whole seconds."""
@@ -315,6 +322,16 @@ class S3Store:
             for piece in obstore.get(self._transfers, path).stream(_STREAM_BYTES):
                 yield bytes(piece)
                 self._rest()
+
+    def _ask(self, path: str, ask: Callable[[], T], retries: int = _CUT_RETRIES) -> T:
+        """The answer, asked for again where the connection ended in its body. obstore retries only the bytes of a file, no list and no "not found"."""
+        try:
+            with self._errors(path):
+                return ask()
+        except Unavailable as error:
+            if not retries or _CUT not in str(error.__cause__):
+                raise
+            return self._ask(path, ask, retries - 1)
 
     @contextlib.contextmanager
     def _errors(self, path: str) -> Iterator[None]:

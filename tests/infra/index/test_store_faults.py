@@ -3,13 +3,13 @@
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from infra.index.control_log import ControlLog, ensure_init
-from infra.index.store import IndexStore, open_index_store
+from infra.index.store import IndexStore, open_index_store, read_if_there
 from schemas.errors import AifError
 from schemas.index.control import Entry
 from schemas.index.control_entry import decode_entry
@@ -113,3 +113,16 @@ def test_an_entry_that_is_hidden_for_a_moment_after_its_successor_was_put_is_not
     line.rule = rule
     log.append(lambda s: Entry(EntryKind.REJECT, 1, "test", s.newest_decided + 1, reason="once"))
     assert reasons(store) == ["before", "once"] and len(line.seen) == 2
+
+
+def test_an_answer_that_is_cut_is_asked_for_again(server: ObjectServer, line: FaultyLine, tmp_path: Path) -> None:
+    store = open_index_store(open_both(server, line, tmp_path)[1])
+    calls: list[tuple[Callable[[], object], object]] = [
+        (lambda: store.list("control/"), ["control/000000000"]),
+        (lambda: read_if_there(store, "control/000000001"), None),
+    ]
+    for call, expected in calls:
+        cuts = iter([CUT, CUT])
+        line.rule = lambda method, _, cuts=cuts: next(cuts, "") if method == "GET" else ""
+        assert call() == expected
+    assert len(line.seen) == 4

@@ -37,7 +37,7 @@ def read_items(path: Path) -> list[Id]:
 
 
 def draw_items(store_url: str, count: int, seed: int) -> list[Id]:
-    """`count` ids of the live version as it was sealed (all of them if there are fewer). Raises Unavailable (`no_version`)."""
+    """`count` ids of the live version as it was sealed (all of them if there are fewer). Raises Unavailable (`no_version`, `no_items`)."""
     store = find_index_store(store_url)
     current = ControlLog(store).refresh().current
     if current is None:
@@ -48,6 +48,10 @@ def draw_items(store_url: str, count: int, seed: int) -> list[Id]:
         increments = read_incremental_part(store, seal.incremental)
         for block in merge_parts(manifest.layout, read_full_part(store, seal.full, manifest.layout), increments):
             keys += block.keys
+    if not keys:
+        version = current.version
+        hint = f"publish items and run `aif index revise {version}`, or name candidates with --items"
+        raise Unavailable("no_items", f"version {version} had no item when it was sealed; {hint}")
     return [str(decode_index_key(key, kind)) for key in random.Random(seed).sample(keys, min(count, len(keys)))]
 
 

@@ -228,7 +228,9 @@ def fit(
     Raises Misconfigured (`nothing_to_learn`, `diverged`).
     """
     if len(data) == 0:
-        raise Misconfigured("nothing_to_learn", "no impression shows an item that the item topics describe; publish items before training")
+        raise Misconfigured(
+            "nothing_to_learn", "no impression shows an item that the item topics describe; publish impressions and their items first"
+        )
     if chosen.learns == LIKENESS:
         forget_items(network)
     started, soup = time.monotonic(), Soup(network)

@@ -52,6 +52,18 @@ def test_readiness_falls_when_the_engine_hangs_or_has_ended_and_then_the_process
     assert "the engine has not turned" in process.after(1) and process.health.describe()["engine"]["alive"] is False
 
 
+def test_a_process_that_was_stopped_as_a_whole_has_no_engine_that_hangs() -> None:
+    process = Process()
+    process.after(1)
+    process.turn_age_s = 2 * HUNG_S_MAX
+    assert process.after(2 * HUNG_S_MAX) == "" and not process.health.is_hung, "SIGSTOP, a frozen container, a paused machine"
+    for _ in range(round(HUNG_S_MAX)):
+        process.after(1)
+    assert not process.health.is_hung
+    process.after(1)
+    assert process.health.is_hung, "it has not turned since then either"
+
+
 def test_a_server_whose_engine_hangs_ends_though_changes_wait_for_it(
     tmp_path: Path, bootstrap_servers: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,7 +91,8 @@ class DeltaFollower(FollowerThread):
         self._on_stranger = on_stranger
         self.error: AifError | None = None
         self._engine, self._positions = engine, dict(resident.positions)
-        self._sequences: dict[int, int] = {}  # by partition, of its last record that a shard wrote
+        # By partition: of its last record that a shard wrote, and the highest, after which its owner continues. They differ after copies of earlier records.
+        self._sequences: dict[int, tuple[int, int]] = {}
         self._passed_over: dict[int, int] = {}  # by partition, the offset of one that does not read, since that record
 
     def begin(self, topic: str) -> dict[int, int]:
@@ -114,7 +115,7 @@ class DeltaFollower(FollowerThread):
         delta = find_delta({self.version: self.layout}, record.partition, record.value or b"")
         if record.offset < self._positions[record.partition]:
             if delta is not None:
-                self._sequences[record.partition] = delta.header.sequence
+                self._sequences[record.partition] = (delta.header.sequence, delta.header.sequence)
             return
         if delta is None:
             self._on_stranger(record)
@@ -129,14 +130,14 @@ class DeltaFollower(FollowerThread):
 
     def _check_sequence(self, partition: int, sequence: int) -> None:
         """Looks only where something was passed over: a shard with a new owner counts again from its snapshot."""
-        passed_over, before = self._passed_over.pop(partition, None), self._sequences.get(partition)
-        if passed_over is not None and before is not None and sequence > before + 1:
+        passed_over, (last, highest) = self._passed_over.pop(partition, None), self._sequences.get(partition, (sequence, sequence))
+        if passed_over is not None and sequence > last + 1 and sequence != highest + 1:
             raise Corrupted(
                 "delta_lost",
-                f"{INDEX_DELTAS} partition {partition}: the record at offset {passed_over} is damaged, and delta {before + 1} of the shard is missing; "
+                f"{INDEX_DELTAS} partition {partition}: the record at offset {passed_over} is damaged, and delta {last + 1} of the shard is missing; "
                 f"version {self.version} answers without later changes; load it again with `aif index revise {self.version}`, or promote another version",
             )
-        self._sequences[partition] = sequence
+        self._sequences[partition] = (sequence, max(sequence, highest))
 
 
 # --- catching up ----------------------------------------------------------------------------------------------------------

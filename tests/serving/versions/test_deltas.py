@@ -62,6 +62,23 @@ def test_a_damaged_delta_of_the_shards_own_is_an_error_and_no_watermark_includes
     wait_until(lambda: not d.follower.behind and not d.follower.last_error, WAIT_S, "the next revision")
 
 
+def test_a_copy_of_an_earlier_delta_and_a_stranger_leave_none_out(deployment: Deployment) -> None:
+    """Frozen owners of a shard and mirrors of topics send such copies. The shard's next delta follows the one before the copy."""
+    d = deployment
+    d.publish(1, d.version)
+    d.follower.start()
+    d.wait_live(1)
+    one, two, three, four, six = (foreign_delta(d.version, shard=0, sequence=sequence) for sequence in (4, 5, 6, 7, 9))
+    for record in (one, two, three, one, b"not a delta", four):
+        d.deltas.write_raw(0, record)
+    wait_until(lambda: d.engine.status().residents[0].watermark[0]["index-deltas"] == 6, WAIT_S, f"{d.follower.last_error}")
+    assert (d.follower.last_error, d.follower.behind) == ("", "")
+    for record in (one, b"not a delta", six):
+        d.deltas.write_raw(0, record)
+    d.wait_error("delta_lost")
+    assert d.engine.status().residents[0].watermark[0]["index-deltas"] == 7
+
+
 def test_a_server_that_starts_on_a_damaged_delta_serves_what_came_before_it_and_says_so(deployment: Deployment) -> None:
     d = deployment
     d.publish(1, d.version)

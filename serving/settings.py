@@ -46,7 +46,10 @@ class ServeSection(Section):
     grpc_port: int | None = Field(None, ge=0, le=65_535, description="Port of gRPC; none: the HTTP port + 1, or any free one if that is 0")
     token: SecretStr | None = Field(None, description="Bearer token that every request except the probes must carry")
     allow_open: bool = Field(False, description="Listen beyond loopback without a token")
-    tls_cert: Path | None = Field(None, description="PEM file of the certificate chain; with tls_key both ports accept only TLS")
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file of the certificate chain; with tls_key both ports accept only TLS. Read at the start: restart the server after a renewal",
+    )
     tls_key: Path | None = Field(None, description="PEM file of the certificate's key")
     address_file: Path | None = Field(None, description="File that gets one JSON object {url, grpc, pid} when the ports are open")
     candidates_max: int = Field(20_000, ge=1, le=CANDIDATES_MAX, description="Candidates of one request")

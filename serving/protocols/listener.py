@@ -133,10 +133,16 @@ def read_tls(cert: Path | None, key: Path | None) -> Tls | None:
             "tls_incomplete", "TLS needs both AIF_SERVE__TLS_CERT and AIF_SERVE__TLS_KEY; set the other one too, or neither"
         )
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key, _refuse_passphrase)
     except (OSError, ValueError) as error:
-        raise Misconfigured("tls_unusable", f"certificate {cert} and key {key} cannot be used: {error}; give a PEM pair") from error
+        told = f"certificate {cert} and key {key} cannot be used: {error}; give a PEM pair whose key has no passphrase"
+        raise Misconfigured("tls_unusable", told) from error
     return Tls(cert.resolve(), key.resolve())
+
+
+def _refuse_passphrase() -> str:
+    """OpenSSL would ask for it on the terminal, and the ports could not read the key anyway."""
+    raise ValueError("the key has a passphrase")
 
 
 class _Granian(GranianServer):

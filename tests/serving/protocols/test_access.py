@@ -226,6 +226,13 @@ def test_a_weak_token_and_half_a_certificate_are_refused_without_showing_them(ce
     assert read_tls(None, None) is None
 
 
+def test_a_key_with_a_passphrase_is_refused_and_not_asked_for_on_the_terminal(certificate: Tls, tmp_path: Path) -> None:
+    locked = ["openssl", "ec", "-aes256", "-passout", "pass:secret", "-in", str(certificate.key), "-out", "locked.pem"]
+    subprocess.run(locked, cwd=tmp_path, check=True, capture_output=True)
+    with pytest.raises(Misconfigured, match=r"tls_unusable.*the key has a passphrase"):
+        read_tls(certificate.cert, tmp_path / "locked.pem")
+
+
 def test_without_a_token_everybody_is_let_in() -> None:
     Access(None).check([])
     assert Access(None).open and not Access(SecretStr(TOKEN)).open

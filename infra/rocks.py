@@ -15,6 +15,7 @@ Source: RocksDB 9.8 through rocksdict 0.3.29.
 
 import contextlib
 import json
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -277,7 +278,10 @@ class Database(Closeable):
             return DiskFacts(keys, size, debt, sum(1 for _ in self.path.glob("*.sst")))
 
     def reopen(self) -> None:
-        """Close and open again: the way out of a full disk, after which every write fails otherwise. What a write said it did is there."""
+        """Close and open again: the way out of a full disk, after which every write fails otherwise. What a write said it did is there. While the disk has no
+        room for what an opening may write, this raises and the handle stays open: it still reads."""
+        if self.is_open:
+            self._check_room()
         with contextlib.suppress(AifError):  # the old handle may fail again while it closes
             self.close()
         try:
@@ -285,6 +289,13 @@ class Database(Closeable):
         except AifError as error:
             self._families.because = self._handles.because = f" ({error})"
             raise
+
+    def _check_room(self) -> None:
+        with MappedErrors(self.path, "open again"), tempfile.TemporaryFile(dir=self.path) as file:
+            if failing := failing_disk():
+                raise failing
+            file.write(bytes(_MEMTABLES_BYTES))
+            file.flush()
 
     def close(self) -> None:
         """Mark the writes, end all scans, drop every handle and free LOCK, also when it raises. Closing twice does nothing."""

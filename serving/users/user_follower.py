@@ -65,6 +65,7 @@ class UserFollower(OneThread):
         metrics.counter("user_log_holes")  # from the start: the first step of a counter that was not there is no increase
         self._letters = UserDeadLetters(bootstrap, prefix, store, metrics)
         self._faults = DiskFaults("the view of users", self._clock.monotonic)
+        self._must_reopen = False  # after a write that failed every further one fails
         self._error = ""
         self._watch, self._answered_s = PartitionWatch(bootstrap), self._clock.monotonic()
         self.rebuilt_because = ""
@@ -127,6 +128,7 @@ class UserFollower(OneThread):
             except AifError as error:
                 self._error = str(error)
                 if error.code in REOPEN_CODES:
+                    self._must_reopen = True
                     self._faults.note_fault(error)
                 self._mend(error)
             except Exception as error:  # the view gets older, the server goes on, and /v1/status shows the reason
@@ -139,16 +141,19 @@ class UserFollower(OneThread):
             if error.code in ("offset_gone", "topic_gone", "other_topic"):  # the log was cut, or another one is there
                 self._log_at_start = None
             elif error.code in REOPEN_CODES:
-                self._store.reopen()
+                self._reopen()
             elif error.code in ("database_corrupted", "bad_user_view"):
                 self._log_at_start = None  # ready again once it has what the log holds now
                 self._rebuild(str(error))
 
+    def _reopen(self) -> None:
+        self._store.reopen()
+        self._must_reopen = False
+
     def _follow(self) -> None:
-        if (
-            not self._store.is_open
-        ):  # it could not be opened again: without a record to fold, no call would try it, and no error would say why
-            self._store.reopen()
+        # It could not be opened again: without a record to fold, no call would try it, and no error would say why.
+        if self._must_reopen or not self._store.is_open:
+            self._reopen()
         log = self._check_log()
         with contextlib.ExitStack() as stack:
             followers = [stack.enter_context(self._open(topic, found)) for topic, found in log.items()]

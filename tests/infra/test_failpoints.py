@@ -61,7 +61,7 @@ def code(call):
     except Unavailable as error: return error.code
 for name in ("full", "broken"):
     (switch / name).touch()
-    print(code(lambda: write(1)), code(lambda: store.put_bytes("a", b"")), code(database.reopen))
+    print(code(lambda: write(1)), code(lambda: store.put_bytes("a", b"")), code(database.reopen), len(list(database.scan("a"))))
     (switch / name).unlink()
     print(code(database.reopen), code(lambda: write(3)), code(lambda: store.put_bytes("a", b"")))
 print([key.decode() for key, _ in database.scan("a")])
@@ -73,7 +73,7 @@ def test_a_disk_that_is_told_to_fail_fails_every_write_and_a_database_until_it_i
         [sys.executable, "-c", DISK, str(tmp_path)], env={"FAILING_DISK": str(tmp_path)}, capture_output=True, text=True, check=True
     )
     lines = done.stdout.splitlines()
-    assert lines[0] == "disk_full disk_full disk_full" and lines[2] == "database_failed store_unwritable database_failed"
+    assert lines[0] == "disk_full disk_full disk_full 0" and lines[2] == "database_failed store_unwritable database_failed 1", "it reads"
     assert lines[1] == lines[3] == "None None None"
     assert lines[4] == "['3']"
 

@@ -211,6 +211,7 @@ def test_a_full_disk_is_named_while_it_lasts_and_the_view_moves_again_by_itself(
         wait_until(lambda: "disk_full" in follower.last_error, 20, "the reason")
         for _ in range(30):
             assert "disk_full" in follower.last_error and follower.waits_for_disk
+            assert not store.find(2).behaviours, "users who are not in memory are read"
             time.sleep(0.05)
         (switch / failpoints.DISK_FULL).unlink()
         wait_until(lambda: not follower.waits_for_disk and len(store.find(1).behaviours) == 1, 20, "the view to move again")

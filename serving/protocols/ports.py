@@ -30,7 +30,7 @@ def bind_port(host: str, port: int, option: str = "--port") -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port or free_ports(1)[0]))
-    except OSError as error:
+    except (OSError, OverflowError, TypeError) as error:  # the last two: a port beyond the last, a host that is no name
         bound.close()
         raise _refused(host, port, option, error) from error
     return bound
@@ -55,7 +55,11 @@ def connections_max() -> int:
     return max(1, min(CONNECTIONS_MAX, files // _FILES_PER_CONNECTION))
 
 
-def _refused(host: str, port: int, option: str, error: OSError) -> Misconfigured:
-    if error.errno == errno.EADDRINUSE:
+def _refused(host: str, port: int, option: str, error: Exception) -> Misconfigured:
+    if isinstance(error, OverflowError):
+        return Misconfigured(
+            "address_unusable", f"port {port} is beyond the last one, 65535; give another with {option} (0 = any free one)"
+        )
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return Misconfigured("port_taken", f"port {port} is in use; stop what uses it, or give another with {option} (0 = any free one)")
     return Misconfigured("address_unusable", f"cannot listen on {host} port {port}: {error}; give an address of this machine")

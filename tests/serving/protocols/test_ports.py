@@ -34,3 +34,11 @@ def test_a_port_that_somebody_listens_on_is_refused_by_the_option_that_gives_ano
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(Misconfigured, match="address_unusable"):
         bind_port("192.0.2.1", 0)
+
+
+def test_the_port_after_the_last_one_and_a_host_that_is_no_name_are_refused() -> None:
+    """gRPC's port is the next one by default, so `--port 65535` asks for it."""
+    with pytest.raises(Misconfigured, match=r"address_unusable: port 65536 .* give another with --grpc-port"):
+        bind_port("127.0.0.1", 65_536, "--grpc-port")
+    with pytest.raises(Misconfigured, match=r"address_unusable: cannot listen on ä"):
+        bind_port("ä" * 70, 0)

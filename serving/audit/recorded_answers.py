@@ -75,19 +75,19 @@ class RecordedAnswer:
 
 def read_answers(path: Path) -> list[RecordedAnswer]:
     """Reads JSON lines {request, answer[, history: {features, behaviours}]}. Raises RejectedInput (`bad_answers_file`), which names the line."""
-    with path.open() as file:
+    with path.open("rb") as file:
         answers = [_decode_line(line, number) for number, line in enumerate(file, 1) if line.strip()]
     if not answers:
         raise RejectedInput("bad_answers_file", f"{path} has no answer; record some, one object a line with request and answer")
     return answers
 
 
-def _decode_line(line: str, number: int) -> RecordedAnswer:
+def _decode_line(line: bytes, number: int) -> RecordedAnswer:
     try:
         raw = json.loads(line)
         request = PrerankRequest.model_validate({**raw["request"], **raw.get("history", {})})
         answer = RankAnswer.model_validate(raw["answer"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = describe_errors(error) if hasattr(error, "error_count") else repr(error)  # type: ignore[arg-type] # pydantic's
         raise RejectedInput(
             "bad_answers_file",

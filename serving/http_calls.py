@@ -15,6 +15,7 @@ from schemas.requests import BEARER_TOKEN, ErrorAnswer
 
 A = TypeVar("A", bound=BaseModel)
 
+_PORT_MAX = 65_535
 READY = "/v2/health/ready"  # the path that answers 200 from a server that can rank
 
 _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # for servers without TLS: to read the system's takes 40 ms, ten requests' time
@@ -22,9 +23,9 @@ _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # for servers without
 
 def check_url(url: str) -> str:
     """The address without a slash at its end. Misconfigured (`bad_url`) unless it is the address of a server."""
-    with contextlib.suppress(httpx.InvalidURL):
+    with contextlib.suppress(httpx.InvalidURL, UnicodeError):  # the latter: a part of the host's name is empty, or longer than 63
         address = httpx.URL(url)
-        if address.scheme in ("http", "https") and address.host:
+        if address.scheme in ("http", "https") and address.host.encode("idna") and (address.port or 0) <= _PORT_MAX:
             return url.rstrip("/")
     raise Misconfigured("bad_url", f"{url!r} is no address of a server; give http://HOST:PORT or https://HOST:PORT")
 

@@ -258,7 +258,9 @@ def test_a_ranking_is_a_frame_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> 
             assert {row["item_id"] for row in frame.rows} == set(given), "as they were given, though those beyond 2**53 travel as text"
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8100", "http://", "http://host:port", "http://[::1", "ftp://host:1"])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8100", "http://", "http://host:port", "http://[::1", "ftp://host:1", "http://host:81000", "http://" + "a" * 64]
+)
 def test_what_is_no_address_of_a_server_is_said(url: str) -> None:
     with pytest.raises(Misconfigured, match=r"bad_url: .* is no address of a server; give http://HOST:PORT"):
         Client(url)

@@ -1,5 +1,6 @@
 """The client behind every question about the cluster, two questions that are asked again and again, and whether a client has the rights of its role."""
 
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -11,7 +12,9 @@ from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec
 from infra.kafka.security import Bootstrap, client_config, not_authorized, refusal
 from schemas.errors import AifError, Unavailable
 
+REOPEN_S = 30.0  # without an answer; librdkafka takes as long at most to set up one connection
 _WATCH_S, _RIGHTS_S_MAX = 1.0, 10.0
+_MOVED = frozenset({KafkaError._NOENT, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.FENCED_LEADER_EPOCH})
 _ALL = frozenset(AclOperation)
 
 
@@ -64,10 +67,18 @@ class PartitionWatch:
 
 
 class EndReader:
-    """Reads the ends of topics again and again, over one connection."""
+    """Reads the ends of topics again and again, over one connection.
+
+    It opens a new client once leaders have moved, as they do with each restart of a broker: with what the old one knows of them, it is refused for good.
+    It also does so after `REOPEN_S` without an answer, because a client can lose its last broker for good (infra/kafka/reader.py).
+    """
 
     def __init__(self, bootstrap: Bootstrap) -> None:
-        self._bootstrap, self._admin = bootstrap, KafkaAdmin(bootstrap)
+        self._bootstrap = bootstrap
+        self._open()
+
+    def _open(self) -> None:
+        self._admin, self._answered_s = KafkaAdmin(self._bootstrap), time.monotonic()
 
     def read(self, topic: str, partitions: int) -> list[int]:
         """The end of each partition of a topic (whole name), before the first record of an open transaction. Raises Unavailable (`kafka_unreachable`) within
@@ -77,7 +88,11 @@ class EndReader:
             answers = self._admin.client.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_WATCH_S)
             found = {tp.partition: answer.result().offset for tp, answer in answers.items()}
         except KafkaException as error:
-            raise self._admin.unreachable(error.args[0], f"topic {topic}") from error
+            unreachable = self._admin.unreachable(error.args[0], f"topic {topic}")
+            if error.args[0].code() in _MOVED or time.monotonic() - self._answered_s > REOPEN_S:
+                self._open()
+            raise unreachable from error
+        self._answered_s = time.monotonic()
         if missing := sorted(p for p in range(partitions) if found.get(p, -1) < 0):
             raise Unavailable(
                 "kafka_unreachable", f"broker {self._bootstrap} gave no end of {topic} {missing}; is it up (`aif broker status`)?"

@@ -26,6 +26,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from infra.closeable import Closeable
 from infra.kafka.admin import check_topic_id, end_offsets, start_offsets
+from infra.kafka.admin_client import REOPEN_S
 from infra.kafka.security import Bootstrap, client_config, refusal
 from schemas.errors import AifError, Incompatible, Unavailable
 
@@ -34,7 +35,6 @@ _POLL_S = 0.5
 _IDENTITY_S_MAX = 5.0  # each try opens a connection, which takes a second to a far or busy broker; without an answer there are no records
 _TOPIC_MISSING_S_MAX = 2.0
 _SILENT_S_MAX = 5.0  # of an idle topic; then the follower asks for it
-_REOPEN_S = 30.0  # without a broker; librdkafka takes as long at most to set up one connection
 _QUEUE_KIB_MAX = 64 * 1024  # of one consumer, all partitions together
 # The broker is away for the moment: librdkafka reconnects, so a follower just has nothing to give.
 _TRANSIENT = frozenset(
@@ -195,7 +195,7 @@ class TopicFollower(Closeable):
         try:
             found = self._consumer.list_topics(self._full_name, timeout=_POLL_S).topics[self._full_name]
         except KafkaException as error:  # the broker is away or slow: nothing to say about its topics
-            if error.args[0].code() == KafkaError._TRANSPORT and time.monotonic() - self._heard_s > _REOPEN_S:
+            if error.args[0].code() == KafkaError._TRANSPORT and time.monotonic() - self._heard_s > REOPEN_S:
                 self._reopen()
             return
         self._heard_s = time.monotonic()

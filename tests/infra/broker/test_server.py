@@ -1,10 +1,12 @@
 """The local broker as a process: real Kafka, started, killed, restarted, refused."""
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,9 +16,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from infra.broker.record import RECORD_NAME, is_held, read_record, recorded_address
 from infra.broker.server import answers, start_broker, stop_broker
+from infra.kafka.admin_client import EndReader
 from infra.kafka.reader import TopicFollower
 from infra.processes import wait_until
-from schemas.errors import Incompatible, Misconfigured
+from schemas.errors import Incompatible, Misconfigured, Unavailable
 
 
 def _publish(bootstrap_servers: str, topic: str, value: bytes) -> None:
@@ -42,8 +45,20 @@ def _follow(follower: TopicFollower, count: int) -> list[bytes | None]:
     return values
 
 
+def _read_ends(ends: EndReader) -> list[int]:
+    """Asks as a server does. A client that knows the leaders before the restart is refused for good."""
+    for _ in range(30):
+        with contextlib.suppress(Unavailable):
+            return ends.read("kept", 1)
+        time.sleep(0.5)
+    raise AssertionError("no ends in 30 tries")
+
+
 @pytest.mark.timeout(600)
-def test_a_killed_broker_comes_back_at_its_address_with_its_data_for_those_who_follow_it_and_refuses_a_second_one(tmp_path: Path) -> None:
+def test_a_killed_broker_comes_back_at_its_address_with_its_data_for_those_who_follow_it_and_refuses_a_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.kafka.admin_client.REOPEN_S", 1e9)
     broker = start_broker(tmp_path / "data")
     try:
         address = broker.bootstrap_servers
@@ -52,14 +67,17 @@ def test_a_killed_broker_comes_back_at_its_address_with_its_data_for_those_who_f
         _publish(address, "kept", b"before")
         with pytest.raises(Incompatible, match=str(broker.record.pid)):
             start_broker(tmp_path / "data")
+        ends = EndReader(address)
         with TopicFollower(address, "kept", {0: 0}) as follower:
             assert _follow(follower, 1) == [b"before"]
+            assert _read_ends(ends) == [1]
             broker.kill()
             assert not is_held(tmp_path / "data") and follower.poll(10, 0.2) == []
             broker = start_broker(tmp_path / "data")
             assert broker.bootstrap_servers == address
             _publish(address, "kept", b"after")
             assert _follow(follower, 1) == [b"after"]
+            assert _read_ends(ends) == [2]
         assert _read_all(address, "kept", 2) == [b"before", b"after"]
     finally:
         broker.stop()

@@ -251,7 +251,7 @@ def test_a_follower_of_a_topic_that_does_not_exist_says_so(bootstrap_servers: st
 def test_a_follower_that_was_told_of_no_broker_finds_its_broker_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `rebootstrap` the client always loses its last broker; with it, sometimes."""
     monkeypatch.setattr("infra.kafka.reader._SILENT_S_MAX", 0.1)
-    monkeypatch.setattr("infra.kafka.reader._REOPEN_S", 1.0)
+    monkeypatch.setattr("infra.kafka.reader.REOPEN_S", 1.0)
     monkeypatch.setattr(
         "infra.kafka.reader.client_config", lambda *arguments: {**client_config(*arguments), "metadata.recovery.strategy": "none"}
     )
@@ -272,7 +272,7 @@ def test_a_follower_that_was_told_of_no_broker_finds_its_broker_again(monkeypatc
 def test_a_follower_of_a_slow_broker_keeps_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new client would begin again with the slow connection."""
     monkeypatch.setattr("infra.kafka.reader._SILENT_S_MAX", 0.1)
-    monkeypatch.setattr("infra.kafka.reader._REOPEN_S", 0.5)
+    monkeypatch.setattr("infra.kafka.reader.REOPEN_S", 0.5)
     with open_empty_broker("slow") as broker, TopicFollower(broker.bootstrap_servers, "slow", {0: 0}) as follower:
         until_s = time.monotonic() + 30.0
         while broker.asked < 3:

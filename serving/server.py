@@ -290,8 +290,10 @@ class RankingServer:
 
     def _look_how_old(self) -> None:
         before, self._stale = self._stale, self._find_stale()
+        reads_users = self.user_follower is not None and not self.user_follower.ready  # as every start does
         for reason in self._stale.keys() - before.keys():
-            logger.warning("degraded", reason=reason, why=self._stale[reason])
+            log = logger.info if reads_users and reason == "users_behind" else logger.warning
+            log("degraded", reason=reason, why=self._stale[reason])
         for reason in before.keys() - self._stale.keys():
             logger.info("no_longer_degraded", reason=reason)
         for reason in STALE:

@@ -38,7 +38,7 @@ def find_stale(versions: VersionFollower, users: UserFollower | None, silent_s_m
     stale = {"rows_behind": why} if (why := versions.behind) else {}
     if users is None:
         return stale
-    if users.ready and (why := users.behind):
+    if why := users.behind:
         stale["users_behind"] = why
     if why_statistics:
         stale["statistics_behind"] = why_statistics

@@ -1,8 +1,8 @@
 """The thread that keeps the server's view of users up to date, from the offsets at which the view stands.
 
 Ready = the view has reached the end offsets that were read at the start, or at its last rebuild. It stays ready afterwards: an older view may answer,
-because a user's history is not part of a version. For the same reason a stored view answers after a start without a broker; `behind` says so until the log
-was read. A topic may have more partitions than the index has user partitions. Then all are followed: an update in the wrong one is refused with a dead
+because a user's history is not part of a version. For the same reason a stored view answers after a start without a broker. Until the log was read, `behind`
+says so in every answer. A topic may have more partitions than the index has user partitions. Then all are followed: an update in the wrong one is refused with a dead
 letter, so nothing vanishes. Partitions that are added later are found within seconds.
 Surplus partitions of item topics are looked for in the same turns, and named: the workers stop there.
 Gaps: user-features is compacted, so gaps are normal there. In user-behaviours transactions may have taken the offsets, which is normal too. Any other gap is
@@ -101,8 +101,12 @@ class UserFollower(OneThread):
         """Why the view is older than this process; "" once the logs were read up to the ends that they had at the start."""
         if self._ready.is_set():
             return ""
-        age_s = (self._clock.now_ms() - self._store.state.seen_ms) / 1000
-        return f"the view of users is {age_s:.0f} s old; {self._error or 'the broker has not answered since the start, is it up?'}"
+        seen_ms = self._store.state.seen_ms
+        age = f"the view of users is {(self._clock.now_ms() - seen_ms) / 1000:.0f} s old" if seen_ms else "there is no view of users yet"
+        waits = (
+            "the broker has not answered since the start, is it up?" if self._log_at_start is None else "its topics are still being read"
+        )
+        return f"{age}; {self._error or waits}"
 
     @property
     def waits_for_disk(self) -> bool:

@@ -15,9 +15,9 @@ def test_a_server_that_is_cut_off_from_the_broker_says_so_beyond_the_limit() -> 
     assert "has not answered for 31 s, expected at most 30 s" in view(silent_s=31.0)["broker_silent"]
 
 
-def test_rows_and_users_that_are_behind_are_named_and_users_that_are_still_read_are_not() -> None:
+def test_rows_and_users_that_are_behind_are_named_also_before_the_server_is_ready() -> None:
     assert view(rows="deltas are gone") == {"rows_behind": "deltas are gone"}
-    assert view(users="60 s old") == {"users_behind": "60 s old"} and view(users="reading", ready=False) == {}
+    assert view(users="60 s old") == {"users_behind": "60 s old"} and view(users="reading", ready=False) == {"users_behind": "reading"}
     assert set(view(rows="a", users="b", silent_s=99.0, statistics="c")) == set(STALE)
     assert find_stale(SimpleNamespace(behind=""), None, 30.0) == {}  # type: ignore[arg-type]
 

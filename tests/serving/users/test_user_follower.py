@@ -95,7 +95,7 @@ def test_a_view_that_was_stopped_before_the_end_of_the_log_goes_on(
     follower.start()
     wait_until(lambda: store.state.seen_ms > 0, 20, "its begin to be noted")
     follower.close()
-    assert not follower.ready
+    assert not follower.ready and follower.behind.endswith(" s old; its topics are still being read")
 
 
 def test_another_cluster_than_the_indexs_is_named_and_the_view_is_kept_for_when_its_own_is_back(
@@ -157,6 +157,7 @@ def test_a_follower_that_is_closed_does_not_wait_for_a_broker_that_is_away(tmp_p
     away = f"127.0.0.1:{free_ports(1)[0]}"
     follower = UserFollower(away, "", open_view(tmp_path, IdKind.INT64, M), Metrics())
     follower.start()
+    assert follower.behind == "there is no view of users yet; the broker has not answered since the start, is it up?"
     follower.close()
     assert follower._thread.is_alive(), "it is still asking"
 

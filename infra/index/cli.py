@@ -28,7 +28,7 @@ FormerVersion = Annotated[int | None, typer.Argument(min=0, help="The version nu
 Reason = Annotated[str, typer.Option(help="The reason, kept in the control log.")]
 Force = Annotated[bool, typer.Option("--force", help="Also if the version's rows are behind those of the others.")]
 _BY = "aif index"
-_LISTED, _LIST_COLUMNS = 10, ("version", "state", "mark", "model", "age_s", "reason")
+_LISTED, _LIST_COLUMNS = 10, ("version", "state", "mark", "model", "label", "age_s", "reason")
 _FEATURE_COLUMNS = ("scope", "kind", "buckets", "width", "transform", "realtime")
 
 

@@ -217,6 +217,7 @@ def test_the_list_of_versions_is_short_unless_all_are_asked_for(store: IndexStor
     short, every = (CliRunner().invoke(build_app(), ["index", "list", *more]) for more in ((), ("--all",)))
     assert len(short.stdout.splitlines()) == 11 and short.stderr.startswith("2 older versions")
     assert len(every.stdout.splitlines()) == 13 and "token" in every.stdout and "token" not in short.stdout
+    assert "label" in short.stdout, "by which an operator finds an adopted replay"
 
 
 @pytest.mark.parametrize("off_h", [-1.1, 1.1])

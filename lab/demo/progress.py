@@ -136,7 +136,7 @@ class Steps:
             return
         self.say(
             f"\nEverything keeps running in the background; `aif demo stop` ends it. Try next, after `. {environment}`:\n"
-            f"  aif query {user} --trace      one ranking in two calls, and where its time went\n"
+            f"  {f'aif query {user} --trace':27}one ranking in two calls, and where its time went\n"
             "  aif index diff             what differs between the two newest versions\n"
             "  aif status --watch         shards, versions and freshness, live"
         )

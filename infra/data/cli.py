@@ -186,7 +186,7 @@ def _describe(catalogue: "MappedCatalogue") -> dict[str, Any]:
         "rejected": len(catalogue.rejections),
         "rejected_by_reason": dict(catalogue.rejections.counts.most_common(_KINDS_SHOWN)),
         "rejections": [str(row) for row in catalogue.rejections.named[:_REJECTIONS_SHOWN]],
-        "published_until": spell_time(sources.now_ms),
+        "published_until": spell_time(sources.now_ms) if sources.now_ms > 0 else "",  # items without any time
         "behaviours_held_out": held_back,
         "behaviours_of_known_items_share": round(sources.known_share, 4),
         "schema": schema.to_dict() | {"fingerprint": schema.fingerprint},

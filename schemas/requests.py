@@ -285,8 +285,9 @@ class RankAnswer(_Body):
     degraded  why this answer is worse than it could be: "unknown_items", "unsigned_items" (candidates without an embedding that this version can read, as
               those of another width before a switch: no similarity to the history), "cold_user", "version_changed"; for the last three rungs
               "older_history", "profile_only", "item_prior"; "broker_silent" (longer than the server's limit), "rows_behind", "users_behind" (the server
-              started without the broker, its changes stopped, or it still reads the topics of users), "statistics_behind" (no process keeps some statistics current); by allocation
-              "fewer_candidates", "two_passes" and "cached_answer"; and of the final order "final_truncated" and "final_aif_order"
+              started without the broker, its changes stopped, or it still reads the topics of users), "statistics_behind" (no process keeps some
+              statistics current); by allocation "fewer_candidates", "two_passes" and "cached_answer"; and of the final order "final_truncated" and
+              "final_aif_order"
     """
 
     request_id: Annotated[str, Field(description="The request's, or a new one.")]

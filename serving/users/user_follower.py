@@ -1,9 +1,9 @@
 """The thread that keeps the server's view of users up to date, from the offsets at which the view stands.
 
 Ready = the view has reached the end offsets that were read at the start, or at its last rebuild. It stays ready afterwards: an older view may answer,
-because a user's history is not part of a version. For the same reason a stored view answers after a start without a broker. Until the log was read, `behind`
-says so in every answer. A topic may have more partitions than the index has user partitions. Then all are followed: an update in the wrong one is refused with a dead
-letter, so nothing vanishes. Partitions that are added later are found within seconds.
+because a user's history is not part of a version. For the same reason a stored view answers after a start without a broker. Until the log was read, every
+answer says so (`behind`). A topic may have more partitions than the index has user partitions. Then all are followed: an update in the wrong one is refused
+with a dead letter, so nothing vanishes. Partitions that are added later are found within seconds.
 Surplus partitions of item topics are looked for in the same turns, and named: the workers stop there.
 Gaps: user-features is compacted, so gaps are normal there. In user-behaviours transactions may have taken the offsets, which is normal too. Any other gap is
 read again; if it is still there, the records are lost for every reader, and the view continues after the gap and counts it.

@@ -14,7 +14,7 @@ from infra.data.mapped_sources import MappedSources
 from schemas.events import ItemFeaturesUpdate, NewItem
 from schemas.features import Feature, FeatureSchema, Scope, encode_features
 from schemas.ids import INT64_MAX, Id
-from schemas.kinds import NUMERIC
+from schemas.kinds import EMBEDDING, NUMERIC
 
 _CHANGES, _ARRIVALS = 20, 21
 _DECIMALS = 6
@@ -22,7 +22,7 @@ _DRAWS_MAX = 8  # how often to draw again if two items have equal features
 
 
 def drift_items(
-    sources: MappedSources, schema: FeatureSchema, ranks_by_bid: bool, places: np.ndarray, n: int, seed: int
+    sources: MappedSources, schema: FeatureSchema, ranks_by_bid: bool, learns_likeness: bool, places: np.ndarray, n: int, seed: int
 ) -> Iterator[ItemFeaturesUpdate]:
     """n later versions of random items that a model can distinguish from the previous ones.
 
@@ -30,8 +30,8 @@ def drift_items(
     items have no features that differ. Two categories of the same hash bucket are one to a model.
     """
     rng = np.random.default_rng([_CHANGES, seed])
-    read = [f for f in schema.of(Scope.ITEM) if f.name != schema.bid or ranks_by_bid]
-    drifting, state = _drifting(schema, ranks_by_bid), sources.states.state_at(sources.now_ms)
+    read = _read(schema, ranks_by_bid, learns_likeness)
+    drifting, state = _drifting(schema, read), sources.states.state_at(sources.now_ms)
     told = 0
     for _ in range(_DRAWS_MAX if len(places) else 0):
         chosen, others = rng.choice(places, (2, n))
@@ -63,15 +63,22 @@ def _moved(value: object, default: float, factor: float) -> float:
     return new if new != old else old + factor
 
 
-def _drifting(schema: FeatureSchema, ranks_by_bid: bool) -> list[Feature]:
+def _read(schema: FeatureSchema, ranks_by_bid: bool, learns_likeness: bool) -> list[Feature]:
+    """The features that a score depends on, without statistics: those of `aif statistics` overlay an item's own. A head that learns by likeness reads only
+    realtime features and vectors."""
+    features = [f for f in schema.of(Scope.ITEM) if f.statistic is None and (f.name != schema.bid or ranks_by_bid)]
+    return [f for f in features if not learns_likeness or f.realtime or f.name == schema.bid or f.kind is EMBEDDING]
+
+
+def _drifting(schema: FeatureSchema, read: Sequence[Feature]) -> list[Feature]:
     """The numbers that drift: among those that a score depends on, prices and the bid, or else the realtime ones, or else all."""
-    numbers = [f for f in schema.of(Scope.ITEM) if f.kind is NUMERIC]
-    seen = [f for f in numbers if f.name != schema.bid or ranks_by_bid]
+    seen = [f for f in read if f.kind is NUMERIC]
     prices = [f for f in seen if f.name == schema.bid or "price" in f.name.lower()]
     if not seen:
         return []
     chosen = prices or [f for f in seen if f.realtime] or seen
-    return chosen + [f for f in numbers if f.name == schema.bid and not ranks_by_bid]  # the bid goes along with the price
+    bid = [f for f in schema.of(Scope.ITEM) if f.name == schema.bid and f.kind is NUMERIC]
+    return chosen + [f for f in bid if f not in read]  # the bid goes along with the price
 
 
 def copy_items(sources: MappedSources, places: np.ndarray, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:

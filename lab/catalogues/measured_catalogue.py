@@ -21,6 +21,7 @@ from lab.catalogues.item_changes import copy_items, drift_items
 from schemas.events import Behaviour, ImpressionRecord, ItemFeaturesUpdate, NewItem
 from schemas.ids import Id
 from schemas.model.score import bid_exponent
+from schemas.train_choices import LIKENESS
 
 _EVALUATION_SEED = 1
 
@@ -43,7 +44,8 @@ class MeasuredCatalogue(MappedCatalogue):
     # --- later events ---
 
     def price_changes(self, n: int, seed: int) -> Iterator[ItemFeaturesUpdate]:
-        yield from drift_items(self.sources, self.schema, bid_exponent(self.model["rank_by"]) > 0, self.alive, n, seed)
+        by_bid, by_likeness = bid_exponent(self.model["rank_by"]) > 0, self.train.learns == LIKENESS
+        yield from drift_items(self.sources, self.schema, by_bid, by_likeness, self.alive, n, seed)
 
     def arrivals(self, n: int, seed: int) -> Iterator[tuple[ItemFeaturesUpdate, NewItem | None]]:
         yield from copy_items(self.sources, self.alive, n, seed)

@@ -278,8 +278,7 @@ class Database(Closeable):
             return DiskFacts(keys, size, debt, sum(1 for _ in self.path.glob("*.sst")))
 
     def reopen(self) -> None:
-        """Close and open again: the way out of a full disk, after which every write fails otherwise. What a write said it did is there. While the disk has no
-        room for what an opening may write, this raises and the handle stays open: it still reads."""
+        """Close and open again, with all that was written: until then every write fails after a full disk. Without room, raises and stays open for reads."""
         if self.is_open:
             self._check_room()
         with contextlib.suppress(AifError):  # the old handle may fail again while it closes

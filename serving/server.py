@@ -252,8 +252,7 @@ class RankingServer:
             self._find_stale,
             self.ends.ages,
         )
-        choose = functools.partial(choose_version, self.paced)
-        rank_call.final = FinalCall(self.relay, users, choose, self.settings.relay.candidates)
+        rank_call.final = FinalCall(self.relay, users, functools.partial(choose_version, self.paced), self.settings.relay.candidates)
         self.api.open_calls(UserCall(self.paced, users, self.allocator), rank_call)
         self.front.open_calls(self.engine, rank_call, id_kind)
 

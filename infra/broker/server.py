@@ -25,7 +25,7 @@ from infra.folders import user_cache_dir
 from infra.processes import Child, free_ports, port_is_free, start_child, stop_all, wait_ready, wait_until
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 
-_READY_S_MAX = 60.0
+_READY_S_MAX = 120.0  # an idle machine takes 5; a start that fails is seen at once
 _STOP_S_MAX = 15.0
 _PORT_TRIES = 3
 # The collector expands the heap to its maximum before it collects old garbage, and samples of Kafka's own metrics become 3 MiB of it a minute. So the heap

@@ -69,7 +69,7 @@ class PartitionWatch:
 class EndReader:
     """Reads the ends of topics again and again, over one connection.
 
-    It opens a new client once leaders have moved, as they do with each restart of a broker: with what the old one knows of them, it is refused for good.
+    It opens a new client once leaders have moved, as they do when a broker restarts. The broker refuses the old client for good.
     It also does so after `REOPEN_S` without an answer, because a client can lose its last broker for good (infra/kafka/reader.py).
     """
 

@@ -275,17 +275,6 @@ def test_changes_are_such_that_a_score_can_tell(tmp_path: Path) -> None:
     assert not list(open_items(tmp_path, **columns).price_changes(20, 1))
 
 
-def test_changes_for_a_head_that_learns_by_likeness_move_what_it_reads(tmp_path: Path) -> None:
-    """It does not read a price, so a demo on such data timed out waiting for another score."""
-    text = '[items.features]\nprice = "price"\nstock = { column = "stock", realtime = true }\n[train]\nlearns = "LEARNS"\n'
-    for learns, moved in (("likeness", "stock"), ("all", "price")):
-        catalogue = open_items(tmp_path, text.replace("LEARNS", learns), id=[1, 2, 3], price=[1.5, 2, 3], stock=[4, 5, 6.5])
-        before = {u.item_id: u.features for u in catalogue.items()}
-        changes = list(catalogue.price_changes(20, 1))
-        assert changes
-        assert {name for c in changes for name, value in c.features.items() if value != before[c.item_id][name]} == {moved}
-
-
 def test_list_embeddings_milliseconds_and_shown_requests_are_read(number_shop: MeasuredCatalogue) -> None:
     schema = number_shop.schema
     assert schema.id_kind is IdKind.INT64 and schema.mm_width == NUMBER_WIDTH

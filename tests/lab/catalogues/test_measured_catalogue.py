@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lab.catalogues.measured_catalogue import MeasuredCatalogue, draw_candidates
 from schemas.errors import Misconfigured
 from schemas.events import ItemFeaturesUpdate
-from tests.infra.data.shops import DAY_MS, PLAIN_MAPPING, START_MS, open_shop
+from tests.infra.data.shops import DAY_MS, PLAIN_MAPPING, START_MS, open_items, open_shop
 
 USERS, ITEMS, ROWS = 7, 12, 200
 LOG = [(n % USERS, n % ITEMS, START_MS + n * DAY_MS // 2) for n in range(ROWS)]
@@ -76,3 +76,14 @@ def test_candidates_hold_the_relevant_then_the_recent_and_no_more_than_asked(
     assert relevant <= set(drawn) <= pool
     assert drawn == sorted(set(drawn)) and len(drawn) == min(len(pool), most)
     assert set(drawn) - relevant <= recent or recent & pool <= set(drawn)
+
+
+def test_changes_for_a_head_that_learns_by_likeness_move_what_it_reads(tmp_path: Path) -> None:
+    """It does not read a price, so a demo on such data timed out waiting for another score."""
+    text = '[items.features]\nprice = "price"\nstock = { column = "stock", realtime = true }\n[train]\nlearns = "LEARNS"\n'
+    for learns, moved in (("likeness", "stock"), ("all", "price")):
+        catalogue = open_items(tmp_path, text.replace("LEARNS", learns), id=[1, 2, 3], price=[1.5, 2, 3], stock=[4, 5, 6.5])
+        before = {u.item_id: u.features for u in catalogue.items()}
+        changes = list(catalogue.price_changes(20, 1))
+        assert changes
+        assert {name for c in changes for name, value in c.features.items() if value != before[c.item_id][name]} == {moved}

@@ -1,5 +1,5 @@
-"""Versions over an object store that loses answers, refuses, gives old lists, hides new objects and cuts bodies: each goes live, verifies and is what the
-events say, though two workers publish, snapshot and remove at once, and a reader loads what is live."""
+"""An object store loses answers, refuses, gives old lists, hides new objects and cuts bodies. Two workers publish, snapshot and remove at once, and a reader
+loads the live version. Still each version goes live, verifies and agrees with the events."""
 
 import random
 import threading
@@ -66,7 +66,7 @@ class RealClock(ManualClock):
 
 
 class Life:
-    """Two workers and a reader in threads until it is left; `errors` counts by code what they met."""
+    """Two workers and a reader in threads until it is left; `errors` counts their errors by code."""
 
     def __init__(self, world: World, stores: list[IndexStore]) -> None:
         self.errors: Counter[str] = Counter()

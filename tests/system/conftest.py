@@ -3,6 +3,7 @@
 One stage per module, each with topics of its own. Everything that a test waits for is a condition with a deadline.
 """
 
+import contextlib
 import json
 import signal
 import uuid
@@ -176,20 +177,28 @@ class System(Stage):
         return version
 
     def wait_served(self, version: int) -> None:
-        wait_until(lambda: (self.status()["version_token"] or "").startswith(f"{version}."), WAIT_S, f"version {version} to be served")
+        with self.noting_logs():
+            wait_until(lambda: (self.status()["version_token"] or "").startswith(f"{version}."), WAIT_S, f"version {version} to be served")
 
     def wait_state(self, condition: Any, what: str) -> ControlState:
-        wait_until(lambda: condition(self.control_state()), WAIT_S, what)
+        with self.noting_logs():
+            wait_until(lambda: condition(self.control_state()), WAIT_S, what)
         return self.control.state
 
     def server(self) -> PlainClient:
         client = PlainClient(self.url)
-        try:
+        with self.noting_logs():
             wait_ready(self.child("server"), client.is_ready, WAIT_S)
-        except Unavailable as error:
-            error.add_note("\n".join(f"--- {child.name}: {child.log_tail()}" for child in self.children))
-            raise
         return client
+
+    @contextlib.contextmanager
+    def noting_logs(self) -> Iterator[None]:
+        """An error names how each process is and how its log ends."""
+        try:
+            yield
+        except Unavailable as error:
+            error.add_note("\n".join(f"--- {child.name}, alive: {child.alive()}: {child.log_tail()}" for child in self.children))
+            raise
 
     def post(self, path: str, content: bytes | Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()

@@ -278,7 +278,7 @@ class Database(Closeable):
             return DiskFacts(keys, size, debt, sum(1 for _ in self.path.glob("*.sst")))
 
     def reopen(self) -> None:
-        """Close and open again, with all that was written: until then every write fails after a full disk. Without room, raises and stays open for reads."""
+        """Close and open again, and lose nothing: after a full disk every write fails until then. Without room, raises and stays open for reads."""
         if self.is_open:
             self._check_room()
         with contextlib.suppress(AifError):  # the old handle may fail again while it closes

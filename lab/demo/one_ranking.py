@@ -130,9 +130,8 @@ def _native(user: HeldOutUser, item: Id) -> Id:
 
 def _make_dearer(catalogue: Catalogue, features: Mapping[str, Any]) -> dict[str, Any] | None:
     """The features with a higher price and a lower bid, or else with another number that the head reads raw. None if the item has no such number."""
-    numbers = [
-        f.name for f in catalogue.schema.realtime_features if f.kind is NUMERIC and f.statistic is None
-    ]  # `aif statistics` overlays those
+    # `aif statistics` overlays the numbers that are statistics.
+    numbers = [f.name for f in catalogue.schema.realtime_features if f.kind is NUMERIC and f.statistic is None]
     first = sorted(numbers, key=lambda name: name != "price")[:1]
     factors = dict.fromkeys(first, _DEARER) | ({bid: _LOWER_BID} if (bid := catalogue.schema.bid) else {})
     moved = {name: round(value * by, 4) for name, by in factors.items() if isinstance(value := features.get(name), int | float) and value}

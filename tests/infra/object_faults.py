@@ -1,4 +1,4 @@
-"""A line to the S3-compatible server that understands HTTP: it loses answers, refuses, shows old lists, hides new objects, cuts bodies, and stands still."""
+"""A line to the S3-compatible server that understands HTTP: it loses answers, refuses, shows old lists, hides new objects and cuts bodies."""
 
 import contextlib
 import http.client
@@ -16,10 +16,8 @@ Rule = Callable[[str, str], str]  # method and path, with query, to a fault; "" 
 REFUSED = "refused"  # 503 before the server has seen the request
 FAILED = "failed"  # 500 after the server has done it
 LOST = "lost"  # the connection ends after the server has done it
-SWALLOWED = "swallowed"  # no answer until the line ends
 CUT = "cut"  # the connection ends in the middle of the answer's body
 HIDDEN = "hidden"  # 404, or, for a list, the first answer that this list has had
-FULL = "full"  # 507
 
 
 @dataclass
@@ -32,7 +30,6 @@ class FaultyLine:
 
     def __enter__(self) -> Self:
         self._lists: dict[str, bytes] = {}
-        self._ended = threading.Event()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Relay", (_Relay,), {"line": self}))
         self._http.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._http.server_port}"
@@ -40,7 +37,6 @@ class FaultyLine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
         self._http.shutdown()
         self._http.server_close()
 
@@ -64,8 +60,8 @@ class _Relay(BaseHTTPRequestHandler):
         if fault:
             line.seen.append((fault, method, path))
         is_list = "list-type=" in path
-        if fault in (REFUSED, FULL) or (fault == HIDDEN and not is_list):
-            status, text = {REFUSED: (503, b"SlowDown"), FULL: (507, b"XMinioStorageFull"), HIDDEN: (404, b"NoSuchKey")}[fault]
+        if fault == REFUSED or (fault == HIDDEN and not is_list):
+            status, text = {REFUSED: (503, b"SlowDown"), HIDDEN: (404, b"NoSuchKey")}[fault]
             return self._answer(status, [], b"" if method == "HEAD" else b"<Error><Code>" + text + b"</Code></Error>")
         status, headers, data = line.forward(method, path, dict(self.headers.items()), body)
         if is_list:
@@ -73,9 +69,7 @@ class _Relay(BaseHTTPRequestHandler):
             data = first if fault == HIDDEN else data
         if fault == FAILED:
             return self._answer(500, [], b"<Error><Code>InternalError</Code></Error>")
-        if fault in (LOST, SWALLOWED):
-            if fault == SWALLOWED:
-                line._ended.wait()
+        if fault == LOST:
             self.close_connection = True
             return None
         return self._answer(status, headers, data, cut=fault == CUT)

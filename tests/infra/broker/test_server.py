@@ -1,12 +1,10 @@
 """The local broker as a process: real Kafka, started, killed, restarted, refused."""
 
-import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +17,8 @@ from infra.broker.server import answers, start_broker, stop_broker
 from infra.kafka.admin_client import EndReader
 from infra.kafka.reader import TopicFollower
 from infra.processes import wait_until
-from schemas.errors import Incompatible, Misconfigured, Unavailable
+from schemas.errors import Incompatible, Misconfigured
+from tests.infra.kafka.ends import read_ends
 
 
 def _publish(bootstrap_servers: str, topic: str, value: bytes) -> None:
@@ -45,15 +44,6 @@ def _follow(follower: TopicFollower, count: int) -> list[bytes | None]:
     return values
 
 
-def _read_ends(ends: EndReader) -> list[int]:
-    """Asks as a server does. A client that knows the leaders before the restart is refused for good."""
-    for _ in range(30):
-        with contextlib.suppress(Unavailable):
-            return ends.read("kept", 1)
-        time.sleep(0.5)
-    raise AssertionError("no ends in 30 tries")
-
-
 @pytest.mark.timeout(600)
 def test_a_killed_broker_comes_back_at_its_address_with_its_data_for_those_who_follow_it_and_refuses_a_second_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -70,14 +60,14 @@ def test_a_killed_broker_comes_back_at_its_address_with_its_data_for_those_who_f
         ends = EndReader(address)
         with TopicFollower(address, "kept", {0: 0}) as follower:
             assert _follow(follower, 1) == [b"before"]
-            assert _read_ends(ends) == [1]
+            assert read_ends(ends, "kept", 1) == [1]
             broker.kill()
             assert not is_held(tmp_path / "data") and follower.poll(10, 0.2) == []
             broker = start_broker(tmp_path / "data")
             assert broker.bootstrap_servers == address
             _publish(address, "kept", b"after")
             assert _follow(follower, 1) == [b"after"]
-            assert _read_ends(ends) == [2]
+            assert read_ends(ends, "kept", 1) == [2]
         assert _read_all(address, "kept", 2) == [b"before", b"after"]
     finally:
         broker.stop()

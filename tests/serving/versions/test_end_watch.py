@@ -1,16 +1,14 @@
 """Looks at a real broker's ends."""
 
-from contextlib import suppress
-
 from confluent_kafka import Producer
 
 from infra.kafka.admin import apply_topics
 from infra.kafka.admin_client import EndReader
 from infra.kafka.security import KafkaTopics
 from infra.processes import wait_until
-from schemas.errors import Unavailable
 from schemas.topics import ITEM_FEATURES
 from serving.versions.freshness import EndWatch
+from tests.infra.kafka.ends import read_ends
 
 
 def test_rows_at_the_ends_are_fresh_and_a_shard_with_a_record_that_they_lack_is_named(bootstrap_servers: str, topic_prefix: str) -> None:
@@ -37,14 +35,6 @@ def test_a_record_of_an_open_transaction_is_beyond_the_end(bootstrap_servers: st
     producer.produce(topic_prefix + ITEM_FEATURES, b"{}", partition=1)
     assert producer.flush(30) == 0
     reader = EndReader(bootstrap_servers)
-    assert _read_ends(reader, topic_prefix) == [0, 0]
+    assert read_ends(reader, topic_prefix + ITEM_FEATURES, 2) == [0, 0]
     producer.commit_transaction(30)
-    wait_until(lambda: _read_ends(reader, topic_prefix) == [0, 2], 30, "the end behind the transaction's marker")
-
-
-def _read_ends(reader: EndReader, topic_prefix: str) -> list[int]:
-    """Asks again as the watch does: a broker on a busy machine may take longer than one question waits."""
-    for _ in range(30):
-        with suppress(Unavailable):
-            return reader.read(topic_prefix + ITEM_FEATURES, 2)
-    raise AssertionError("no ends in 30 tries")
+    wait_until(lambda: read_ends(reader, topic_prefix + ITEM_FEATURES, 2) == [0, 2], 30, "the end behind the transaction's marker")

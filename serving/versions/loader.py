@@ -22,7 +22,7 @@ from schemas.index.manifest import Manifest, manifest_path
 from serving.engine.tables.arena import ArenaMemory, open_arrays, plan_arena, plan_arena_bytes
 from serving.engine.tables.tables import NO_ROOM, Room, Tables
 
-LOAD_S_MAX = 3600.0  # 10^7 items from a slow disk
+SILENCE_S_MAX = 300.0  # a loader at work sends a sign of life every few seconds, unless it waits for one slow read or for a core
 ARENAS = 2
 _MESSAGE_BYTES_MAX = 1 << 20
 
@@ -63,7 +63,7 @@ class Loader:
             beside = ["beside"] if self._has_loaded else []
             command = [sys.executable, "-m", "serving.versions.loader_process", str(theirs.fileno()), *beside]
             self._child = start_child("loader", command, Path(os.devnull), inherited_fds=[theirs.fileno()], shares_session=True)
-        ours.settimeout(LOAD_S_MAX)
+        ours.settimeout(SILENCE_S_MAX)
         self._connection = ours
 
     def close(self) -> None:
@@ -156,16 +156,22 @@ class Loader:
             self._sent += 1
 
     def _ask(self, request: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
-        """Sends one message and returns the answer. Starts the process again if it has ended. Raises the loader's error, Unavailable (`loader_died`)."""
+        """Sends one message and returns the answer. Starts the process again if it has ended.
+
+        Raises the loader's error, Unavailable: `loader_died`, `loader_silent` (it hangs, and is ended).
+        """
         if self._connection is None:
             self.start()
         assert self._connection is not None
         try:
             socket.send_fds(self._connection, [json.dumps(request).encode()], [] if fd is None else [fd])
-            message = self._connection.recv(_MESSAGE_BYTES_MAX)
-            if not message:
-                raise ConnectionError("the connection is closed")
-            reply = json.loads(message)
+            reply = self._receive(self._connection)
+        except TimeoutError as error:
+            self._stop()
+            raise Unavailable(
+                "loader_silent",
+                f"the loader process said nothing for {SILENCE_S_MAX:g} s while it was asked for {request['op']}; it was ended and is started again",
+            ) from error
         except (OSError, ValueError) as error:
             code = self._stop()
             raise Unavailable(
@@ -175,7 +181,16 @@ class Loader:
             ) from error
         if not reply["ok"]:
             raise _error_of(reply)
-        return dict(reply)
+        return reply
+
+    @staticmethod
+    def _receive(connection: socket.socket) -> dict[str, Any]:
+        """The answer, which comes after any number of signs of life."""
+        while message := connection.recv(_MESSAGE_BYTES_MAX):
+            reply: dict[str, Any] = json.loads(message)
+            if "ok" in reply:
+                return reply
+        raise ConnectionError("the connection is closed")
 
     def _stop(self) -> int | None:
         """Ends the process; its exit code, None if absent."""

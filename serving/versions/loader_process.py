@@ -13,6 +13,7 @@ Protocol: a Unix socket of packets, given by its number; each packet is one mess
     {"op": "open", "arena": 0, "bytes": n} + fd
     {"op": "measure", store, manifest, sha256, rows, id_bytes}
     {"op": "load", "arena": 0, store, manifest, sha256, rows, id_bytes}     rows, id_bytes: room that is needed at least
+    -> {"working": true}, every few seconds while it works, then
     -> {"ok": true, ...} | {"ok": false, "error": class, "code": ..., "message": ...}
 """
 
@@ -39,16 +40,19 @@ from serving.engine_kernels import load_table_kernels
 _MESSAGE_BYTES_MAX = 1 << 20
 SHARE = 0.25  # of a core, for a load in parallel with requests
 _REST_S_MIN = 0.0005  # a shorter rest is not worth the system call
+SIGN_S = 5.0  # between two signs of life
 
 
-def _measure(store: IndexStore, manifest: Manifest, request: dict[str, Any]) -> tuple[int, int]:
+def _measure(store: IndexStore, manifest: Manifest, request: dict[str, Any], rest: Callable[[], None]) -> tuple[int, int]:
     """(live rows of a version, bytes of its text ids), at least those of the request. The bytes are an upper bound: an id in both parts counts twice."""
     rows = max(request["rows"], sum(seal.rows for seal in manifest.seals))
     if manifest.layout.id_kind is IdKind.INT64:
         return rows, 0
     key_bytes = 0
     for seal in manifest.seals:
-        key_bytes += sum(len(k) for block in read_full_part(store, seal.full, manifest.layout, verify=False) for k in block.keys)
+        for block in read_full_part(store, seal.full, manifest.layout, verify=False):
+            key_bytes += sum(len(k) for k in block.keys)
+            rest()
         key_bytes += sum(len(k) for k, _ in read_incremental_part(store, seal.incremental, verify=False))
     return rows, max(request["id_bytes"], key_bytes)
 
@@ -110,11 +114,21 @@ class Pace:
 
 
 class LoaderProcess:
-    """The operations of the loader process, on the arenas that it was sent. `share`: how much of a core a load may use."""
+    """The operations of the loader process, on the arenas that it was sent.
 
-    def __init__(self, share: float = 1.0) -> None:
+    - share: how much of a core a load may use
+    - sign: tells the server that the work goes on; called every SIGN_S
+    """
+
+    def __init__(self, share: float = 1.0, sign: Callable[[], None] = lambda: None) -> None:
         self._arenas: dict[int, ArenaMemory] = {}
-        self.share = share
+        self.share, self._sign, self._signed_s = share, sign, time.monotonic()
+
+    def _between(self) -> None:
+        """Called after each piece of work."""
+        if time.monotonic() - self._signed_s >= SIGN_S:
+            self._sign()
+            self._signed_s = time.monotonic()
 
     def open(self, request: dict[str, Any], fd: int | None) -> dict[str, Any]:
         """Maps an arena instead of the former one of this number, and touches its pages. Raises Unavailable: `arena_not_received` (a process without a free
@@ -128,33 +142,38 @@ class LoaderProcess:
             former.close()
         try:
             memory = self._arenas[request["arena"]] = ArenaMemory(request["bytes"], fd)
-            memory.populate()
+            memory.populate(self._between)
         except OSError as error:
             raise Unavailable("no_arena_memory", f"{error}") from error
         return {}
 
     def measure(self, request: dict[str, Any], _: int | None) -> dict[str, Any]:
         """{"rows", "id_bytes"} that a version needs."""
-        rows, id_bytes = _measure(*_open(request), request)
+        rows, id_bytes = _measure(*_open(request, self._between), request, self._between)
         return {"rows": rows, "id_bytes": id_bytes}
 
     def load(self, request: dict[str, Any], _: int | None) -> dict[str, Any]:
         """Fills an arena. Returns {"rows", "id_bytes"}, from which the other side plans the same arrays. Raises Incompatible (`arena_too_small`)."""
         pace = Pace(self.share)
-        store, manifest = _open(request, pace.rest)
+
+        def rest() -> None:
+            pace.rest()
+            self._between()
+
+        store, manifest = _open(request, rest)
         memory = self._arenas[request["arena"]]
-        rows, id_bytes = _measure(store, manifest, request)
+        rows, id_bytes = _measure(store, manifest, request, rest)
         plan = plan_arena(manifest.layout, memory.size_bytes, rows, id_bytes)
         arrays = open_arrays(plan, memory.buffer)
         reset_arrays(arrays)
         tables = Tables(manifest.layout, plan, arrays)
         pace.begin()
         for seal in manifest.seals:
-            fill_shard(store, manifest, seal, tables, pace.rest)
+            fill_shard(store, manifest, seal, tables, rest)
         return {"rows": rows, "id_bytes": id_bytes}
 
 
-def _open(request: dict[str, Any], rest: Callable[[], None] = lambda: None) -> tuple[IndexStore, Manifest]:
+def _open(request: dict[str, Any], rest: Callable[[], None]) -> tuple[IndexStore, Manifest]:
     store = find_index_store(request["store"], rest)
     return store, decode_manifest(store.get(request["manifest"]), request["sha256"])
 
@@ -170,7 +189,7 @@ def _answer(call: Callable[[dict[str, Any], int | None], dict[str, Any]], reques
 
 def serve(connection: socket.socket, share: float = 1.0) -> None:
     """Answers messages until the other end closes the socket. `share` of a core for the loads up to the first that succeeds."""
-    reader = LoaderProcess(share)
+    reader = LoaderProcess(share, lambda: _send(connection, {"working": True}))
     while True:
         message, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES_MAX, 1)
         if not message:
@@ -181,7 +200,11 @@ def serve(connection: socket.socket, share: float = 1.0) -> None:
         if request["op"] == "load" and reply["ok"]:
             reader.share = SHARE
             _give_way()
-        connection.send(json.dumps(reply).encode())
+        _send(connection, reply)
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.send(json.dumps(message).encode())
 
 
 def _give_way() -> None:

@@ -14,7 +14,7 @@ import errno
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,8 +134,8 @@ class ArenaMemory:
             os.close(self.fd)
             raise
 
-    def populate(self) -> None:
-        """Touches every page once, so that no request pays for a page fault. Raises OSError if there is not so much memory.
+    def populate(self, between: Callable[[], None] = lambda: None) -> None:
+        """Touches every page once, so that no request pays for a page fault. Raises OSError if there is not so much memory. `between`: called after each piece.
 
         A page that another process has touched takes 50 ns here instead of 250, so the serving process lets the loader go first.
         """
@@ -147,6 +147,7 @@ class ArenaMemory:
                 if error.errno in (errno.ENOMEM, errno.EFAULT):
                     raise  # any other error is that of a kernel that does not know the call
                 np.frombuffer(self.buffer, np.uint8, size, at)[:: mmap.PAGESIZE] = 0
+            between()
 
     def close(self) -> None:
         """Closes the descriptor, and the mapping unless arrays still refer to it; then it ends with them."""

@@ -4,10 +4,13 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from schemas.index.manifest import Manifest, encode_manifest, manifest_path
 from serving.engine.tables.arena import ArenaMemory
 from serving.engine.tables.changes import encode_ids
 from serving.engine.tables.tables import Room
+from serving.versions import loader_process
 from serving.versions.loader import Loader, Source
 from serving.versions.loader_process import LoaderProcess, Pace
 from tests.schemas.model.samples import SPECS
@@ -183,7 +187,7 @@ def test_arenas_for_which_there_is_no_memory_are_named_and_nothing_of_them_stays
 ) -> None:
     source, loader, opened = publish(store, version), Loader(1 << 16 if second_fails else 1 << 60), list[int]()
 
-    def populate(memory: ArenaMemory) -> None:
+    def populate(memory: ArenaMemory, **_: Any) -> None:
         opened.append(memory.fd)
         if len(opened) % 2 == 0:
             raise OSError(errno.ENOMEM, "out of memory")
@@ -247,6 +251,40 @@ def test_a_loader_that_ends_before_it_has_its_arenas_costs_no_load_and_in_a_load
         with pytest.raises(Unavailable, match=r"loader_died: .*with code -9 .*asked for load"):
             loader.load(source, 1)
     assert loader.load(source, 1).rows == 150 and killed
+
+
+def test_a_loader_that_hangs_is_ended_named_and_replaced(
+    version: Version, store: IndexStore, loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = publish(store, version)
+    loader.load(source, 0)
+    monkeypatch.setattr("serving.versions.loader.SILENCE_S_MAX", 0.5)
+    loader._connection.settimeout(0.5)
+    os.kill(loader._child.pid, signal.SIGSTOP)
+    with pytest.raises(Unavailable, match=r"loader_silent: .*nothing for 0\.5 s .*asked for load; it was ended"):
+        loader.load(source, 1)
+    monkeypatch.undo()
+    assert loader.load(source, 1).rows == 150
+
+
+def test_work_sends_signs_of_life_which_are_no_answer(version: Version, store: IndexStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, (ours, theirs) = publish(store, version), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(loader_process, "SIGN_S", 0.0)
+    ours.settimeout(30.0)
+    memory = ArenaMemory(1 << 20)
+    thread = threading.Thread(target=loader_process.serve, args=(theirs,))
+    thread.start()
+    with theirs:
+        with ours:
+            socket.send_fds(ours, [json.dumps({"op": "open", "arena": 0, "bytes": 1 << 20}).encode()], [memory.fd])
+            signs = [ours.recv(1 << 20)]
+            assert Loader._receive(ours) == {"ok": True}
+            ours.send(json.dumps({"op": "load", "arena": 0, **source.message()}).encode())
+            signs.append(ours.recv(1 << 20))
+            assert Loader._receive(ours)["rows"] == 150
+        thread.join()
+    memory.close()
+    assert [json.loads(sign) for sign in signs] == [{"working": True}] * 2
 
 
 def test_an_arena_whose_descriptor_was_lost_on_its_way_is_not_replaced_by_memory_of_its_own() -> None:

@@ -278,7 +278,7 @@ def _reason(answer: httpx.Response) -> str | None:
         return None
     try:
         return str(answer.json()["reason"])
-    except (ValueError, TypeError, KeyError):  # a proxy answered
+    except (ValueError, TypeError, KeyError, RecursionError):  # a proxy answered
         return f"HTTP {answer.status_code}: {answer.text[:200]}"
 
 

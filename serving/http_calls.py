@@ -79,7 +79,7 @@ def decode_object(answer: httpx.Response) -> dict[str, Any]:
     _check_status(answer)
     try:
         return dict(answer.json())
-    except (ValueError, TypeError) as error:  # no JSON, or no object
+    except (ValueError, TypeError, RecursionError) as error:  # no JSON, or no object
         raise Incompatible("bad_answer", f"{answer.url} answered something else than a JSON object: {error}") from error
 
 

@@ -23,14 +23,14 @@ def open_hanging() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def open_proxy(status: int) -> Iterator[str]:
+def open_proxy(status: int, body: bytes = b"<html>busy</html>") -> Iterator[str]:
     """A proxy that answers by itself."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(b"<html>busy</html>")
+            self.wfile.write(body)
 
         do_POST = do_GET
 
@@ -66,11 +66,14 @@ def test_a_server_that_hangs_is_waited_for_no_longer_than_asked(wait: Callable[[
 
 
 @pytest.mark.parametrize("look", [Client.status, Client.allocation, lambda client: client.switch_allocation("off")])
-def test_an_answer_that_is_no_json_is_an_error_of_ours(look: Callable[[Client], Any]) -> None:
-    with open_proxy(200) as url, Client(url) as client, pytest.raises(Incompatible, match="bad_answer"):
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b"[" * 100_000], ids=["html", "nested"])
+def test_an_answer_that_is_no_json_is_an_error_of_ours(look: Callable[[Client], Any], body: bytes) -> None:
+    with open_proxy(200, body) as url, Client(url) as client, pytest.raises(Incompatible, match="bad_answer"):
         look(client)
 
 
 def test_a_proxy_that_answers_instead_of_the_server_is_named() -> None:
     with open_proxy(502) as url, Client(url) as client, pytest.raises(Unavailable, match="HTTP 502: <html>busy"):
+        client.wait_ready(0.1)
+    with open_proxy(503, b"[" * 100_000) as url, Client(url) as client, pytest.raises(Unavailable, match=r"HTTP 503: \[\["):
         client.wait_ready(0.1)

@@ -8,10 +8,12 @@ same form.
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 
+SELDOM_S = 60.0
 _REPEATED_S = 10.0
 _TEXTS_KEPT = 1_000
 # Their lines of level info are shown only at level debug: forty lines of a worker's start. Services of Faust log under the module of their class, also
@@ -74,4 +76,20 @@ class _NotAgainSoon(logging.Filter):
         if len(self._told_at) >= _TEXTS_KEPT:
             self._told_at.clear()
         self._told_at[text] = now
+        return True
+
+
+class Seldom:
+    """When to log something that may happen thousands of times a second: the first time, then once in SELDOM_S. `count`: how often it happened so far."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic, self._logged_s, self.count = monotonic, float("-inf"), 0
+
+    def happened(self, times: int = 1) -> bool:
+        """Counts it. Whether it is time to log it."""
+        self.count += times
+        now_s = self._monotonic()
+        if now_s < self._logged_s + SELDOM_S:
+            return False
+        self._logged_s = now_s
         return True

@@ -17,6 +17,7 @@ from infra.kafka.admin_client import EndReader
 from infra.kafka.follower_thread import FollowerThread
 from infra.kafka.reader import SourceRecord
 from infra.kafka.security import KafkaTopics
+from infra.logs import Seldom
 from schemas.decoding import decode_record
 from schemas.errors import RejectedInput, Unavailable
 from schemas.events import StatisticsReport
@@ -76,6 +77,7 @@ class StatisticsWatch(FollowerThread):
     def __init__(self, kafka: KafkaTopics) -> None:
         self._began_s = time.monotonic()
         self._named_at_s: dict[str, float] = {}
+        self._skipped = Seldom()
         super().__init__(kafka, STATISTICS_REPORTS, _RETRY_S, "the ages of statistics grow")
 
     def begin(self, topic: str) -> Mapping[int, int]:
@@ -102,7 +104,8 @@ class StatisticsWatch(FollowerThread):
         try:
             report = decode_record(StatisticsReport, record.value)
         except RejectedInput as error:
-            logger.warning("report_skipped", error=str(error))
+            if self._skipped.happened():
+                logger.warning("report_skipped", error=str(error), count=self._skipped.count)
             return
         names = [*report.names, *(OF_USER + name for name in report.user_names)]
         held = self._named_at_s if len(self._named_at_s) < _NAMES_MAX else {}  # names of no statistic must not fill the memory

@@ -28,6 +28,7 @@ from infra.index.parts import read_checkpoint_copy, read_manifest
 from infra.index.store import find_index_store
 from infra.kafka.reader import SourceRecord
 from infra.kafka.security import KafkaTopics
+from infra.logs import Seldom
 from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.layout import row_layout
@@ -77,6 +78,7 @@ class VersionFollower(OneThread):
         self.last_error = ""
         self._last_checkpoint: CheckpointFile | None = None
         self.counters = {"loads": 0, "load_failures": 0, "flips": 0, "corrupted": 0, "strangers": 0}
+        self._strangers = Seldom()
         self._load_seconds: deque[float] = deque(maxlen=_LOADS_KEPT)
         self._retry = (0.0, PAUSE_S_MIN, -1)  # (not before this time, the last pause, the log's length then)
         self._waiting: VersionToken | None = None  # could be loaded, and waits for an arena
@@ -319,13 +321,15 @@ class VersionFollower(OneThread):
 
     def _pass_over(self, record: SourceRecord) -> None:
         self.counters["strangers"] += 1
-        logger.error(
-            "delta_passed_over",
-            partition=record.partition,
-            offset=record.offset,
-            record_bytes=len(record.value or b""),
-            why="no shard wrote this record of index-deltas; allow only workers to write there",
-        )
+        if self._strangers.happened():
+            logger.error(
+                "delta_passed_over",
+                partition=record.partition,
+                offset=record.offset,
+                record_bytes=len(record.value or b""),
+                count=self._strangers.count,
+                why="no shard wrote this record of index-deltas; allow only workers to write there",
+            )
 
     def _discard(self, held: Held, former: Held | None) -> None:
         """Gives up a version that was admitted and cannot be served. `former`: an older copy of it in the other arena, which is held again."""

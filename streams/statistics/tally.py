@@ -28,6 +28,7 @@ import numpy as np
 from infra.clock import Clock
 from infra.failpoints import failpoint
 from infra.kafka.reader import SourceRecord
+from infra.logs import Seldom
 from infra.rocks import open_database
 from infra.rocks_scan import Scan
 from schemas.decoding import STATISTICS_OP, user_features_key
@@ -63,7 +64,6 @@ _KEY = struct.Struct(">BHQ")  # side, counter, step; the index key of the item o
 _VALUE = struct.Struct("<q")
 _BATCH_RECORDS_MAX = 500
 _REMAKE_EVERY_S = 30.0  # without events: windows move, days pass
-_SAY_EVERY_S = 60.0
 _encode_json = msgspec.json.encode
 _log = logging.getLogger("aif.streams.statistics")
 
@@ -98,7 +98,7 @@ class Tally(OutboxOwner):
         self.ends: Mapping[str, int] = {}  # of the log, as last seen; the process keeps them current
         self._target: Mapping[str, int] = {}  # everything before it is counted before anything is sent
         self._starts: Mapping[str, int] = {}  # of partitions of which the directory may know nothing yet
-        self._ahead, self._ahead_said_s = 0, float("-inf")  # events from the future, and when that was said
+        self._ahead = Seldom(clock.monotonic)  # events from the future
         super().__init__(open_database(directory, (COUNTS, ITEMS, USERS, META, OUTBOX)))
         try:
             self._read()
@@ -227,15 +227,13 @@ class Tally(OutboxOwner):
         self._changed |= bool(events) or any(moved)
 
     def _note_ahead(self, ahead: Sequence[Event]) -> None:
-        """Says once a minute that events are left out: it may be the clock of this machine that is wrong."""
-        self._ahead += len(ahead)
-        if (now_s := self._clock.monotonic()) >= self._ahead_said_s + _SAY_EVERY_S:
-            self._ahead_said_s = now_s
+        """Logs once a minute that events are left out: the clock of this machine may be wrong."""
+        if self._ahead.happened(len(ahead)):
             ahead_s = (max(event[3] for event in ahead) - self._clock.now_ms()) / 1_000
             _log.warning(
                 "events_left_out count=%d: dated more than an hour after the clock of this machine, the last by %.0f s. If the clock is behind, "
                 "set it, stop this process, remove %s and start it again: it counts the log again",
-                self._ahead, ahead_s, self.database.path,
+                self._ahead.count, ahead_s, self.database.path,
             )  # fmt: skip
 
     def _stored(self, side: Side, changes: Iterable[Change]) -> dict[Change, int | None]:

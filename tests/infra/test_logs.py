@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+from infra.logs import SELDOM_S, Seldom
+
 _CODE = """
 import logging
 from infra.logs import open_logs
@@ -37,3 +39,11 @@ def test_what_a_client_without_a_broker_repeats_is_told_once_a_while() -> None:
 def test_text_is_key_value_pairs() -> None:
     assert "event='shard opened'" in _lines("text")[0]
     assert "shard=3" in _lines("text")[0]
+
+
+def test_a_flood_is_logged_at_its_start_and_then_once_a_minute_with_its_count() -> None:
+    now_s = [5.0]
+    seldom = Seldom(lambda: now_s[0])
+    assert [seldom.happened(2) for _ in range(3)] == [True, False, False]
+    now_s[0] += SELDOM_S
+    assert (seldom.happened(), seldom.happened(), seldom.count) == (True, False, 8)

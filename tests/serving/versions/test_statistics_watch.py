@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from infra.kafka.reader import SourceRecord
 from schemas.events import StatisticsReport, encode_record
 from schemas.topics import STATISTICS_REPORTS
@@ -40,3 +42,11 @@ def test_reports_of_ever_other_names_do_not_fill_the_memory() -> None:
     for n in range(100):
         watch.take(report(["taken", *(f"forged_{n}_{m}" for m in range(255))]))
     assert len(watch._named_at_s) <= 3_000 and watch.ages_s(["taken"])["taken"] is not None
+
+
+def test_forged_reports_do_not_fill_the_log() -> None:
+    watch = open_watch()
+    with capture_logs() as lines:
+        for n in range(100):
+            watch.take(SourceRecord(STATISTICS_REPORTS, 0, n, None, b"no report"))
+    assert [(line["event"], line["count"]) for line in lines] == [("report_skipped", 1)]

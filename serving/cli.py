@@ -33,7 +33,7 @@ def serve(
     grpc_port: Annotated[int | None, typer.Option(help="Port of gRPC; 0 = any free one (default: the next one).")] = None,
     store: Store = None,
     bootstrap: Bootstrap = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto (default: AIF_ENGINE__DEVICE, auto).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: AIF_ENGINE__DEVICE, cpu).")] = None,
     address_file: Annotated[Path | None, typer.Option(help="Write {url, grpc, pid} here once the ports are open.")] = None,
 ) -> None:
     """Serve rankings: follow the control log, load versions, answer requests. Ends cleanly on SIGTERM or Ctrl-C.

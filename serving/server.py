@@ -16,7 +16,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,12 +80,13 @@ class RankingServer:
     def __init__(self, settings: ServerSettings) -> None:
         """Starts nothing yet. Raises Misconfigured if the settings cannot work."""
         check_exposure(settings.serve.host, settings.serve.token, settings.serve.allow_open)
+        _check_device(settings.engine.device)
         self.settings = settings
         self.metrics = Metrics()
         count_faults(self.metrics)
         self.bootstrap = settings.connection()
         self.control_log = ControlLog(find_index_store(settings.index.store, look=False))
-        self.engine = Engine(_device(settings.engine.device), settings.serve.requests_max)
+        self.engine = Engine(settings.engine.device, settings.serve.requests_max)
         kafka = KafkaTopics(self.bootstrap, settings.kafka.topic_prefix)
         self.versions = VersionFollower(self.engine, settings.index.store, kafka, settings.engine.poll_s, settings.engine.arena_bytes)
         self.ends, self.statistics = EndWatch(kafka), StatisticsWatch(kafka)
@@ -366,21 +366,18 @@ def _write_address(path: Path, address: Mapping[str, Any]) -> None:
         ) from error
 
 
-def _device(wanted: str) -> str:
-    """Raises Misconfigured (`no_cuda`) where it is wanted and missing. Without torch, which `aif[serve]` does not bring, auto is the CPU."""
-    if wanted == "cpu" or ((wanted == "cuda" or find_spec("torch") is not None) and _has_cuda()):
-        return wanted if wanted != "auto" else "cuda"
-    if wanted == "cuda":
+def _check_device(device: str) -> None:
+    """Raises Misconfigured (`no_cuda`) where cuda is wanted and missing."""
+    if device == "cuda" and not _has_cuda():
         raise Misconfigured(
             "no_cuda", "device cuda is wanted and torch finds no CUDA device here; install its driver, or give --device cpu"
         )
-    return "cpu"
 
 
 def _has_cuda() -> bool:
     if not _NVIDIA.exists():
         return False
-    import torch  # takes seconds, which a machine without such a device is spared
+    import torch  # a server on a CPU runs without it
 
     return torch.cuda.is_available()
 

@@ -95,7 +95,7 @@ class ServeSection(Section):
 class EngineSection(Section):
     """The engine: its device, the memory of versions, the checks of its answers."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device of the engine")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Device of the engine; the code for cuda has not run on a GPU yet")
     arena_bytes: int = Field(0, ge=0, description="Memory of each of the two version arenas at the start; 0: 1.5 times the first version")
     poll_s: float = Field(0.2, gt=0, le=60, description="Time between two reads of the control log")
     parity_share: float = Field(0.001, ge=0, le=1, description="Share of answers that the reference recomputes; 0: none")

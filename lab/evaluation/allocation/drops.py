@@ -1,9 +1,9 @@
 """Share of requests dropped against value lost: by rule, by a model, at random, and by who knows the truth.
 
 A user's chance of a valid request moves slowly. A model is fitted each round and drops a share of the next one. Its value is the chance times the worth
-of a valid request. Three ways to learn: `ips` from answered requests, weighted; `undropped` from the random slice alone; `invalid` takes drops as invalid.
+of a valid request. It learns from answered requests, weighted by one over the chance to be answered.
 
-The weight is one over the chance to be answered. A dropped request has no label: taken as invalid it would confirm the model that dropped it.
+A dropped request has no label. Taken as invalid, it would confirm the model that dropped it; the evaluation shows what this fault costs.
 
 Arrays: U users, S steps, R requests, F features.
 """
@@ -60,8 +60,8 @@ def drop_by_truth(seed: int, share: float) -> float:
     return float(value[value < np.quantile(value, share)].sum() / value.sum())
 
 
-def drop_by_model(seed: int, share: float, way: str = "ips") -> tuple[float, float]:
-    """(share dropped, share of the value lost) over the rounds in which the model drops."""
+def drop_by_model(seed: int, share: float, *, drops_are_invalid: bool = False) -> tuple[float, float]:
+    """(share dropped, share of the value lost) over the rounds in which the model drops. `drops_are_invalid`: it learns from drops too, which is a fault."""
     chance_SU, worth_U = draw_users(seed)
     rng = np.random.default_rng(seed)
     row_U, rate_U, since_U = np.zeros(USERS), np.full(USERS, 0.25), np.zeros(USERS)
@@ -81,8 +81,8 @@ def drop_by_model(seed: int, share: float, way: str = "ips") -> tuple[float, flo
                     dropped + int(drop_U.sum()),
                     asked + USERS,
                 )
-            answered_U = np.where(wanted_U, UNDROPPED, 1.0) if way == "ips" else np.ones(USERS)
-            use_U = {"ips": ~drop_U, "invalid": np.ones(USERS, bool), "undropped": slice_U if len(w_F) else ~drop_U}[way]
+            answered_U = np.ones(USERS) if drops_are_invalid else np.where(wanted_U, UNDROPPED, 1.0)
+            use_U = np.ones(USERS, bool) if drops_are_invalid else ~drop_U
             seen.append((x_UF[use_U], (valid_U & ~drop_U)[use_U], answered_U[use_U]))
             row_U = np.where(drop_U, 0, np.where(valid_U, 0, row_U + 1))
             rate_U = np.where(drop_U, rate_U, np.clip(rate_U + 0.15 * (valid_U - rate_U), 0.01, 0.99))

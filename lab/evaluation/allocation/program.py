@@ -5,12 +5,15 @@ decides has learnt from noisy outcomes of other users, and a gate that sees thir
 row decides, as in a server.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import t as student
 
 from infra.command import say
 from infra.figures import Figures, Interval
@@ -38,83 +41,54 @@ from schemas.knapsack import choose, find_price, take
 ALLOCATION = read_bench("eval allocation")
 REQUESTS, QUICK_REQUESTS = 24_000, 12_000
 ANSWERS, QUICK_ANSWERS = 600, 250
-_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}  # 97.5%, by number of seeds
 
 Curves = dict[str, tuple[list[float], list[float]]]
+
+
+class OfSeeds:
+    """Figures as each seed gives them."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, name: str, value: float) -> None:
+        """A figure of the next seed."""
+        self._values[name].append(value)
+
+    def means(self) -> dict[str, Interval]:
+        """The mean of each figure over the seeds, with its interval; one seed has none."""
+        return {name: _interval(np.array(values)) for name, values in self._values.items()}
+
+
+def _interval(values: np.ndarray) -> Interval:
+    mean, seeds = float(values.mean()), len(values)
+    half = float(student.ppf(0.975, seeds - 1) * values.std(ddof=1) / seeds**0.5) if seeds > 1 else math.nan
+    return Interval(mean, mean - half, mean + half)
 
 
 def run_allocation(out: Path, quick: bool, seeds: range) -> Figures:
     """All figures; writes `allocation.svg` into `out`."""
     requests, answers = (QUICK_REQUESTS, QUICK_ANSWERS) if quick else (REQUESTS, ANSWERS)
-    figures = Figures(ALLOCATION, {"requests": requests, "answers": answers, "seeds": len(seeds), "first_seed": seeds[0]})
-    found, curves = list[dict[str, float]](), Curves()
-    for seed in seeds:
-        tell = partial(_tell, f"seed {seed}, {len(found) + 1} of {len(seeds)}")
+    report = Figures(ALLOCATION, {"requests": requests, "answers": answers, "seeds": len(seeds), "first_seed": seeds[0]})
+    figures, curves = OfSeeds(), Curves()
+    for number, seed in enumerate(seeds, 1):
+        tell = partial(_tell, f"seed {seed}, {number} of {len(seeds)}")
         tell("requests")
         library = make_library(requests, requests // 4, seed)
-        found.append(_measure(library, seed, answers, tell, curves))
-    add_allocation_figures(figures, found)
+        _measure(figures, library, seed, answers, tell, curves)
+    for name, mean in figures.means().items():
+        report.add_interval(name, mean)
     out.mkdir(parents=True, exist_ok=True)
     draw_curves(out / "allocation.svg", curves)
-    return figures
-
-
-def add_allocation_figures(figures: Figures, found: Sequence[Mapping[str, float]]) -> None:
-    """The figures of all seeds, each with its interval."""
-
-    def over_seeds(name: str) -> Interval:
-        return _interval([of[name] for of in found])
-
-    figures.add_interval("regret_known", over_seeds("regret_known"))
-    for budget in (f"{share * 100:.0f}" for share in SHARES):
-        figures.add_interval(f"value_over_tuned_{budget}", over_seeds(f"value_over_tuned_{budget}"))
-        figures.add_interval(f"value_over_today_{budget}", over_seeds(f"value_over_today_{budget}"))
-        figures.add_interval(f"cost_saved_tuned_{budget}", over_seeds(f"cost_saved_tuned_{budget}"))
-        figures.add_interval(f"cost_saved_today_{budget}", over_seeds(f"cost_saved_today_{budget}"))
-        figures.add_interval(f"gate_open_{budget}", over_seeds(f"gate_open_{budget}"))
-        figures.add_interval(f"gate_lift_{budget}", over_seeds(f"gate_lift_{budget}"))
-        figures.add_interval(f"ungated_over_tuned_{budget}", over_seeds(f"ungated_over_tuned_{budget}"))
-        figures.add_interval(f"blind_over_tuned_{budget}", over_seeds(f"blind_over_tuned_{budget}"))
-        figures.add_interval(f"mix_over_tuned_{budget}", over_seeds(f"mix_over_tuned_{budget}"))
-        figures.add_interval(f"believed_over_true_{budget}", over_seeds(f"believed_over_true_{budget}"))
-    figures.add_interval("judged_by_itself_15", over_seeds("judged_by_itself_15"))
-    figures.add_interval("judged_by_truth_15", over_seeds("judged_by_truth_15"))
-    for policy in POLICIES[1:]:
-        figures.add_interval(f"day_over_tuned_{policy}", over_seeds(f"day_over_tuned_{policy}"))
-    for policy in ("feedback", "mpc"):
-        figures.add_interval(f"utilisation_{policy}", over_seeds(f"utilisation_{policy}"))
-        figures.add_interval(f"over_utilisation_{policy}", over_seeds(f"over_utilisation_{policy}"))
-        figures.add_interval(f"spike_over_utilisation_{policy}", over_seeds(f"spike_over_utilisation_{policy}"))
-        figures.add_interval(f"refused_{policy}", over_seeds(f"refused_{policy}"))
-    for minutes in (0, 10, 30):
-        figures.add_interval(f"calibration_{minutes}", over_seeds(f"calibration_{minutes}"))
-        figures.add_interval(f"ece_{minutes}", over_seeds(f"ece_{minutes}"))
-        figures.add_interval(f"uncalibrated_{minutes}", over_seeds(f"uncalibrated_{minutes}"))
-        figures.add_interval(f"calibrated_on_random_{minutes}", over_seeds(f"calibrated_on_random_{minutes}"))
-        figures.add_interval(f"cached_value_{minutes}", over_seeds(f"cached_value_{minutes}"))
-        figures.add_interval(f"cached_hr_at_100_{minutes}", over_seeds(f"cached_hr_at_100_{minutes}"))
-    figures.add_interval("cached_over_tuned_15", over_seeds("cached_over_tuned_15"))
-    figures.add_interval("rule_dropped_5", over_seeds("rule_dropped_5"))
-    figures.add_interval("rule_lost_5", over_seeds("rule_lost_5"))
-    figures.add_interval("model_dropped_30", over_seeds("model_dropped_30"))
-    figures.add_interval("model_lost_30", over_seeds("model_lost_30"))
-    figures.add_interval("truth_lost_30", over_seeds("truth_lost_30"))
-    figures.add_interval("drops_as_invalid_lost_30", over_seeds("drops_as_invalid_lost_30"))
+    return report
 
 
 def _tell(seed: str, step: str) -> None:
     say(f"{seed}: {step}")
 
 
-def _interval(values: list[float]) -> Interval:
-    mean, half = float(np.mean(values)), float("nan")
-    if len(values) > 1:
-        half = _STUDENT.get(len(values), 2.0) * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return Interval(mean, mean - half, mean + half)
-
-
-def _measure(library: Library, seed: int, answers: int, tell: Callable[[str], None], curves: Curves) -> dict[str, float]:
-    """One seed's figures. The curves are of the first seed."""
+def _measure(figures: OfSeeds, library: Library, seed: int, answers: int, tell: Callable[[str], None], curves: Curves) -> None:
+    """Adds one seed's figures. The curves are of the first seed."""
     rng = np.random.default_rng([seed, 5])
     learn, others, judge = split_users(library)
     tell("values and budgets")
@@ -127,58 +101,53 @@ def _measure(library: Library, seed: int, answers: int, tell: Callable[[str], No
         "values known": Frontier.of(true_RA, true_RA, cost_RA),
     }
     learnt, blind, mixed = (measure_budgets(judge, frontiers[name]) for name in list(frontiers)[:3])
-    of_seed = {"regret_known": max(of.regret_known for of in learnt.values())}
+    figures.add("regret_known", max(of.regret_known for of in learnt.values()))
     for share in SHARES:
         gate = judge_gate(table, learn, others, share, rng)
-        served, name = (learnt if gate.serves else blind)[share], f"{share:.0%}".rstrip("%")
-        of_seed |= {
-            f"value_over_tuned_{name}": served.over_tuned,
-            f"value_over_today_{name}": served.over_today,
-            f"cost_saved_tuned_{name}": served.saved_tuned,
-            f"cost_saved_today_{name}": served.saved_today,
-            f"gate_open_{name}": float(gate.serves),
-            f"gate_lift_{name}": gate.lift,
-            f"ungated_over_tuned_{name}": learnt[share].over_tuned,
-            f"blind_over_tuned_{name}": blind[share].over_tuned,
-            f"mix_over_tuned_{name}": mixed[share].over_tuned,
-            f"believed_over_true_{name}": learnt[share].believed_over_true,
-        }
-    of_seed |= _judged_by_itself(judge, cost_RA)
+        served, name = (learnt if gate.serves else blind)[share], f"{100 * share:.0f}"
+        figures.add(f"value_over_tuned_{name}", served.over_tuned)
+        figures.add(f"value_over_today_{name}", served.over_today)
+        figures.add(f"cost_saved_tuned_{name}", served.saved_tuned)
+        figures.add(f"cost_saved_today_{name}", served.saved_today)
+        figures.add(f"gate_open_{name}", float(gate.serves))
+        figures.add(f"gate_lift_{name}", gate.lift)
+        figures.add(f"ungated_over_tuned_{name}", learnt[share].over_tuned)
+        figures.add(f"blind_over_tuned_{name}", blind[share].over_tuned)
+        figures.add(f"mix_over_tuned_{name}", mixed[share].over_tuned)
+        figures.add(f"believed_over_true_{name}", learnt[share].believed_over_true)
+    _judge_by_itself(figures, judge, cost_RA)
     tell("a day")
     priced, traffic = Priced.of(judge, believed_RA, cost_RA), draw_traffic(seed)
     days = {policy: run_day(priced, traffic, policy, seed, table.queue_price) for policy in POLICIES}
-    of_seed |= {f"day_over_tuned_{policy}": days[policy].value / days["static"].value - 1 for policy in POLICIES[1:]}
+    for policy in POLICIES[1:]:
+        figures.add(f"day_over_tuned_{policy}", days[policy].value / days["static"].value - 1)
     for policy in ("feedback", "mpc"):
         day = days[policy]
-        of_seed |= {
-            f"utilisation_{policy}": day.utilisation,
-            f"over_utilisation_{policy}": day.over,
-            f"spike_over_utilisation_{policy}": day.spike_over,
-        }
-        of_seed[f"refused_{policy}"] = day.refused_share
+        figures.add(f"utilisation_{policy}", day.utilisation)
+        figures.add(f"over_utilisation_{policy}", day.over)
+        figures.add(f"spike_over_utilisation_{policy}", day.spike_over)
+        figures.add(f"refused_{policy}", day.refused_share)
     tell("cached answers")
     ages = measure_ages(seed, answers)
     for age_s, minutes in ((0, 0), (600, 10), (1800, 30)):
         at = ages[age_s]
-        of_seed |= {f"calibration_{minutes}": at.platt, f"ece_{minutes}": at.platt_ece, f"uncalibrated_{minutes}": at.raw}
-        of_seed |= {
-            f"calibrated_on_random_{minutes}": at.of_random,
-            f"cached_value_{minutes}": at.value,
-            f"cached_hr_at_100_{minutes}": at.hit_rate_100,
-        }
+        figures.add(f"calibration_{minutes}", at.platt)
+        figures.add(f"ece_{minutes}", at.platt_ece)
+        figures.add(f"uncalibrated_{minutes}", at.raw)
+        figures.add(f"calibrated_on_random_{minutes}", at.of_random)
+        figures.add(f"cached_value_{minutes}", at.value)
+        figures.add(f"cached_hr_at_100_{minutes}", at.hit_rate_100)
     keeps = tuple(CachedAge(age_s, at.value) for age_s, at in ages.items())
-    of_seed["cached_over_tuned_15"] = measure_cached(judge, believed_RA, keeps, 60.0, rng)
+    figures.add("cached_over_tuned_15", measure_cached(judge, believed_RA, keeps, 60.0, rng))
     tell("drops")
     rules = {row: drop_by_rule(seed, row) for row in ROWS}
     models = {share: drop_by_model(seed, share) for share in DROP_SHARES}
-    of_seed |= {
-        "rule_dropped_5": rules[5][0],
-        "rule_lost_5": rules[5][1],
-        "model_dropped_30": models[0.3][0],
-        "model_lost_30": models[0.3][1],
-    }
-    of_seed["truth_lost_30"] = drop_by_truth(seed, models[0.3][0])
-    of_seed["drops_as_invalid_lost_30"] = drop_by_model(seed, 0.3, "invalid")[1]
+    figures.add("rule_dropped_5", rules[5][0])
+    figures.add("rule_lost_5", rules[5][1])
+    figures.add("model_dropped_30", models[0.3][0])
+    figures.add("model_lost_30", models[0.3][1])
+    figures.add("truth_lost_30", drop_by_truth(seed, models[0.3][0]))
+    figures.add("drops_as_invalid_lost_30", drop_by_model(seed, 0.3, drops_are_invalid=True)[1])
     if not curves:
         full, whole = float(cost_RA[:, -1].mean()), float(true_RA[:, -1].mean())
         for name, frontier in frontiers.items():
@@ -192,18 +161,15 @@ def _measure(library: Library, seed: int, answers: int, tell: Callable[[str], No
         curves["drop: truth known"] = (list(DROP_SHARES), [drop_by_truth(seed, share) for share in DROP_SHARES])
         curves["drop: at random"] = ([0.0, 0.5], [0.0, 0.5])
         curves |= _by_ttl(ages)
-    return of_seed
 
 
-def _judged_by_itself(judge: Library, cost_RA: np.ndarray) -> dict[str, float]:
-    """DCAF's offline protocol at the smallest budget: each request's own predictions decide and judge; and the same decisions by the truth."""
+def _judge_by_itself(figures: OfSeeds, judge: Library, cost_RA: np.ndarray) -> None:
+    """Adds DCAF's offline protocol at the smallest budget: each request's own predictions decide and judge; and the same decisions by the truth."""
     said_RA, true_RA = replace(judge, true_RA=judge.predicted_RA), true_values(judge)
     own_RA, budget = true_values(said_RA), SHARES[0] * float(cost_RA[:, -1].mean())
     action_R = choose(own_RA, cost_RA, find_price(own_RA, cost_RA, budget))
-    return {
-        "judged_by_itself_15": take(own_RA, action_R).mean() / static_value(own_RA, cost_RA, budget, ALL) - 1,
-        "judged_by_truth_15": take(true_RA, action_R).mean() / static_value(true_RA, cost_RA, budget, ALL) - 1,
-    }
+    figures.add("judged_by_itself_15", take(own_RA, action_R).mean() / static_value(own_RA, cost_RA, budget, ALL) - 1)
+    figures.add("judged_by_truth_15", take(true_RA, action_R).mean() / static_value(true_RA, cost_RA, budget, ALL) - 1)
 
 
 def _by_ttl(ages: dict[int, Calibrated]) -> Curves:

@@ -1,7 +1,7 @@
 """Benches that drive processes from outside, on a broker, an index store and workers of their own.
 
 stage.py          the processes of a bench, their progress and their use of the machine
-nearline.py       rates and start of a worker, compared with the bare network and with RocksDB alone
+nearline.py       rates and start of a worker, compared with the bare network
 freshness.py      from publishing an update to the new score in an answer
 statistics.py     from a behaviour to the score that its count gives; streamed against imported statistics
 scale.py          time, disk and memory of a version by number of items

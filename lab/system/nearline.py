@@ -8,9 +8,7 @@
 The rates of increments come from the offsets and times that the worker writes to index-deltas.
 """
 
-import copy
 import itertools
-import random
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,10 +23,8 @@ from infra.clock import SystemClock
 from infra.figures import Figures
 from infra.garbage import settle_garbage_collection
 from infra.kafka.reader import SourceRecord
-from infra.rocks import Database, open_database
 from lab.catalogues.catalogue import Catalogue
 from lab.catalogues.open_catalogue import open_world
-from lab.demo.stage import SHARDS
 from lab.figures.declared import read_bench
 from lab.system.stage import (
     AppliedWatch,
@@ -44,24 +40,22 @@ from schemas.events import ItemFeaturesRecord, NewItemsRecord, encode_record
 from schemas.features import FeatureBlock, encode_features
 from schemas.ids import IdKind
 from schemas.index.control import Init
-from schemas.index.layout import STAMP
-from schemas.limits import UPDATES_PER_RECORD_MAX, WRITE_BATCH_UPDATES_MAX
+from schemas.limits import UPDATES_PER_RECORD_MAX
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.model.checkpoint_file import read_checkpoint_file
 from schemas.model.inputs import FeatureTensors, map_tensors
 from schemas.model.network import AifNetwork
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS, SHARD_TOPICS
 from streams.builders.full_part import encode_blocks
-from streams.core.item import ITEM_HEADER, pack_features
 from streams.encoder import RowEncoder
 from streams.kernels import load_kernels
-from streams.shard.shard import Shard, open_shard
+from streams.shard.shard import open_shard
 from streams.shard.shard_reader import ShardReader, open_shard_reader
 
 NEARLINE = read_bench("bench nearline")
 
 _ROUNDS = 9  # floor and build in turns, the best of each: of 3, other processes may disturb all of one kind
-_APPLY_RECORDS = 4
+_APPLY_RECORDS, _BLOCK_ROWS = 4, 256
 _PACKED_TIMES = 4  # so many more packed updates than single ones: a worker takes thousands of them in one step, and a rate wants many steps
 
 
@@ -85,35 +79,26 @@ def _measure_build(folder: Path, catalogue: Catalogue, figures: Figures) -> None
     write_random_checkpoint(folder / "model.safetensors", catalogue)
     checkpoint = read_checkpoint(folder / "model.safetensors")
     began = tell("fill a shard")
-    seconds = fill_shard(folder / "shard", catalogue, folder / "checkpoint")
+    fill_shard(folder / "shard", catalogue, folder / "checkpoint")
     tell("shard filled", began)
     encoder, rates = RowEncoder(0, read_checkpoint_file(folder / "model.safetensors")), _Rates()
     with open_shard_reader(folder / "checkpoint") as reader:
         block = _read_inputs(checkpoint, reader)
-    tensors, in_fp64 = FeatureTensors.from_block(block), copy.deepcopy(checkpoint.network).double()
+    tensors, network = FeatureTensors.from_block(block), checkpoint.network.double()
     for _ in range(_ROUNDS):
         with open_shard_reader(folder / "checkpoint") as reader:
             rates.take("build", lambda reader=reader: _build(encoder, reader))  # type: ignore[misc] # mypy: a lambda with a default
-        rates.take("floor", lambda: _run_network(in_fp64, tensors, catalogue.item_count, 256))
-        rates.take("floor_fp32", lambda: _run_network(checkpoint.network, tensors, catalogue.item_count, 4_096))
+        rates.take("floor", lambda: _run_network(network, tensors, catalogue.item_count))
     figures.add("full_items_per_s", rates.best["build"])
     figures.add("floor_items_per_s", rates.best["floor"])
     figures.add("full_over_floor", rates.best["build"] / rates.best["floor"])
-    figures.add("floor_fp32_items_per_s", rates.best["floor_fp32"])
-    figures.add("fold_updates_per_s", 2 * catalogue.item_count / seconds)
-    with open_shard_reader(folder / "checkpoint") as reader:
-        first = next(reader.scan_blocks()).features[0]
-    item_bytes = ITEM_HEADER.size + len(pack_features(first))
-    row_bytes = STAMP.itemsize + encoder.layout.row_bytes
-    floor = measure_floor(folder / "floor", catalogue.item_count // SHARDS, item_bytes, row_bytes)
-    figures.add("floor_updates_per_s", floor)
 
 
-def fill_shard(directory: Path, catalogue: Catalogue, checkpoint: Path) -> float:
-    """One shard with the whole catalogue and a checkpoint of it; seconds that `Shard.apply` took, without a version."""
+def fill_shard(directory: Path, catalogue: Catalogue, checkpoint: Path) -> None:
+    """One shard with the whole catalogue, without a version, and a checkpoint of it."""
     load_kernels()
     init = Init(1, 1, IdKind.INT64, {topic: topic for topic in SHARD_TOPICS})
-    shard, seconds = open_shard(directory, 0, init, SystemClock()), 0.0
+    shard = open_shard(directory, 0, init, SystemClock())
     try:
         for topic, record_type, events in (
             (ITEM_FEATURES, ItemFeaturesRecord, catalogue.items()),
@@ -121,17 +106,10 @@ def fill_shard(directory: Path, catalogue: Catalogue, checkpoint: Path) -> float
         ):
             records = _records(topic, record_type, events)
             while batch := list(itertools.islice(records, _APPLY_RECORDS)):
-                seconds += _timed(shard, batch)
+                shard.apply(batch)
         shard.create_checkpoint(checkpoint)
     finally:
         shard.close()
-    return seconds
-
-
-def _timed(shard: Shard, batch: list[SourceRecord]) -> float:
-    began = time.perf_counter()
-    shard.apply(batch)
-    return time.perf_counter() - began
 
 
 def _records(topic: str, record_type: Callable[..., Any], events: Iterable[Any]) -> Iterator[SourceRecord]:
@@ -161,8 +139,7 @@ def _build(encoder: RowEncoder, reader: ShardReader) -> int:
 
 
 def _read_inputs(checkpoint: Checkpoint, reader: ShardReader) -> FeatureBlock:
-    """The input of the network alone. It computes as rows are encoded (fp64 in blocks of 256), and in fp32 at whatever block is fast, whose bits could
-    not be kept."""
+    """The input of the network alone."""
     schema = checkpoint.spec.schema
     items = [item for block in reader.scan_blocks() for item in zip(block.features, block.embeddings, strict=True)]
     vectors = {schema.multimodal: np.stack([np.frombuffer(values or b"", "<f4") for _, values in items])} if schema.multimodal else {}
@@ -170,9 +147,10 @@ def _read_inputs(checkpoint: Checkpoint, reader: ShardReader) -> FeatureBlock:
 
 
 @torch.inference_mode()
-def _run_network(network: AifNetwork, tensors: FeatureTensors, rows: int, block_rows: int) -> int:
-    for at in range(0, rows, block_rows):
-        network.item_rows(map_tensors(tensors, lambda t, at=at: t[at : at + block_rows]))  # type: ignore[misc] # mypy: a lambda with a default
+def _run_network(network: AifNetwork, tensors: FeatureTensors, rows: int) -> int:
+    """Computes all rows, in blocks as rows are encoded; returns their number."""
+    for at in range(0, rows, _BLOCK_ROWS):
+        network.item_rows(map_tensors(tensors, lambda t, at=at: t[at : at + _BLOCK_ROWS]))  # type: ignore[misc] # mypy: a lambda with a default
     return rows
 
 
@@ -263,39 +241,3 @@ def _rate(moments: list[tuple[int, int, int]], before: dict[int, int]) -> float:
         if all(told[s] >= end for s, end in ends.items()):
             return float(np.divide(sum(told.values()) - first[1], max(at_ms - first[0], 1))) * 1_000
     raise AssertionError("the ends were told, so the loop returned")
-
-
-# --- the floor of increments: RocksDB alone -------------------------------------------------------------------------------
-
-_ITEMS, _INCREMENTS = "items", "increments"
-_BATCH_UPDATES = WRITE_BATCH_UPDATES_MAX // UPDATES_PER_RECORD_MAX * UPDATES_PER_RECORD_MAX
-_BATCHES = 12
-_FLOOR_ROUNDS = 3
-
-
-def measure_floor(directory: Path, items: int, item_bytes: int, row_bytes: int) -> float:
-    """Updates per second of processor time, the best of some rounds, of `items` items with values of these sizes."""
-    chance, best = random.Random(0), 0.0
-    keys = [item.to_bytes(8, "big") for item in range(items)]
-    with open_database(directory, (_ITEMS, _INCREMENTS)) as database:
-        for at in range(0, items, _BATCH_UPDATES):
-            some = keys[at : at + _BATCH_UPDATES]
-            _write(database, some, {_ITEMS: item_bytes, _INCREMENTS: row_bytes}, chance)
-        for _ in range(_FLOOR_ROUNDS):
-            runs = [chance.sample(keys, min(items, _BATCH_UPDATES)) for _ in range(_BATCHES)]
-            began = time.process_time()
-            for run in runs:
-                for family in (_ITEMS, _INCREMENTS):
-                    database.multi_get(family, run)
-                _write(database, run, {_ITEMS: item_bytes, _INCREMENTS: row_bytes}, chance)
-            best = max(best, sum(map(len, runs)) / (time.process_time() - began))
-    return best
-
-
-def _write(database: Database, keys: list[bytes], value_bytes: dict[str, int], chance: random.Random) -> None:
-    batch = database.new_batch()
-    for family, size in value_bytes.items():
-        whole = chance.randbytes(2 * size)
-        for place, key in enumerate(keys):
-            batch.put(family, key, whole[place % size : place % size + size])
-    database.write(batch)

@@ -172,7 +172,6 @@ def measure_relay(plan: RelayPlan) -> Figures:
         figures.add("inline_rate_per_s", without_per_s)
         figures.add("relay_rate_per_s", rate_per_s)
         figures.add_ratio("slo_throughput_ratio", rate_per_s, without_per_s)
-        figures.add_ratio("long_throughput_ratio", _search_throughput(longest, relay), _search_throughput(longest, inline))
         _measure_aif(figures, plan, relay)
         say("mixed lengths, prefixes by the trigger ...")
         mixed = list(range(plan.grid.index(length) * plan.users + plan.users))
@@ -234,12 +233,8 @@ def _measure_model(figures: Figures) -> None:
     figures.add("off_path_share_2048", prefix_s / (prefix_s + after_s))
     figures.add("prefix_ms", 1000 * prefix_s)
     figures.add("after_ms", 1000 * after_s)
-    stores = {"fp32": lambda kept: kept, "fp16": lambda kept: kept.half().float(), "int8": _to_int8}
-    for name, store in stores.items():
-        scored = compute(store)[0]
-        figures.add(f"epsilon_{name}", float((scored - whole).abs().max()))
-        if name != "fp32":
-            figures.add(f"top10_kept_{name}", len(_best(scored) & _best(whole)))
+    for name, store in (("fp32", lambda kept: kept), ("fp16", lambda kept: kept.half().float())):
+        figures.add(f"epsilon_{name}", float((compute(store)[0] - whole).abs().max()))
 
 
 def _extend(layers: Layers, tokens: torch.Tensor, kv: Kv, first: int) -> None:
@@ -251,16 +246,6 @@ def _extend(layers: Layers, tokens: torch.Tensor, kv: Kv, first: int) -> None:
 
 def _logits(x: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     return (torch.nn.functional.layer_norm(x, x.shape[-1:]) @ head)[0, :, 0]
-
-
-def _to_int8(kept: torch.Tensor) -> torch.Tensor:
-    """With one scale for each head and token."""
-    scale = kept.abs().amax(-1, keepdim=True).clamp(min=1e-8) / 127
-    return (kept / scale).round().clamp(-127, 127) * scale
-
-
-def _best(logits: torch.Tensor) -> set[int]:
-    return set(logits.topk(10).indices.tolist())
 
 
 # --- over HTTP ------------------------------------------------------------------------------------------------------------
@@ -309,9 +294,8 @@ def _search_throughput(length: int, load: Load) -> float:
 def _measure_aif(figures: Figures, plan: RelayPlan, relay: Load) -> None:
     """AIF's own rankings, with and without as many prefixes as the trigger admits."""
     turns = dict[bool, list[Latencies]]({False: [], True: []})
-    users = list(
-        range(plan.lengths // 2 * plan.users, plan.lengths * plan.users)
-    )  # so many that nearly every signal is for a prefix that is not there
+    # So many that nearly every signal is for a prefix that is not there.
+    users = list(range(plan.lengths // 2 * plan.users, plan.lengths * plan.users))
     random.Random(2).shuffle(users)
     say("AIF's rankings, with and without saturated prefixes ...")
     for _ in range(plan.turns):

@@ -45,11 +45,11 @@ def test_lengths_double_every_eight_steps() -> None:
     assert [grid[0], grid[8], grid[16], grid[32]] == [256, 512, 1_024, 4_096]
 
 
-def test_fp32_in_pieces_is_one_pass_and_stores_of_fewer_bits_are_farther_from_it() -> None:
+def test_fp32_in_pieces_is_one_pass_and_fp16_is_farther_from_it() -> None:
     figures = Figures(RELAY, {})
     _measure_model(figures)
-    fp32, fp16, int8 = (figures.value(f"epsilon_{name}") or 0.0 for name in ("fp32", "fp16", "int8"))
-    assert fp32 <= 1e-5 and fp32 < fp16 <= 1e-3 and fp16 < int8 <= 2e-2
+    fp32, fp16 = (figures.value(f"epsilon_{name}") or 0.0 for name in ("fp32", "fp16"))
+    assert fp32 <= 1e-5 and fp32 < fp16 <= 1e-3
 
 
 class FakeLoad(Load):

@@ -73,9 +73,8 @@ def measure_allocation(plan: AllocationPlan) -> Figures:
     figures = Figures(ALLOCATION_BENCH, asdict(plan))
     world = OverloadPlan(plan.items, plan.users, plan.behaviours, plan.candidates)
     with open_server(world) as server, httpx.Client(base_url=server.url, timeout=60.0) as http:
-        take_short_slices(
-            {threading.get_native_id()}
-        )  # the sender shares a core with the ports, and its time slice would be in every latency
+        # The sender shares a core with the ports, and its time slice would be in every latency.
+        take_short_slices({threading.get_native_id()})
         say("each candidate's value by full work ...")
         judged = judge(server.url, server.requests, plan)
         variants = {"off": len(judged.ids_RC[0]), "queue": len(judged.ids_RC[0]), **{f"static_{n}": n for n in plan.static}}
@@ -105,8 +104,6 @@ def measure_allocation(plan: AllocationPlan) -> Figures:
     figures.add("capacity_per_s", float(np.mean(capacities)))
     figures.add("decision_p50_us", status["decision_p50_us"])
     figures.add("decision_p99_us", status["decision_p99_us"])
-    figures.add("decision_thread_p50_us", status["decision_thread_p50_us"])
-    figures.add("decision_thread_p99_us", status["decision_thread_p99_us"])
     return figures
 
 

@@ -99,7 +99,7 @@ class Allocator:
         self._moments: dict[int, Moment] = {}
         self._prepared: dict[int, Prepared] = {}
         self._prepared_from = tables.known
-        self._took_ns: deque[tuple[int, int]] = deque(maxlen=_TIMED)  # of each decision: by the clock, of its thread
+        self._took_ns: deque[int] = deque(maxlen=_TIMED)  # by decision
         self._counts: Counter[tuple[str, str]] = Counter()
         self._shortened = 0  # requests that got less than full work
 
@@ -119,10 +119,9 @@ class Allocator:
             return Choice(ask)
         if len(self._made) % _TIMED_EACH:
             return self._decide(ask)
-        thread_ns, wall_ns = time.thread_time_ns(), time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         choice = self._decide(ask)
-        wall_ns = time.perf_counter_ns() - wall_ns
-        self._took_ns.append((wall_ns, time.thread_time_ns() - thread_ns))
+        self._took_ns.append(time.perf_counter_ns() - began_ns)
         return choice
 
     def _decide(self, ask: Ask) -> Choice:
@@ -308,8 +307,7 @@ class Allocator:
     def status(self) -> Mapping[str, Any]:
         """The state as plain values."""
         table, blind = self.tables.find()
-        took_us = np.array(self._took_ns or [(0, 0)]) / 1_000
-        (p50_us, thread_p50_us), (p99_us, thread_p99_us) = np.quantile(took_us, (0.5, 0.99), axis=0).tolist()
+        p50_us, p99_us = np.quantile(np.array(self._took_ns or [0]) / 1_000, (0.5, 0.99)).tolist()
         by_mode: dict[str, dict[str, int]] = {}
         for (mode, action), count in sorted(self.counts.items()):
             by_mode.setdefault(mode, {})[action] = count
@@ -328,6 +326,4 @@ class Allocator:
             "actions": by_mode,
             "decision_p50_us": p50_us,
             "decision_p99_us": p99_us,
-            "decision_thread_p50_us": thread_p50_us,
-            "decision_thread_p99_us": thread_p99_us,
         }

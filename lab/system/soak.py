@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
+from scipy.stats import theilslopes
 
 from infra.figures import Figures
 from lab.background import Background
@@ -52,9 +52,7 @@ def slope_per_h(times_s: Sequence[float], values: Sequence[float]) -> float | No
     """The median of the slopes between all pairs of samples, an hour; None of fewer than two samples."""
     if len(times_s) < 2:
         return None
-    at, value = np.asarray(times_s), np.asarray(values)
-    first, second = np.triu_indices(len(at), 1)
-    return float(np.median((value[second] - value[first]) / (at[second] - at[first])) * 3600.0)
+    return float(theilslopes(values, times_s).slope) * 3600.0
 
 
 class UserTraffic(Background):

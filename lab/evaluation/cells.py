@@ -45,7 +45,7 @@ from streams.training.measures import UserValues, calibration
 from streams.training.questions import score_tasks, teacher_ecpm
 from streams.training.trainer import TrainReport, fit
 
-FORM = 2  # of the file and of the measures; part of the digest: raise it when either changes, so that no old cell is read
+FORM = 3  # of the file and of the measures; part of the digest: raise it when either changes, so that no old cell is read
 
 
 @dataclass(frozen=True)

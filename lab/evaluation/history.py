@@ -35,7 +35,7 @@ HISTORY = read_bench("eval history")
 HISTORY_RUNGS = read_bench("eval history --rungs")
 
 MEASURES = ("gauc", "hr_at_100")
-_OF_RUNGS = {"gauc": "GAUC", "hr_at_100": "HR@100", "recall_at_100": "R@100"}
+_OF_RUNGS = {"gauc": "GAUC", "hr_at_100": "HR@100"}
 _RUNG_SEEDS, _WORLD = 3, "long_histories"
 _ITEMS, _CANDIDATES = 100_000, 10_000  # of the engine whose time is measured
 _TURNS, _CALLS = 5, 10
@@ -154,6 +154,5 @@ def history_rungs_section(raw: Mapping[str, Any]) -> list[str]:
     """The report's blocks of a saved `aif eval history --rungs --json`."""
     found, asked = Lookup(raw), raw["config"]
     text = f"""Written by `aif eval history --rungs`: histories of {asked["median"]:,} behaviours in the median, {asked["users"]} users in training,
-    {found.text("users", 0)} measured, {asked["steps"]:,} steps, means over {asked["seeds"]} seeds. The model reads {ModelSpec.behaviours_max} behaviours. R@100
-    equals HR@100 here, because each user has ten relevant items."""
+    {found.text("users", 0)} measured, {asked["steps"]:,} steps, means over {asked["seeds"]} seeds. The model reads {ModelSpec.behaviours_max} behaviours."""
     return [heading("Long histories: rungs"), paragraph(text), *rung_blocks(found, _WORLD, _OF_RUNGS)]

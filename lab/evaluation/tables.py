@@ -32,7 +32,7 @@ TABLES = read_bench("eval tables")
 ALLOWED_PT = (0.1, 0.25, 0.5, 1.0)
 _PAIRS, _HASHES = 400, 60
 _COSINE = "mm_din_simtier"
-MEASURES = ("gauc", "gauc_new", "gauc_buy", "gauc_buy_by_click", "hr_at_100", "recall_at_100", "ctr", "rpm")
+MEASURES = ("gauc", "gauc_new", "gauc_buy", "gauc_buy_by_click", "hr_at_100", "ctr", "rpm")
 ByModel = Mapping[str, Mapping[str, UserValues]]
 
 

@@ -32,7 +32,7 @@ from schemas.model.spec import ModelSpec
 from streams.training.histories import Histories, fold_users
 from streams.training.impressions import Events, TrainingSet, join_table
 from streams.training.item_table import ItemTable, build_item_table
-from streams.training.measures import UserValues, best_columns, expected_aucs, hit_rates, recalls_at_k, teachers_choice
+from streams.training.measures import UserValues, best_columns, expected_aucs, hit_rates, teachers_choice
 from streams.training.questions import ask
 
 # The features that a model without asynchronous inference can afford at ranking time: one of the user's six facets, and no style, trait or occasion
@@ -136,17 +136,14 @@ def measure_purchases(truth: WorldTruth, logits_UCT: np.ndarray) -> dict[str, Us
 
 
 def measure_any(truth: WorldTruth, logits_UC: np.ndarray) -> dict[str, UserValues]:
-    """hr_at_100 and recall_at_100 of click logits [U, C] of `anywhere`, without the 15% more candidates; ctr and rpm of the cascade without and with
-    them (`_more`). All models are ranked by click probability times bid, whatever their `rank_by` is."""
+    """hr_at_100 of click logits [U, C] of `anywhere`, without the 15% more candidates; ctr and rpm of the cascade without and with them (`_more`). All
+    models are ranked by click probability times bid, whatever their `rank_by` is."""
     counted, rows_UC = truth.counted, truth.anywhere
     probability_UC, bid_UC = truth.probabilities(rows_UC), truth.bids(rows_UC)
     ecpm_UC = probability_UC * bid_UC
     scores_UC = bid_UC / (1 + np.exp(-logits_UC.astype(np.float64)))
     relevant_UC = teachers_choice(ecpm_UC[:, :counted], RELEVANT)
-    found = {
-        "hr_at_100": hit_rates(scores_UC[:, :counted], relevant_UC, PRE_RANKED),
-        "recall_at_100": recalls_at_k(scores_UC[:, :counted], relevant_UC, PRE_RANKED),
-    }
+    found = {"hr_at_100": hit_rates(scores_UC[:, :counted], relevant_UC, PRE_RANKED)}
     for suffix, most in (("", counted), ("_more", rows_UC.shape[1])):
         ctr_U, rpm_U = run_cascade(scores_UC[:, :most], probability_UC[:, :most], bid_UC[:, :most])
         found |= {f"ctr{suffix}": _equal_weights(ctr_U), f"rpm{suffix}": _equal_weights(1_000 * rpm_U)}

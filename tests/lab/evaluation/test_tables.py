@@ -28,7 +28,7 @@ def cell(model: str, seed: int, gauc: float) -> Cell:
     """A model whose users share their noise with every other model's."""
     shared, own = (np.random.default_rng(s).standard_normal(USERS) for s in (0, 1 + seed))
     level = UserValues(gauc + 0.05 * shared + 0.001 * own, np.ones(USERS))
-    names = ("gauc", "gauc_new", "hr_at_100", "recall_at_100", "ctr", "rpm", "ctr_more", "rpm_more")
+    names = ("gauc", "gauc_new", "hr_at_100", "ctr", "rpm", "ctr_more", "rpm_more")
     return Cell(model, seed, dict.fromkeys(names, level), dict.fromkeys(("fit_s", "cpu_s", "wall_s", "parameters", "calibration"), 1.0))
 
 
@@ -57,7 +57,7 @@ def test_the_share_of_the_gap_and_the_drops_are_paired_so_their_intervals_are_na
 def test_every_measure_of_every_model_has_its_interval() -> None:
     names = figures_of(cells()).as_dict()["figures"]
     for model in GAUCS:
-        for measure in ("gauc", "gauc_new", "hr_at_100", "recall_at_100"):
+        for measure in ("gauc", "gauc_new", "hr_at_100"):
             assert {f"world.{model}.{measure}{suffix}" for suffix in ("", "_low", "_high")} <= names.keys()
 
 

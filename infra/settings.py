@@ -51,6 +51,7 @@ SECTIONS = frozenset(
 )
 
 _SHOWN_AWS = frozenset({"AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"})
+_UNITS = {"s": "s", "ms": "ms", "bytes": "bytes", "share": "0 to 1"}  # by the last word of a name
 
 Tree = dict[str, Any]
 SettingsType = TypeVar("SettingsType", bound="ProcessSettings")
@@ -182,8 +183,7 @@ def explain_settings(kind: type[ProcessSettings], environment: Mapping[str, str]
 
 def unit_of(name: str) -> str:
     """The unit that the name of a setting ends with: `poll_s`, `drain_s_max`."""
-    words = name.removesuffix("_max").removesuffix("_min").split("_")
-    return {"s": "seconds", "ms": "milliseconds", "bytes": "bytes", "share": "0 to 1"}.get(words[-1], "")
+    return _UNITS.get(name.removesuffix("_max").removesuffix("_min").rpartition("_")[2], "")
 
 
 def _fields_of(kind: type[ProcessSettings], section: str) -> dict[str, FieldInfo]:

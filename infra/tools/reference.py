@@ -6,7 +6,6 @@ A test compares the pages with the code.
 """
 
 import inspect
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from infra.cli import build_app
 from infra.command import SETTINGS_CLASSES, say
 from infra.folders import user_data_dir
 from infra.metrics import METRICS
-from infra.settings import ProcessSettings
+from infra.settings import ProcessSettings, unit_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -35,10 +34,6 @@ _ACTORS = {
     "Corrupted": "the owner of the data",
     "Misconfigured": "whoever started the process",
 }
-# The unit of a setting or metric, by the end of its name.
-_UNITS = {
-    "_s": "s", "_ms": "ms", "_seconds": "s", "_bytes": "bytes", "_gib": "GiB", "_hours": "h", "_share": "0 to 1", "_port": "port",
-}  # fmt: skip
 
 
 def pages() -> dict[str, str]:
@@ -77,7 +72,7 @@ def settings_page() -> str:
         about = inspect.getdoc(sections[section]) or ""
         lines += ["", f"## {section}", "", about.partition("\n\n")[0].replace("\n", " "), ""]
         rows = [
-            (f"`AIF_{section.upper()}__{name.upper()}`", _type(field), _default(field), _unit(name), field.description or "")
+            (f"`AIF_{section.upper()}__{name.upper()}`", _type(field), _default(field), unit_of(name), field.description or "")
             for name, field in sections[section].model_fields.items()
         ]
         lines += _table(("name", "type", "default", "unit", "meaning"), rows)
@@ -122,11 +117,6 @@ def _number(value: float) -> str:
 
 def _without_home(text: str) -> str:
     return text.replace(str(user_data_dir()), "~/.local/share/aif").replace(str(Path.home()), "~")
-
-
-def _unit(name: str) -> str:
-    stem = re.sub(r"_(max|min)$", "", name)
-    return next((unit for end, unit in _UNITS.items() if stem.endswith(end)), "")
 
 
 # --- errors ------------------------------------------------------------------------------------------------------------

@@ -91,6 +91,17 @@ class Publication:
             return None
         return BuildBase(replayed.parts[shard])
 
+    def starts_late(self, status: VersionStatus, shard: int, next_offsets: Mapping[str, int]) -> bool:
+        """Whether readers that continue from the published seal would miss changes if the shard began this version at `next_offsets`. That is so where the
+        index store is an older copy, and the shard has stopped the version since."""
+        if status.revision < 0 or status.is_reviving:
+            return False
+        try:
+            manifest = if_there(lambda: read_manifest(self.store, status))
+        except Corrupted:
+            return False
+        return manifest is not None and any(next_offsets[topic] > end for topic, end in manifest.seals[shard].source_offsets.items())
+
     # --- entries -------------------------------------------------------------------------------------------------------
 
     def publish(self, wanted: Revision, manifest: bytes) -> bool:

@@ -45,6 +45,7 @@ from streams.versions.readable_encoders import ReadableEncoders
 
 _PART_IS_LOST = frozenset({"missing_file", "bad_part_file", "bad_part_count", "bad_block"})
 _TOLD_AS = {Start: "start", Build: "build", Rewrite: "rewrite", SealShard: "seal", Stop: "stop", MarkBehind: "leave behind"}
+_STORE_IS_OLDER = "the shard is ahead of the seal in the index store, which is an older copy: readers would miss the changes in between"
 _FORGET_ROWS = 2_000  # looked at between two micro-batches
 
 
@@ -175,15 +176,17 @@ class ShardVersions:
         wanted = status.wanted_revision
         return wanted is not None and stop.shard in self._publication.read_seals(status, Revision(stop.version, wanted))
 
-    def _start(self, status: VersionStatus, task: OwnedShard, behind: bool) -> None:
+    def _start(self, status: VersionStatus, task: OwnedShard, foreign: bool) -> None:
         version, sha256, ends = status.version, status.checkpoint_sha256, self._log_ends.sources_end(task.number)
-        if behind:
+        why_behind = self._encoders.why_none(version) if foreign else ""
+        if not foreign and self._publication.starts_late(status, task.number, on_shard(task, lambda shard: shard.next_offsets)):
+            why_behind = _STORE_IS_OLDER
+        if why_behind:
             on_shard(task, lambda shard: shard.start_behind(version, sha256, self._encoders.fingerprint, ends))
         else:
             encoder = self._encoders.get(version, sha256)
             on_shard(task, lambda shard: shard.start_version(encoder, ends))
-        kind, reason = ("behind", self._encoders.why_none(version)) if behind else ("building", "")
-        self._attempts.announce(kind, version, shard=task.number, reason=reason)
+        self._attempts.announce("behind" if why_behind else "building", version, shard=task.number, reason=why_behind)
 
     def _has_reached_its_point(self, task: OwnedShard, action: SealShard) -> bool:
         """Whether the shard has applied what the topics held when the seal's delta position was read; if not, a later step asks again."""

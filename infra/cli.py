@@ -25,7 +25,7 @@ from typing import Annotated
 import typer
 
 from infra.broker.cli import broker_app
-from infra.command import CHOICES, SETTINGS_CLASSES, AsJson, print_table
+from infra.command import CHOICES, SETTINGS_CLASSES, AsJson, print_table, say
 from infra.data.cli import register as register_import
 from infra.extras import ALL, EXTRA_OF_COMMAND, name_missing_extra
 from infra.index.cli import index_app, model_app
@@ -149,4 +149,4 @@ def _print_error(error: AifError) -> None:
     if "--json" in sys.argv:
         print(json.dumps({"error": {"code": error.code, "message": error.message}}), file=sys.stderr)
     else:
-        print(f"error {error}", file=sys.stderr)
+        say(f"error {error}")

@@ -78,10 +78,10 @@ def _title(name: str) -> str:
 def _shown(name: str, value: object) -> object:
     """A value as text; a time in milliseconds since 1970 (`rejected_at_ms`) as people read it, and 0 as none.
 
-    An id, a label or a reason may hold what ends a line or speaks to the terminal: it is escaped, as in Python's strings.
+    An id, a label or a reason may hold what ends a line or speaks to the terminal: it is escaped.
     """
-    if isinstance(value, str) and not value.isprintable():
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
+    if isinstance(value, str):
+        return escape(value)
     if name.endswith("_at_ms") and isinstance(value, int):
         return f"{datetime.fromtimestamp(value / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if value else ""
     return json.dumps(value, default=str) if isinstance(value, Mapping | list | tuple) else value
@@ -158,6 +158,11 @@ def _number(figure: Mapping[str, Any]) -> str:
     return "-" if figure["value"] is None else f"{figure['value']:,.6g}"
 
 
+def escape(text: str, keep: str = "") -> str:
+    """The text with each character that is not printable as in Python's strings, except those to `keep`."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
 def say(message: str) -> None:
-    """A line of progress, on standard error so that standard output stays data."""
-    print(message, file=sys.stderr, flush=True)
+    """Lines of progress, on standard error so that standard output stays data. They may quote a file, so control characters are escaped."""
+    print(escape(message, keep="\n"), file=sys.stderr, flush=True)

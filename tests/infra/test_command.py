@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from infra.command import print_figures, print_parts, print_table
+from infra.command import print_figures, print_parts, print_table, say
 
 
 def figure(value: float | None) -> dict[str, Any]:
@@ -63,3 +63,8 @@ def test_a_table_is_folded_to_the_terminal_and_never_in_its_first_column(
 def test_a_table_that_goes_elsewhere_has_a_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     print_table("rows", [{"name": "a", "digest": "0" * 300}], False)
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_progress_that_quotes_a_file_keeps_its_lines_and_escapes_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    say("no column 'sku'; there is: \x1b[2J\0a\nsecond line, ü")
+    assert capsys.readouterr().err == "no column 'sku'; there is: \\x1b[2J\\x00a\nsecond line, ü\n"

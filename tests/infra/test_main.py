@@ -1,5 +1,6 @@
 """The program `aif` before there is a command."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -37,3 +38,10 @@ def test_a_folder_that_cannot_be_used_is_a_message_and_no_traceback(tmp_path: Pa
     assert "error path_unusable: " in done.stderr
     assert str(tmp_path / path) in done.stderr
     assert "aif config show" in done.stderr
+
+
+def test_an_error_that_quotes_the_environment_does_not_speak_to_the_terminal() -> None:
+    command = [sys.executable, "-c", "from infra.main import main; main()", "config", "show"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "AIF_\x1b[2J": "1"})
+    assert done.returncode == 1
+    assert "error unknown_setting: nothing reads AIF_\\x1b[2J" in done.stderr

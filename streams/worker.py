@@ -110,7 +110,7 @@ class Worker:
         (`index_store_gone`) where only the index store is empty. An index that was begun is compared before a topic is changed."""
         index = self.settings.index
         state = self.control_log.refresh()
-        check_index_settings(state, index.shards, index.user_partitions, index.id_kind)
+        check_index_settings(state, self.prefix, index.shards, index.user_partitions, index.id_kind)
         if self.settings.worker.apply_topics:
             apply_topics(self.bootstrap, self.prefix, index.shards, index.user_partitions)
         else:

@@ -215,10 +215,13 @@ def read_state(store: IndexStore) -> ControlState:
         return ControlState()
 
 
-def check_index_settings(state: ControlState, shards: int, user_partitions: int, id_kind: IdKind | str) -> None:
-    """Raises Incompatible (`other_index`) where the index has other fixed numbers than these settings; any will do while there is no index."""
+def check_index_settings(state: ControlState, prefix: str, shards: int, user_partitions: int, id_kind: IdKind | str) -> None:
+    """Raises Incompatible (`other_index`) where the index has other topics or fixed numbers than these settings; any will do while there is no index."""
     if state.init is not None:
-        check_identity(state, dataclasses.replace(state.init, shards=shards, user_partitions=user_partitions, id_kind=IdKind(id_kind)))
+        topics = {name: prefix + name for name in state.init.topics}
+        check_identity(
+            state, dataclasses.replace(state.init, shards=shards, user_partitions=user_partitions, id_kind=IdKind(id_kind), topics=topics)
+        )
 
 
 def check_identity(state: ControlState, wanted: Init) -> None:
@@ -228,8 +231,13 @@ def check_identity(state: ControlState, wanted: Init) -> None:
     differences = [
         f"{f.name}: index has {getattr(state.init, f.name)}, here {getattr(wanted, f.name)}"
         for f in dataclasses.fields(Init)
-        if f.name != "topic_ids" and getattr(state.init, f.name) != getattr(wanted, f.name)
+        if f.name not in ("topics", "topic_ids") and getattr(state.init, f.name) != getattr(wanted, f.name)
     ]
+    differences += [  # another prefix changes all of them, and one says so
+        f"topic {name}: index has {found}, here {here}"
+        for name in sorted({*state.init.topics, *wanted.topics})
+        if (found := state.init.topics.get(name, "none")) != (here := wanted.topics.get(name, "none"))
+    ][:1]
     differences += [
         f"topic id of {topic}: index has {found}, broker has {wanted.topic_ids[topic]}"
         for topic, found in state.init.topic_ids.items()

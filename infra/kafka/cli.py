@@ -31,9 +31,9 @@ def plan(as_json: AsJson = False) -> None:
     from infra.kafka.admin import fetch_topics, plan_topics
 
     settings = read_settings()
-    index = settings.index
-    check_index_settings(read_state(find_index_store(index.store, look=False)), index.shards, index.user_partitions, index.id_kind)
-    found = fetch_topics(settings.connection(), settings.kafka.topic_prefix, settings=True)
+    prefix, index = settings.kafka.topic_prefix, settings.index
+    check_index_settings(read_state(find_index_store(index.store, look=False)), prefix, index.shards, index.user_partitions, index.id_kind)
+    found = fetch_topics(settings.connection(), prefix, settings=True)
     _print_changes(plan_topics(found, index.shards, index.user_partitions), as_json)
 
 
@@ -54,7 +54,7 @@ def apply(
     bootstrap, prefix, index = settings.connection(), settings.kafka.topic_prefix, settings.index
     allow = [kind for kind, given in ((GROW, allow_growth), (CLEANUP, allow_cleanup)) if given]
     log = ControlLog(open_index_store(index.store))
-    check_index_settings(log.refresh(), index.shards, index.user_partitions, index.id_kind)  # before a topic is changed
+    check_index_settings(log.refresh(), prefix, index.shards, index.user_partitions, index.id_kind)  # before a topic is changed
     changes = apply_topics(bootstrap, prefix, index.shards, index.user_partitions, allow=allow)
     init = describe_index(bootstrap, prefix, index.shards, index.user_partitions, index.id_kind)
     ensure_init(log, init, SystemClock().now_ms(), "aif topics apply")

@@ -125,7 +125,7 @@ def check_store(settings: InfraSettings) -> Finding:
     store, index = find_index_store(settings.index.store), settings.index
     entries = len(store.list("control/"))
     check_exclusive_create(store)
-    check_index_settings(ControlLog(store).refresh(), index.shards, index.user_partitions, index.id_kind)
+    check_index_settings(ControlLog(store).refresh(), settings.kafka.topic_prefix, index.shards, index.user_partitions, index.id_kind)
     if not entries:
         return Finding("store", OK, f"{store.url} is empty: no worker has begun an index here", "where one has, look at AIF_INDEX__STORE")
     return Finding("store", OK, f"{store.url}, {entries} entries in the control log")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.index.control_folds import control_path
-from infra.index.control_log import ControlLog, check_identity, ensure_init
+from infra.index.control_log import ControlLog, check_identity, check_index_settings, ensure_init
 from infra.index.store import FolderStore, open_index_store
 from schemas.errors import Corrupted, Incompatible, Unavailable
 from schemas.ids import IdKind
@@ -169,6 +169,14 @@ def test_the_identity_is_written_once_and_compared_afterwards(store: FolderStore
     with pytest.raises(Incompatible, match="topic id of item-features"):
         ensure_init(ControlLog(store), Init(4, 4, IdKind.INT64, INIT.topics, {"item-features": "id-2"}), 1, "d")
     ensure_init(ControlLog(store), Init(4, 4, IdKind.INT64, INIT.topics), 1, "a broker without topic ids")
+
+
+def test_another_topic_prefix_is_another_index_and_one_topic_says_so(store: FolderStore) -> None:
+    init = Init(4, 4, IdKind.INT64, {name: f"aif.{name}" for name in ("item-features", "new-items")})
+    state = ensure_init(ControlLog(store), init, 1, "test")
+    check_index_settings(state, "aif.", 4, 4, "int64")
+    with pytest.raises(Incompatible, match=r"\(topic item-features: index has aif\.item-features, here two\.item-features\)"):
+        check_index_settings(state, "two.", 4, 4, "int64")
 
 
 def test_an_empty_store_is_no_index() -> None:

@@ -303,7 +303,7 @@ def _read_file(path: Path) -> Tree:
 
 def _misfit(kind: type[ProcessSettings], error: ValidationError, origins: Mapping[tuple[str, str], str]) -> Misconfigured:
     first = error.errors(include_url=False)[0]
-    section, name = (str(part) for part in (*first["loc"], "", "")[:2])
+    section, name, *inner = (str(part) for part in (*first["loc"], "", ""))
     origin = origins.get((section, name), "default")
     if not name:  # a rule about several settings; the input is the whole section, secrets included
         rule = first["msg"].removeprefix("Value error, ")
@@ -311,4 +311,5 @@ def _misfit(kind: type[ProcessSettings], error: ValidationError, origins: Mappin
     wanted = 'expected a list, like ["a", "b"]' if first["type"] == "tuple_type" else first["msg"]
     field = _fields_of(kind, section).get(name)
     shown = "not shown" if field is not None and "SecretStr" in str(field.annotation) else repr(first["input"])
-    return Misconfigured("setting_invalid", f"{section}.{name} from {origin} is {shown}: {wanted}; correct it and start again")
+    place = f" at {where}" if (where := ".".join(inner).strip(".")) else ""
+    return Misconfigured("setting_invalid", f"{section}.{name} from {origin} is {shown}{place}: {wanted}; correct it and start again")

@@ -118,3 +118,8 @@ def test_without_a_named_broker_the_local_one_is_asked_for(tmp_path: Path) -> No
     assert load_settings(InfraSettings, environment={"AIF_KAFKA__BOOTSTRAP_SERVERS": "localhost:1"}).connection() == KafkaConnection(
         "localhost:1"
     )
+
+
+def test_a_value_inside_a_setting_is_refused_with_its_place() -> None:
+    with pytest.raises(Misconfigured, match=r"train\.seeds from environment AIF_TRAIN__SEEDS is 'x' at 1: Input should be a valid integer"):
+        load_settings(_TrainSettings, environment={"AIF_TRAIN__SEEDS": '[1, "x"]'})

@@ -296,7 +296,7 @@ def _variable(section: str, name: str) -> str:
 
 def _read_file(path: Path) -> Tree:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise Misconfigured("config_unreadable", f"the file {path} that {FILE_VARIABLE} names cannot be read as TOML: {error}") from error
 

@@ -28,7 +28,7 @@ _FRESH_USERS, _FRESH_CANDIDATES, _FRESH_DEADLINE_MS = 3, 200, 10_000
 def read_items(path: Path) -> list[Id]:
     """One id per line; empty lines are skipped. Raises RejectedInput (`bad_items_file`)."""
     try:
-        items: list[Id] = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        items: list[Id] = [line.strip() for line in path.read_text("utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise RejectedInput("bad_items_file", f"{path} does not read: {error}; give a text file with one id a line") from error
     if not items:

@@ -316,7 +316,7 @@ class DataMapping(Part):
 def read_mapping(path: Path) -> DataMapping:
     """The mapping file at `path`. Raises Misconfigured (`bad_mapping`)."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text("utf-8-sig"))
         mapping = DataMapping.model_validate({"name": path.stem, **raw}, context={"file": path.name})
     except ValidationError as error:
         raise rejected(path, error) from error

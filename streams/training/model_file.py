@@ -124,7 +124,7 @@ def _train_section(path: Path) -> Mapping[str, Any]:
 def _read_sections(path: Path) -> Any:
     """All sections; TOML, or JSON by the file's name. Raises Misconfigured (`bad_model_file`)."""
     try:
-        raw = path.read_text()
+        raw = path.read_text("utf-8-sig")
         sections = json.loads(raw) if path.suffix == ".json" else tomllib.loads(raw)
     except (OSError, ValueError) as error:
         raise Misconfigured(

@@ -123,3 +123,9 @@ def test_without_a_named_broker_the_local_one_is_asked_for(tmp_path: Path) -> No
 def test_a_value_inside_a_setting_is_refused_with_its_place() -> None:
     with pytest.raises(Misconfigured, match=r"train\.seeds from environment AIF_TRAIN__SEEDS is 'x' at 1: Input should be a valid integer"):
         load_settings(_TrainSettings, environment={"AIF_TRAIN__SEEDS": '[1, "x"]'})
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "aif.toml"
+    file.write_text("[index]\nshards = 5\n", "utf-8-sig")
+    assert load_settings(InfraSettings, environment={"AIF_CONFIG": str(file)}).index.shards == 5

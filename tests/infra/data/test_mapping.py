@@ -102,3 +102,9 @@ def test_how_to_train_is_checked_when_the_mapping_is_read(tmp_path: Path, line: 
     path.write_text(f'[items]\nfile = "a.csv"\nid = "id"\n[train]\n{line}\n')
     with pytest.raises(Misconfigured, match=rf"m\.toml: \[train\].*{words}"):
         read_mapping(path)
+
+
+def test_a_mapping_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.toml"
+    path.write_text(ITEMS, "utf-8-sig")
+    assert read_mapping(path) == read_mapping(_write(tmp_path, ITEMS))

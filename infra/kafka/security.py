@@ -131,7 +131,7 @@ class KafkaConnection:
     def __post_init__(self) -> None:
         if self.security.tls or self.security.allow_plain_text:
             return
-        if far := [address for address in self.bootstrap_servers.split(",") if address and not _is_loopback(address)]:
+        if far := [address for address in self.bootstrap_servers.split(",") if address.strip() and not _is_loopback(address)]:
             raise Misconfigured(
                 "kafka_plain_text",
                 f"the broker {far[0]} is beyond loopback, and protocol {self.security.protocol} sends everything unencrypted; set "

@@ -35,7 +35,9 @@ def test_every_address_counts(address: str) -> None:
         client_config(address)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:9092", "localhost:9092,127.0.0.2:9092", "[::1]:9092", "localhost", "[::1]"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:9092", "localhost:9092,127.0.0.2:9092", "127.0.0.1:9092, ", "[::1]:9092", "localhost", "[::1]"]
+)
 def test_loopback_may_be_plain(address: str) -> None:
     assert client_config(address)["bootstrap.servers"] == address
 

@@ -215,6 +215,23 @@ def _times_of(log: Interactions, users: set[Id]) -> dict[tuple[Id, int], list[in
 # --- columns that are read in another way than meant ---
 
 
+def _find_empty_columns(sources: MappedSources) -> Iterator[str]:
+    """Features without a value in any row: a column that the file does not fill, or the wrong one."""
+    for source in sources.mapping.sources:
+        for feature in source.features.values():
+            arrays = sources.table(source).sample.arrays(feature) if feature.columns else []
+            if arrays and len(arrays[0]) and all(array.null_count == len(array) for array in arrays):
+                parts = (
+                    " or has nothing that its pattern, where or decimal asks for"
+                    if feature.pattern or feature.where or feature.decimal
+                    else ""
+                )
+                yield (
+                    f"[{source.section}] features.{feature.name} has no value in any row: each cell of {feature.columns[0]!r} is empty{parts}, so a model "
+                    "learns nothing from it; correct the column, or leave the feature out"
+                )
+
+
 def _find_negative_amounts(sources: MappedSources) -> Iterator[str]:
     """Cancellations and returns that count as clicks: a column of the log that is called an amount, mapped or not, with numbers below 0."""
     source = sources.mapping.behaviours or sources.mapping.impressions
@@ -330,6 +347,7 @@ _CHECKS: tuple[Callable[[MappedSources], Iterator[str]], ...] = (
     _find_repeated_rows,
     _find_own_clicks,
     _find_negative_amounts,
+    _find_empty_columns,
     _find_bags,
     _find_numbers_in_text,
     find_leaking_context,

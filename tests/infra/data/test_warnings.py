@@ -186,3 +186,17 @@ def test_a_dry_run_says_what_was_chosen_and_why(tmp_path: Path) -> None:
     assert any(choice.startswith("statistics of items: taken, taken_6h, taken_1d, taken_7d, taken_together, because") for choice in sampled)
     assert any(choice.startswith("statistics of items: rate_click, shown, shown_") for choice in shown)
     assert "price: numeric, because every cell is a number" in sampled and shown[-1] == "rank_by: click * shown"
+
+
+@pytest.mark.parametrize(
+    ("tags", "words"),
+    [
+        ('{ column = "none", kind = "numeric" }', "'none' is empty, so"),
+        ('{ column = "tags", pattern = "z+" }', "'tags' is empty or has nothing that its"),
+    ],
+)
+def test_a_feature_without_a_value_in_any_row_is_warned_of(tmp_path: Path, tags: str, words: str) -> None:
+    items = "id,price,tags,none\n" + "".join(f"i{n},{n}.5,a;b,\n" for n in range(40))
+    log = "user,item,at,qty,click\n" + "".join(",".join(map(str, row)) + "\n" for row in rows_of_a_log())
+    catalogue = open_shop(tmp_path, MAPPING.format(tags=tags, time='"at"', more=""), items=items, log=log)
+    assert any("[items] features.tags has no value in any row" in doubt and words in doubt for doubt in doubts(catalogue))

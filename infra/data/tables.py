@@ -174,6 +174,7 @@ class LoadedRows:
                 continue
             cell = cells[row].as_py()
             holds = "is empty" if cell is None or cell == "" else f"is {str(cell)[:60]!r}"
+            holds += f"... of {len(str(cell))} characters" if len(str(cell)) > 60 else ""
             self.reject(row, f"no usable {expected}: column {column.columns[0]!r} {holds}")
 
 

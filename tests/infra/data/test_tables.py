@@ -191,6 +191,13 @@ def test_of_many_rows_that_are_rejected_the_cells_are_decoded_once(tmp_path: Pat
     assert rows.of.rejections.named[0].reason == "no usable id: column 'id' is empty"
 
 
+def test_a_long_cell_that_is_rejected_is_cut_and_its_length_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"id,name\n{'x' * 200},x\n")
+    rows = _load(tmp_path, _source("t.csv"))
+    rows.reject_cells(np.array([True]), "id", "id")
+    assert rows.of.rejections.named[0].reason == f"no usable id: column 'id' is '{'x' * 60}'... of 200 characters"
+
+
 def test_a_file_of_only_a_header_is_an_empty_table(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("id,name\n")
     assert len(_load(tmp_path, _source("t.csv"))) == 0

@@ -314,8 +314,8 @@ def count_partitions(bootstrap: Bootstrap, prefix: str) -> tuple[int, int]:
     if ITEM_FEATURES not in found or USER_FEATURES not in found:
         raise Unavailable(
             "unknown_topic",
-            f"{prefix}{ITEM_FEATURES} is not on {bootstrap}; see that broker and prefix are those of the index. A topic that was deleted is another one when "
-            "it is made again: `aif doctor` says whether `aif topics apply` may make it",
+            f"{prefix}{ITEM_FEATURES} is not on {bootstrap}; a new index gets its topics when `aif worker` starts or from `aif topics apply`. For an index "
+            "that exists, correct the broker or the prefix. If its topic was deleted, ask `aif doctor` before you make another",
         )
     return found[ITEM_FEATURES].partitions, found[USER_FEATURES].partitions
 

@@ -51,7 +51,12 @@ class AnswerRecorder:
             append_whole(path, encode_line(request, history, answer).encode())
         except OSError as error:
             self._left = 0
-            logger.warning("answers_not_recorded", path=str(path), error=str(error), next_step="make room, and start the server again")
+            logger.warning(
+                "answers_not_recorded",
+                path=str(path),
+                error=str(error),
+                next_step="make room there, or name a file that can be written, and start the server again",
+            )
 
 
 def encode_line(request: RankRequest | PrerankRequest, history: "KnownUser", answer: bytes) -> str:

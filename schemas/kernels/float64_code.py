@@ -39,27 +39,6 @@ _BYTES = 8 * LANES
 
 
 @instruction
-def widen_numbers(_context, source, count, most, out):
-    """out float64 [count] = source float32 [count], clipped to +-most; NaN stays NaN."""
-
-    def emit(context, builder, _signature, arguments):
-        source, count, most, out = arguments
-        least = builder.fsub(ir.Constant(FLOAT, 0.0), most)
-
-        def widen(at: Any, lanes: int) -> None:
-            numbers = load(builder, offset(builder, source, at, 4), ir.VectorType(FLOAT, lanes))
-            for way, bound in (("<", most), (">", least)):
-                edge = splat(builder, bound, lanes)
-                numbers = builder.select(builder.fcmp_unordered(way, numbers, edge), numbers, edge)
-            store(builder, builder.fpext(numbers, ir.VectorType(DOUBLE, lanes)), offset(builder, out, at, 8))
-
-        each_run(builder, count, (LANES, 1), widen)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.float32, types.int64), emit
-
-
-@instruction
 def round_numbers(_context, source, count, out):
     """out float16 [count] = source float64 [count], rounded to float32 and then to float16, as torch does."""
 

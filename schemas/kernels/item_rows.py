@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.kernels.compiled import kernel, subkernel
-from schemas.kernels.float64_code import LANES, layer_norm_row, round_numbers, softmax_row, widen_numbers
+from schemas.kernels.float64_code import LANES, layer_norm_row, round_numbers, softmax_row
 from schemas.kernels.products import BLOCK, multiply
 from schemas.kernels.vector_blocks import address
 
@@ -71,10 +71,10 @@ class ItemScratch(NamedTuple):
 
 
 @subkernel
-def _look_up(weights: ItemWeights, row: int, into: int) -> None:
-    """Row `row` of the embedding table, widened into address `into`. A number outside the table reads its first or last row."""
-    width = weights.table.shape[1]
-    widen_numbers(address(weights.table) + 4 * width * min(max(row, 0), weights.table.shape[0] - 1), width, _NO_CUT, into)
+def _widen(numbers_N: np.ndarray, most: np.float32, x_N: np.ndarray) -> None:
+    """x_N = numbers, clipped to +-most; NaN stays NaN."""
+    for n in range(numbers_N.shape[0]):
+        x_N[n] = min(max(numbers_N[n], -most), most)
 
 
 @subkernel
@@ -96,16 +96,18 @@ def _add_bag(weights: ItemWeights, buckets_V: np.ndarray, start: int, x_E: np.nd
 @subkernel
 def _gather_row(items: ItemArrays, weights: ItemWeights, row: int, x_X: np.ndarray) -> None:
     """x_X = the inputs of an item, in the order of feature_places.py."""
-    width, at, into = weights.table.shape[1], 0, address(x_X)
+    width, at = weights.table.shape[1], 0
     for c in range(items.categorical_RC.shape[1]):
-        _look_up(weights, weights.categorical_starts[c] + items.categorical_RC[row, c], into + _NUMBER_BYTES * at)
+        entry = weights.categorical_starts[c] + items.categorical_RC[row, c]
+        entry = min(max(entry, 0), weights.table.shape[0] - 1)  # so that nothing outside the table is read
+        _widen(weights.table[entry], _NO_CUT, x_X[at : at + width])
         at += width
     for b in range(items.bags_RBV.shape[1]):
         _add_bag(weights, items.bags_RBV[row, b], weights.bag_starts[b], x_X[at : at + width])
         at += width
     numbers, values = items.numeric_RN.shape[1], items.embeddings_RE.shape[1]
-    widen_numbers(address(items.numeric_RN) + 4 * numbers * row, numbers, weights.value_abs_max, into + _NUMBER_BYTES * at)
-    widen_numbers(address(items.embeddings_RE) + 4 * values * row, values, weights.value_abs_max, into + _NUMBER_BYTES * (at + numbers))
+    _widen(items.numeric_RN[row], weights.value_abs_max, x_X[at : at + numbers])
+    _widen(items.embeddings_RE[row], weights.value_abs_max, x_X[at + numbers : at + numbers + values])
 
 
 @subkernel

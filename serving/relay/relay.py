@@ -30,7 +30,7 @@ from schemas.limits import MIB
 from schemas.model.parameters import Parameters
 from schemas.model.ranker.spec import RankerSpec
 from schemas.model.spec import ModelSpec
-from serving.core.relay_rungs import FinalRung, FinalSituation, choose_final_rung
+from serving.core.relay_rungs import FinalRung, choose_final_rung
 from serving.core.relay_trigger import Decision, Load, RelayCosts, count_work, decide, predict_ms
 from serving.relay.final_work import FinalResult, FinalWork, Found, aif_order
 from serving.relay.kv_pool import PAGE_ELEMENTS, KvPool, Prefix, PrefixKey
@@ -292,21 +292,19 @@ class Relay:
         return Found(window, prefix, had, done, expected, same, older, window.cut(len(window) - count, len(window)))
 
     def _choose(self, spec: RankerSpec, pool: KvPool, work: FinalWork, found: Found, left_ms: float) -> FinalRung:
-        candidates, window, older = len(work.item_ids), found.window, found.older
-        after_ms = self._after_ms(spec, window.tokens, found.done, candidates) if found.same else None
-        finished, expected = found.had is not None and found.done >= found.had.tokens, found.expected
-        saved = 0 if found.same else pool.saved_tokens(PrefixKey(work.user_id, work.version), window)
-        situation = FinalSituation(
-            left_ms=left_ms,
-            resident_ms=after_ms if finished and expected else None,
-            waited_ms=after_ms if not finished else None,
-            extended_ms=after_ms if finished and not expected else None,
-            reloaded_ms=self._after_ms(spec, window.tokens, saved, candidates) if saved else None,
-            inline_ms=self._after_ms(spec, window.tokens, 0, candidates),
-            older_prefix_ms=None if older is None else self._after_ms(spec, older.tokens, found.done, candidates),
-            truncated_ms=self._after_ms(spec, found.truncated.tokens, 0, candidates) if len(found.truncated) else None,
-        )
-        return choose_final_rung(situation)
+        candidates, window = len(work.item_ids), found.window
+        took_ms = {FinalRung.INLINE: self._after_ms(spec, window.tokens, 0, candidates)}
+        if found.same:
+            finished = found.had is not None and found.done >= found.had.tokens
+            kept = FinalRung.WAITED if not finished else FinalRung.RESIDENT if found.expected else FinalRung.EXTENDED
+            took_ms[kept] = self._after_ms(spec, window.tokens, found.done, candidates)
+        elif saved := pool.saved_tokens(PrefixKey(work.user_id, work.version), window):
+            took_ms[FinalRung.RELOADED] = self._after_ms(spec, window.tokens, saved, candidates)
+        if found.older is not None:
+            took_ms[FinalRung.OLDER_PREFIX] = self._after_ms(spec, found.older.tokens, found.done, candidates)
+        if len(found.truncated):
+            took_ms[FinalRung.TRUNCATED] = self._after_ms(spec, found.truncated.tokens, 0, candidates)
+        return choose_final_rung(took_ms, left_ms)
 
     def _after_ms(self, spec: RankerSpec, tokens: int, done: int, candidates: int) -> float:
         work = count_work(spec, tokens - done, done) + count_work(spec, candidates, tokens, causal=False)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.model.ranker.spec import RankerSpec
 from serving.core.kv_pages import KvPages
-from serving.core.relay_rungs import FinalRung, FinalSituation, choose_final_rung
+from serving.core.relay_rungs import FinalRung, choose_final_rung
 from serving.core.relay_trigger import Decision, Load, RelayCosts, count_work, decide, predict_ms, predict_p99_ms
 
 SPEC = RankerSpec()
@@ -103,21 +103,21 @@ def test_costs_follow_what_is_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("situation", "best"),
+    ("took_ms", "best"),
     [
-        (FinalSituation(10, resident_ms=10, inline_ms=1), FinalRung.RESIDENT),
-        (FinalSituation(10, resident_ms=11, waited_ms=10), FinalRung.WAITED),
-        (FinalSituation(10, extended_ms=10, reloaded_ms=1), FinalRung.EXTENDED),
-        (FinalSituation(10, reloaded_ms=10, inline_ms=1), FinalRung.RELOADED),
-        (FinalSituation(10, inline_ms=10, older_prefix_ms=1), FinalRung.INLINE),
-        (FinalSituation(10, inline_ms=11, older_prefix_ms=10, truncated_ms=1), FinalRung.OLDER_PREFIX),
-        (FinalSituation(10, inline_ms=11, truncated_ms=10), FinalRung.TRUNCATED),
-        (FinalSituation(10, inline_ms=11, truncated_ms=11), FinalRung.AIF_ORDER),
-        (FinalSituation(10), FinalRung.AIF_ORDER),
+        ({FinalRung.RESIDENT: 10, FinalRung.INLINE: 1}, FinalRung.RESIDENT),
+        ({FinalRung.RESIDENT: 11, FinalRung.WAITED: 10}, FinalRung.WAITED),
+        ({FinalRung.EXTENDED: 10, FinalRung.RELOADED: 1}, FinalRung.EXTENDED),
+        ({FinalRung.RELOADED: 10, FinalRung.INLINE: 1}, FinalRung.RELOADED),
+        ({FinalRung.INLINE: 10, FinalRung.OLDER_PREFIX: 1}, FinalRung.INLINE),
+        ({FinalRung.INLINE: 11, FinalRung.OLDER_PREFIX: 10, FinalRung.TRUNCATED: 1}, FinalRung.OLDER_PREFIX),
+        ({FinalRung.INLINE: 11, FinalRung.TRUNCATED: 10}, FinalRung.TRUNCATED),
+        ({FinalRung.INLINE: 11, FinalRung.TRUNCATED: 11}, FinalRung.AIF_ORDER),
+        ({}, FinalRung.AIF_ORDER),
     ],
 )
-def test_each_rung_is_taken_where_it_is_the_best_in_time(situation: FinalSituation, best: FinalRung) -> None:
-    assert choose_final_rung(situation) is best
+def test_each_rung_is_taken_where_it_is_the_best_in_time(took_ms: dict[FinalRung, float], best: FinalRung) -> None:
+    assert choose_final_rung(took_ms, 10) is best
 
 
 @given(st.lists(st.integers(0, 8), max_size=30), st.randoms())

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -67,6 +68,7 @@ _LAG_EVERY_S = 2.0
 _TOPICS_EVERY_S = 5.0
 _START_S_MAX = 30.0  # for the broker's answers
 _CHECK_S_MIN, _CHECK_S_MAX = 1.0, 10.0  # the same where something waits for them: an assignment, records, or the end of the worker
+_SESSION_ENDS_S_MAX, _SESSION_POLL_S = 5.0, 0.5  # after its timeout the broker notices the end of a session
 _END_S_MAX = 25.0  # what watches over processes often kills after 30
 _FAUST_END_S_MAX = 1.5  # without a broker its client waits permanently for the answer to a last commit, which nothing here needs
 _THREAD_END_S_MAX = 0.5  # they were asked before Faust was; one that waits for a broker ends with the process
@@ -125,8 +127,21 @@ class Worker:
         end_former_member(self.bootstrap, self.group, self.folder / "faust")
         if self.control_log.refresh().init is None:
             check_holds_no_shard(self.folder, self.store.url)
+            self._check_alone()
         self.store.scratch.remove_dead()
         return ensure_init(self.control_log, self._describe_index(), self.clock.now_ms(), f"worker-{os.getpid()}")
+
+    def _check_alone(self) -> None:
+        """Raises Incompatible (`other_workers`) where the index store is empty, and other workers own the shards. It waits for members that were killed."""
+        end_s = self.clock.monotonic() + self.settings.worker.session_timeout_s + _SESSION_ENDS_S_MAX
+        while (members := find_coordinator(self.bootstrap, self.group)) and self.control_log.refresh().init is None:
+            if self.clock.monotonic() > end_s:
+                raise Incompatible(
+                    "other_workers",
+                    f"the index store {self.store.url} is empty, and group {self.group} has {members} workers of another index store: this one would take "
+                    "shards from them; name their store with AIF_INDEX__STORE, or end them to begin a new index",
+                )
+            time.sleep(_SESSION_POLL_S)
 
     def _describe_index(self, deadline_s: float = _START_S_MAX) -> Init:
         index, kind = self.settings.index, IdKind(self.settings.index.id_kind)

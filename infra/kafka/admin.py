@@ -191,11 +191,11 @@ def other_topic(topic: str, known: str, found: str) -> Incompatible:
     )
 
 
-def find_coordinator(bootstrap: Bootstrap, group: str, *, deadline_s: float = _DEADLINE_S) -> None:
-    """Return when the broker has a coordinator for a consumer group. A new cluster makes the topic of the groups' offsets when it is first asked for one.
-    Raises Unavailable (`kafka_unreachable`)."""
+def find_coordinator(bootstrap: Bootstrap, group: str, *, deadline_s: float = _DEADLINE_S) -> int:
+    """Return the number of members of a consumer group, when the broker has a coordinator for it. A new cluster makes the topic of the groups' offsets
+    when it is first asked for one. Raises Unavailable (`kafka_unreachable`)."""
     broker = _Broker(bootstrap, deadline_s)
-    broker.ask(f"describe group {group}", broker.admin.describe_consumer_groups, [group])
+    return len(broker.ask(f"describe group {group}", broker.admin.describe_consumer_groups, [group])[group].members)
 
 
 def describe_index(

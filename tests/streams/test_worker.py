@@ -205,6 +205,18 @@ def test_a_worker_whose_index_was_begun_anew_by_another_is_refused_by_name(stage
     assert stop_cleanly(stage.start_ready()) == 0
 
 
+def test_a_worker_with_an_empty_index_store_takes_no_shard_from_workers_of_another_store(stage: WorkerStage) -> None:
+    """As one that was started on a second machine, with the default folder there."""
+    stage.settings = KILLED
+    first = stage.start_ready()
+    assert wait_exit(stage.start("other", AIF_INDEX__STORE=str(stage.directory / "other-index"))) == 78
+    assert "other_workers: the index store" in stage.log("other") and "has 1 workers of another index store" in stage.log("other")
+    publish(stage, 1)
+    stage.wait_applied(first)
+    kill_hard(first)
+    stage.start_ready("later", AIF_INDEX__STORE=str(stage.directory / "later-index"))  # once the session of the killed one has ended
+
+
 def test_an_idle_worker_listens_nowhere_and_ends_cleanly_within_seconds(stage: WorkerStage) -> None:
     worker = stage.start_ready()
     assert listening_ports(group_members(worker.pid)) == set()

@@ -21,8 +21,8 @@ import numpy as np
 
 from schemas.actions import FULL, SECOND_PASS, TWO_PASS, Action, Kind
 from schemas.drop_rule import DropRule
-from schemas.errors import Corrupted, Incompatible
-from schemas.fields import read_fields
+from schemas.errors import Incompatible
+from schemas.fields import corrupted_as, read_fields
 
 FORMAT = 1
 TABLE_BYTES_MAX = 1 << 20
@@ -296,14 +296,12 @@ def encode_table(table: ActionTable) -> bytes:
 
 def decode_table(data: bytes, version: int) -> ActionTable:
     """The table of a file, for a server of `version`. Raises Corrupted (`bad_table`) and, for another version's table, Incompatible (`table_version`)."""
-    try:
+    with corrupted_as("bad_table", "the allocation table cannot be read", "fit a new one: `aif allocate fit`"):
         read = json.loads(data)
         if read.pop("format") != FORMAT:
             raise ValueError(f"format, expected {FORMAT}")
         table = read_fields(ActionTable, read | {"actions": [Action.parse(name) for name in read["actions"]]})
         _check(table)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
-        raise Corrupted("bad_table", f"the allocation table cannot be read ({error!r}); fit a new one: `aif allocate fit`") from error
     if table.version != version:
         raise Incompatible(
             "table_version", f"the allocation table belongs to version {table.version}, the server runs {version}; fit one for {version}"

@@ -1,23 +1,37 @@
 """Dataclasses from the JSON of their fields, as files of the index store hold them. Pure; trusts no value."""
 
+import contextlib
 import dataclasses
 import enum
 import functools
+import struct
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+from schemas.errors import Corrupted
 from schemas.ids import INT64_MAX
 
 D = TypeVar("D")
+# What reading raises where bytes are of another form. Also IndexError and KeyError, OverflowError (a number too large), RecursionError (JSON too deep).
+_OF_OTHER_FORM = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, struct.error)
+
+
+@contextlib.contextmanager
+def corrupted_as(code: str, what: str, remedy: str = "") -> Iterator[None]:
+    """A block that reads stored bytes. The errors of bytes of another form, those of `read_fields` among them, become Corrupted: "what: error; remedy"."""
+    try:
+        yield
+    except _OF_OTHER_FORM as error:
+        raise Corrupted(code, f"{what}: {error}{remedy and f'; {remedy}'}") from error
 
 
 def read_fields(kind: type[D], raw: Any, least: int = 0) -> D:
     """A dataclass from the JSON of its fields: texts, flags, names of enums, whole numbers from `least` to 2^63 - 1, None, mappings and tuples of them, and
     other dataclasses. Real numbers are not bounded, and may be nan. A value that has its field's type already stays.
 
-    Raises KeyError, TypeError, ValueError, AttributeError, OverflowError, which the caller maps.
+    Raises KeyError, TypeError, ValueError, AttributeError, OverflowError; see `corrupted_as`.
     """
     hints = _hints(typing.cast(Any, kind))
     return kind(**{name: _read_value(name, hints[name], value, least) for name, value in raw.items()})

@@ -50,6 +50,7 @@ from infra.kafka.reader import SourceRecord, read_topic
 from infra.kafka.security import Bootstrap
 from schemas.decoding import STATISTICS_OP, user_features_key
 from schemas.errors import Corrupted, Incompatible, RejectedInput, Unavailable
+from schemas.fields import corrupted_as
 from schemas.ids import Id, IdKind, decode_id, partition_of
 from schemas.topics import USER_FEATURES
 
@@ -240,15 +241,10 @@ def read_sent(store: IndexStore, bootstrap: Bootstrap, prefix: str, topic: str, 
 
 def _read_audit(store: IndexStore, path: str, *names: str) -> Mapping[str, Any]:
     """These fields of an audit file. Raises Corrupted (`bad_audit`)."""
-    try:
+    remedy = "restore it from a copy of the store, or remove its folder if those updates may be sent again"
+    with corrupted_as("bad_audit", f"{path} of {store.url} lists the sent updates, and is unreadable", remedy):
         fields = json.loads(store.get(path, _AUDIT_BYTES_MAX))
         return {name: fields[name] for name in names}
-    except (ValueError, KeyError, TypeError) as error:
-        raise Corrupted(
-            "bad_audit",
-            f"{path} of {store.url} is unreadable ({error!r}), and lists the sent updates: restore it from a copy of the store, "
-            "or remove its folder if those updates may be sent again",
-        ) from error
 
 
 def _find_sent(bootstrap: Bootstrap, prefix: str, topic: str, ends: Mapping[int, int], begin: str) -> set[Identity]:

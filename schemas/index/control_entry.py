@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.errors import Corrupted, Incompatible
-from schemas.fields import read_fields
+from schemas.errors import Incompatible
+from schemas.fields import corrupted_as, read_fields
 from schemas.ids import IdKind
 from schemas.index.digest import checksum
 from schemas.index.layout import FORMAT
@@ -86,18 +86,14 @@ def _check(fields: Mapping[str, Any]) -> str:
 
 def decode_entry(raw: bytes) -> Entry:
     """Raises Corrupted (not an entry) or Incompatible (`unknown_entry_kind`)."""
-    try:
+    with corrupted_as("bad_control_entry", f"control entry of {len(raw)} bytes does not read"):
         if len(raw) > CONTROL_ENTRY_BYTES_MAX:
             raise ValueError(f"{len(raw)} bytes, expected at most {CONTROL_ENTRY_BYTES_MAX}")
         fields = json.loads(raw)
         if (check := fields.pop("check")) != _check(fields):
             raise ValueError(f"its checksum is {_check(fields)}, it says {check}")
         kind = fields["kind"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupted("bad_control_entry", f"control entry of {len(raw)} bytes does not read: {error}") from error
     if kind not in _KINDS:
         raise Incompatible("unknown_entry_kind", f"control entry of kind {kind!r} is not known here; upgrade this process")
-    try:
+    with corrupted_as("bad_control_entry", f"control entry of kind {kind!r} does not have its fields"):
         return read_fields(Entry, {name: value for name, value in fields.items() if name in _FIELDS}, least=-1)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise Corrupted("bad_control_entry", f"control entry of kind {kind!r} does not have its fields: {error}") from error

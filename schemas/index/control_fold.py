@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from schemas.errors import Corrupted
-from schemas.fields import read_fields
+from schemas.fields import corrupted_as, read_fields
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.control_invariants import find_broken
 from schemas.index.digest import checksum
@@ -47,7 +47,7 @@ def _encode_status(status: VersionStatus) -> dict[str, Any]:
 def decode_fold(raw: bytes) -> tuple[ControlState, str]:
     """The state, and the checksum of the last entry in it. Raises Corrupted (`bad_control_fold`): other bytes than were written, a fold of a newer release,
     or a state that no log leads to."""
-    try:
+    with corrupted_as("bad_control_fold", f"control fold of {len(raw)} bytes cannot be read"):
         fields = json.loads(raw)
         check = fields.pop("check")
         if check != checksum(_JSON.encode(fields).encode()):
@@ -58,8 +58,6 @@ def decode_fold(raw: bytes) -> tuple[ControlState, str]:
         if fields.keys() != {*_PLAIN, "init"}:
             raise ValueError(f"its fields are {sorted(fields)}, expected {sorted(_PLAIN)} and init")
         state = dataclasses.replace(read_fields(ControlState, fields), versions={status.version: status for status in statuses})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupted("bad_control_fold", f"control fold of {len(raw)} bytes cannot be read: {error}") from error
     if broken := find_broken(state):
         raise Corrupted("bad_control_fold", f"control fold of {len(raw)} bytes is the state of no log: {'; '.join(broken)}")
     return state, last

@@ -6,7 +6,6 @@ Arrays: R rows.
 """
 
 import base64
-import binascii
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.errors import Corrupted
+from schemas.fields import corrupted_as
 from schemas.index.digest import checksum
 from schemas.index.manifest import decode_document, encode_document
 
@@ -70,14 +70,12 @@ def encode_sample(items: Sequence[SampledItem]) -> bytes:
 def decode_sample(raw: bytes) -> list[SampledItem]:
     """The inverse of `encode_sample`. Raises Corrupted (`bad_sample`), Incompatible (`sample_format`)."""
     fields = decode_document("sample", raw)
-    try:
+    with corrupted_as("bad_sample", f"sample of {len(raw)} bytes does not have its fields"):
         items = [
             SampledItem(bytes.fromhex(key), _to_bytes(features), None if embedding is None else _to_bytes(embedding))
             for key, features, embedding in fields["items"]
         ]
         check = fields["check"]
-    except (ValueError, TypeError, KeyError, AttributeError, binascii.Error) as error:
-        raise Corrupted("bad_sample", f"sample of {len(raw)} bytes does not have its fields: {error}") from error
     if check != _check(items):
         raise Corrupted("bad_sample", f"sample of {len(items)} items has checksum {_check(items)}, it says {check}")
     return items

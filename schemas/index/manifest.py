@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.errors import Corrupted, Incompatible
-from schemas.fields import read_fields
+from schemas.fields import corrupted_as, read_fields
 from schemas.index.digest import checksum, version_digest
 from schemas.index.layout import FORMAT, RowLayout, decode_layout
 from schemas.limits import MANIFEST_BYTES_MAX
@@ -161,11 +161,9 @@ def decode_document(kind: str, raw: bytes) -> dict[str, Any]:
     """The fields of a file of `kind`. Raises Corrupted (`bad_<kind>`), Incompatible (`<kind>_format`)."""
     if len(raw) > MANIFEST_BYTES_MAX:
         raise Corrupted(f"bad_{kind}", f"{kind} of {len(raw)} bytes, expected at most {MANIFEST_BYTES_MAX}")
-    try:
+    with corrupted_as(f"bad_{kind}", f"{kind} of {len(raw)} bytes does not read"):
         fields = json.loads(raw)
         found = (fields.pop("format"), fields.pop("kind"))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupted(f"bad_{kind}", f"{kind} of {len(raw)} bytes does not read: {error}") from error
     if found != (FORMAT, kind):
         raise Incompatible(f"{kind}_format", f"{kind} says (format, kind) = {found}, this code reads {(FORMAT, kind)}")
     return dict(fields)
@@ -185,10 +183,8 @@ def decode_seal(raw: bytes, path: str) -> Seal:
     if unique != checked_name(unique[:UNIQUE_DIGITS], raw):
         raise Corrupted("bad_seal", f"{path} has other bytes than were put, which its name has the checksum of")
     fields = decode_document("seal", raw)
-    try:
+    with corrupted_as("bad_seal", f"seal does not have the fields of format {FORMAT}"):
         return read_fields(Seal, fields)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise Corrupted("bad_seal", f"seal does not have the fields of format {FORMAT}: {error}") from error
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -208,10 +204,8 @@ def decode_manifest(raw: bytes, expected_sha256: str | None = None) -> Manifest:
     if expected_sha256 is not None and found != expected_sha256:
         raise Corrupted("bad_manifest", f"manifest of {len(raw)} bytes has sha256 {found}, its publish entry says {expected_sha256}")
     fields = decode_document("manifest", raw)
-    try:
+    with corrupted_as("bad_manifest", f"manifest does not have the fields of format {FORMAT}"):
         manifest = read_fields(Manifest, fields | {"layout": decode_layout(fields["layout"])})
         if [seal.shard for seal in manifest.seals] != list(range(len(manifest.seals))):
             raise ValueError("its seals are not those of shards 0, 1, 2 and so on")
         return manifest
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise Corrupted("bad_manifest", f"manifest does not have the fields of format {FORMAT}: {error}") from error

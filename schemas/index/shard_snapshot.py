@@ -9,8 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from schemas.errors import Corrupted
-from schemas.fields import read_fields
+from schemas.fields import corrupted_as, read_fields
 from schemas.index.layout import FORMAT
 from schemas.index.manifest import UNIQUE_DIGITS, PartFile, checked_name, decode_document, encode_document
 
@@ -68,10 +67,8 @@ def encode_snapshot(snapshot: ShardSnapshot) -> bytes:
 def decode_snapshot(raw: bytes) -> ShardSnapshot:
     """The snapshot in these bytes. Raises Corrupted (`bad_snapshot`), Incompatible (`snapshot_format`)."""
     fields = decode_document("snapshot", raw)
-    try:
+    with corrupted_as("bad_snapshot", f"snapshot does not have the fields of format {FORMAT}"):
         snapshot = read_fields(ShardSnapshot, fields)
         if snapshot.named(snapshot.unique[:UNIQUE_DIGITS]) != snapshot:
             raise ValueError(f"its bytes are not those that its name {snapshot.unique} has the checksum of")
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise Corrupted("bad_snapshot", f"snapshot does not have the fields of format {FORMAT}: {error}") from error
-    return snapshot
+        return snapshot

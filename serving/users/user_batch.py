@@ -14,8 +14,9 @@ from infra.kafka.dead_letters import truncate_oversized
 from infra.kafka.reader import SourceRecord
 from infra.rocks import Batch, Database
 from schemas.decoding import STATISTICS_OP, Rejection, decode_updates, decode_user_features
-from schemas.errors import Corrupted, RejectedInput
+from schemas.errors import RejectedInput
 from schemas.events import Behaviour, BehavioursRecord
+from schemas.fields import corrupted_as
 from schemas.ids import Id, IdKind, encode_index_key
 from schemas.topics import USER_FEATURES
 from schemas.users import BehaviourEvent
@@ -163,7 +164,8 @@ def encode_refused(refused: DecodedUserRecord) -> bytes:
 
 def decode_refused(raw: bytes) -> DecodedUserRecord:
     """The record, without its changes, and its rejections. Raises Corrupted (`bad_refused_record`)."""
-    try:
+    what = f"a refused record of {len(raw)} bytes in the view of users does not read"
+    with corrupted_as("bad_refused_record", what, "remove the view's folder"):
         end = _LENGTH.size + _LENGTH.unpack_from(raw)[0]
         head = json.loads(raw[_LENGTH.size : end])
         parts: list[bytes | None] = []
@@ -176,11 +178,6 @@ def decode_refused(raw: bytes) -> DecodedUserRecord:
         key, value, *values = parts
         record = SourceRecord(topic, partition, offset, key, value, tuple(zip(head["names"], values, strict=True)), timestamp_ms)
         return DecodedUserRecord(record, (), [Rejection(*one) for one in head["rejections"]])
-    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Corrupted(
-            "bad_refused_record",
-            f"a refused record of {len(raw)} bytes in the view of users does not read: {error}; remove the view's folder",
-        ) from error
 
 
 def _parts(record: SourceRecord) -> list[bytes]:

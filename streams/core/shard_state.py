@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.errors import Corrupted
-from schemas.fields import read_fields
+from schemas.fields import corrupted_as, read_fields
 from schemas.index.control import Init
 from schemas.index.layout import FORMAT
 from schemas.index.manifest import Part
@@ -109,10 +108,8 @@ def encode_shard_state(state: ShardState) -> bytes:
 
 def decode_shard_state(raw: bytes) -> ShardState:
     """Raises Corrupted (`bad_shard_state`)."""
-    try:
+    with corrupted_as("bad_shard_state", "the state of the shard does not read", SHARD_REPAIR):
         return read_fields(ShardState, {"counters": None, "next_offsets": None} | json.loads(raw))  # both are needed
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupted("bad_shard_state", f"the state of the shard does not read: {error}; {SHARD_REPAIR}") from error
 
 
 def encode_shard_version(version: ShardVersion) -> bytes:
@@ -122,10 +119,8 @@ def encode_shard_version(version: ShardVersion) -> bytes:
 
 def decode_shard_version(raw: bytes) -> ShardVersion:
     """Raises Corrupted (`bad_shard_version`)."""
-    try:
+    with corrupted_as("bad_shard_version", "a version's entry in the shard does not read", SHARD_REPAIR):
         return read_fields(ShardVersion, json.loads(raw), least=-1)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupted("bad_shard_version", f"a version's entry in the shard does not read: {error}; {SHARD_REPAIR}") from error
 
 
 def encode_identity(number: int, init: Init) -> bytes:

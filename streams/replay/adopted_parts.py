@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.index.store import IndexStore
-from schemas.errors import AifError, Corrupted, Misconfigured
-from schemas.fields import read_fields
+from schemas.errors import AifError, Misconfigured
+from schemas.fields import corrupted_as, read_fields
 from schemas.index.manifest import Part, decode_document, encode_document
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -41,10 +41,8 @@ def encode_replayed(replayed: ReplayedParts) -> bytes:
 def decode_replayed(raw: bytes) -> ReplayedParts:
     """Raises Corrupted (`bad_replay`) or Incompatible (`replay_format`)."""
     fields = decode_document("replay", raw)
-    try:
+    with corrupted_as("bad_replay", "it does not have the fields of an adopted replay"):
         return read_fields(ReplayedParts, fields)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise Corrupted("bad_replay", f"it does not have the fields of an adopted replay: {error}") from error
 
 
 def find_replayed(store: IndexStore, label: str, checkpoint_sha256: str) -> ReplayedParts | None:

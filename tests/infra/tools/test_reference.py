@@ -14,6 +14,7 @@ from infra.tools.reference import ERROR_TEXTS, ROOT, stale_pages
 CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+|overloaded|pinned|diverged|abandoned|unauthorized|unreachable|stopping")
 ROOMS = ("aif", "schemas", "infra", "streams", "serving", "lab")
 CLASSES = ("RejectedInput", "Unavailable", "Incompatible", "Corrupted", "Misconfigured")
+RAISED_BY = {"corrupted_as": "Corrupted", **dict(zip(CLASSES, CLASSES, strict=True))}
 # Codes that schemas/index puts together from the kind of a file, a block or a record.
 COMPOSED = {f"{kind}_format" for kind in ("block", "delta", "manifest", "replay", "sample", "seal", "snapshot")} | {
     "bad_block_checksum",
@@ -25,18 +26,18 @@ COMPOSED = {f"{kind}_format" for kind in ("block", "delta", "manifest", "replay"
 def _error_trees() -> list[ast.Module]:
     """The syntax trees of the files that name an error class."""
     texts = [path.read_text() for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
-    return [ast.parse(text) for text in texts if any(name in text for name in CLASSES)]
+    return [ast.parse(text) for text in texts if any(name in text for name in RAISED_BY)]
 
 
 def _raised(trees: Iterable[ast.Module]) -> dict[str, set[str]]:
     """The classes that each code is raised as, where the code is a literal."""
     found: dict[str, set[str]] = {}
     for node in (node for tree in trees for node in ast.walk(tree)):
-        if isinstance(node, ast.Call) and node.args and (name := getattr(node.func, "id", getattr(node.func, "attr", ""))) in CLASSES:
+        if isinstance(node, ast.Call) and node.args and (name := getattr(node.func, "id", getattr(node.func, "attr", ""))) in RAISED_BY:
             choices = [node.args[0].body, node.args[0].orelse] if isinstance(node.args[0], ast.IfExp) else [node.args[0]]
             for code in choices:
                 if isinstance(code, ast.Constant):
-                    found.setdefault(code.value, set()).add(name)
+                    found.setdefault(code.value, set()).add(RAISED_BY[name])
     return found
 
 

@@ -29,6 +29,11 @@ def normal_parameter(*shape: int, std: float = TABLE_STD) -> nn.Parameter:
     return nn.Parameter(values if values.is_meta else values.normal_(0.0, std))
 
 
+def normal_table(rows: int, width: int) -> nn.Embedding:
+    """An embedding table drawn in this way."""
+    return nn.Embedding(rows, width, _weight=normal_parameter(rows, width))
+
+
 class FeatureEmbedding(nn.Module):
     """`width` = width of the output; a scope without features is one column of zeros, so that no layer after it has inputs of width 0.
 

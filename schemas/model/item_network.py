@@ -2,11 +2,8 @@
 
 Torch itself cannot compute stored rows: a row's bits depend on its batch there; alone and among 4,096 it differs in 5-20% of rows even after fp16.
 
-    inputs_BX    embeddings looked up, means of bags, numbers and vectors clipped, widened to fp64       feature_places.py has their order
-    layers       both networks' first layers are one product; then layer by layer, the two side by side   Eq. 4
-    LayerNorm, the vector rounded to fp16; the key times the bridges, softmax, rounded to fp16            Algorithm 1, line 3
-
-BLOCK rows at a time, so that intermediate values stay in cache. There is no padding, so a few rows cost little.
+Here: the weights as the passes read them, and the fingerprint. Not here: the passes and their steps (schemas/kernels/item_rows.py). They take BLOCK rows at
+a time, so that intermediate values stay in cache. There is no padding, so a few rows cost little.
 Invariant: a row's bits depend on its own inputs and on the parameters alone. All sums are fp64. Their order does not depend on the place of a row or on the
 processor. The result is rounded once, as torch rounds. Against torch's own fp64 the difference is about 2^-52 before a rounding step of 2^-11: no stored
 number differs in the tests. Rows of different fingerprints must never mix in one version; it changes with this file's arithmetic, not with the machine.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from schemas.features import Scope
 from schemas.model.behaviour_codes import encode_recency
-from schemas.model.embeddings import FeatureEmbedding, build_mlp, normal_parameter
+from schemas.model.embeddings import FeatureEmbedding, build_mlp, normal_parameter, normal_table
 from schemas.model.inputs import Behaviours, FeatureTensors
 from schemas.model.spec import ModelSpec
 
@@ -31,10 +31,10 @@ class BehaviourProjection(nn.Module):
         super().__init__()
         width = spec.embedding_width
         self.features = FeatureEmbedding(spec.schema.of(Scope.BEHAVIOUR), width)
-        self.kinds = _table(len(spec.schema.behaviour_kinds) + 1, width)
-        self.items = _table(spec.item_id_buckets, width) if spec.item_id_buckets else None
+        self.kinds = normal_table(len(spec.schema.behaviour_kinds) + 1, width)
+        self.items = normal_table(spec.item_id_buckets, width) if spec.item_id_buckets else None
         categories = spec.schema.item(spec.schema.sim_category).buckets if spec.schema.sim_category else 0
-        self.categories = _table(categories, width) if categories else None
+        self.categories = normal_table(categories, width) if categories else None
         tables = 1 + (self.items is not None) + (self.categories is not None)
         self.width = tables * width + self.features.width + spec.width
         self.w_seq = nn.Linear(self.width, spec.width, bias=False)
@@ -57,10 +57,6 @@ class BehaviourProjection(nn.Module):
             recency_LS = torch.from_numpy(encode_recency(self.spec, behaviours.mask_BL.shape[1])).to(self.w_recency_SD)
             projected_BLD = (projected_BLD + recency_LS @ self.w_recency_SD) * torch.exp(recency_LS @ self.recency_gate_S)[:, None]
         return torch.as_tensor(projected_BLD * behaviours.mask_BL[..., None])
-
-
-def _table(rows: int, width: int) -> nn.Embedding:
-    return nn.Embedding(rows, width, _weight=normal_parameter(rows, width))
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from schemas.features import Scope
-from schemas.model.embeddings import FeatureEmbedding, normal_parameter
+from schemas.model.embeddings import FeatureEmbedding, normal_table
 from schemas.model.inputs import FeatureTensors
 from schemas.model.ranker.layers import Kv, Layers, alone, causal
 from schemas.model.spec import ModelSpec
@@ -34,8 +34,8 @@ class Ranker(nn.Module):
         super().__init__()
         assert spec.ranker is not None
         self.spec, width = spec.ranker, spec.ranker.width
-        self.items = _table(self.spec.item_buckets, width)
-        self.kinds = _table(len(spec.schema.behaviour_kinds) + 1, width)
+        self.items = normal_table(self.spec.item_buckets, width)
+        self.kinds = normal_table(len(spec.schema.behaviour_kinds) + 1, width)
         self.profile = FeatureEmbedding(spec.schema.of(Scope.USER), spec.embedding_width)
         self.context = FeatureEmbedding(spec.schema.of(Scope.CONTEXT), spec.embedding_width)
         self.w_profile = nn.Linear(self.profile.width, width)
@@ -99,7 +99,3 @@ class Ranker(nn.Module):
 
     def _logits(self, x: Tensor, aif_logits_BCT: Tensor) -> Tensor:
         return torch.as_tensor(aif_logits_BCT + self.head(F.layer_norm(x, (self.spec.width,))))
-
-
-def _table(rows: int, width: int) -> nn.Embedding:
-    return nn.Embedding(rows, width, _weight=normal_parameter(rows, width))

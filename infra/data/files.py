@@ -109,6 +109,14 @@ def common_schema(paths: Sequence[Path], source: Source) -> pa.Schema:
                 "bad_data_file", f"[{source.section}] {path.name} has other types of columns than {paths[0].name}: {error}"
             ) from error
     assert found is not None
+    for key, column in source.columns_by_key().items():
+        nested = [name for name in column.names_in(found.names) if pa.types.is_nested(found.field(name).type)]
+        if nested and (column.pattern is not None or key in source.roles.keys() - {"vector", "explode"}):
+            raise Misconfigured(
+                "bad_mapping",
+                f"[{source.section}] {key}: column {nested[0]!r} of {paths[0].name} holds {found.field(nested[0]).type}, expected one value in each row; "
+                "`explode` makes a row of each value of a list",
+            )
     return found
 
 

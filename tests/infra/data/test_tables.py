@@ -175,6 +175,18 @@ def test_rows_of_exploded_cells_come_a_chunk_at_a_time(tmp_path: Path, monkeypat
         _load(tmp_path, _source("t.parquet", explode=Column(columns=("name",))))
 
 
+@pytest.mark.parametrize("cells", [[[1.0], [2.0]], [{"a": 1}, {"a": 2}]], ids=["lists", "structs"])
+def test_a_column_of_several_values_is_no_id_and_has_no_pattern(tmp_path: Path, cells: list[object]) -> None:
+    pq.write_table(pa.table({"id": cells, "name": ["a", "b"]}), tmp_path / "t.parquet")
+    with pytest.raises(Misconfigured, match=r"\[items\] id: column 'id' of t\.parquet holds .*, expected one value in each row"):
+        _load(tmp_path, _source("t.parquet"))
+    pq.write_table(pa.table({"id": [1, 2], "name": cells}), tmp_path / "t.parquet")
+    assert len(_load(tmp_path, _source("t.parquet"))) == 2
+    name = FeatureSource(columns=("name",), pattern="a")
+    with pytest.raises(Misconfigured, match=r"\[items\] features\.name: column 'name' of t\.parquet holds"):
+        _load(tmp_path, Items(file="t.parquet", id=Column(columns=("id",)), features={"name": name}))
+
+
 def test_the_limit_counts_rows_that_count(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("id,name\n" + "".join(f"{i},{'xy'[i % 2]}\n" for i in range(100)))
     table = _load(tmp_path, _source("t.csv", where='name == "y"'), 3)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from infra.clock import SystemClock
 from infra.index.control_log import ControlLog, read_state
 from infra.index.parts import read_manifest
 from infra.index.sample import find_stamps
@@ -116,12 +117,19 @@ def describe_superseded(settings: ProcessSettings, candidates: Iterable[Id]) -> 
             if stamp < held:
                 lost[update.item_id] = (
                     f"item {update.item_id}: its update with version {update.version} (partition {record.partition}, offset {record.offset}) was superseded, "
-                    f"the index holds version {held[0]}; publish a higher version, such as the time in ms"
+                    f"the index holds version {held[0]}; {advise_version(held[0], SystemClock().now_ms())}"
                 )
             else:
                 newest[update.item_id] = stamp
                 lost.pop(update.item_id, None)
     return list(lost.values())[:LINES_MAX]
+
+
+def advise_version(held: int, now_ms: int) -> str:
+    """Which event version the next update of an item needs. Where the stored one is above the time in ms, that time is superseded too."""
+    if held < now_ms:
+        return "publish a higher version, such as the time in ms"
+    return "that is above the time in ms, so publish each later update of it with a version above that"
 
 
 def stamp_of(stamp: np.ndarray | np.void) -> tuple[int, int, int]:

@@ -77,7 +77,8 @@ def decode_state(data: bytes, name: str = "the state") -> TrainerState:
         return TrainerState(int(told["step"]), weights, moments, told["generator"], told["about"], tensors[_LOSSES].numpy(), soup)
     except (KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise Corrupted(
-            "bad_trainer_state", f"{name} is damaged or no trainer's state: {error}; delete the file to start from the beginning"
+            "bad_trainer_state",
+            f"{name} is damaged or no trainer's state: {error}; name another file, or delete this one to start from the beginning",
         ) from error
 
 

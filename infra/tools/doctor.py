@@ -18,7 +18,7 @@ from infra.command import SETTINGS_CLASSES
 from infra.index.control_log import ControlLog, check_index_settings, read_state
 from infra.index.store import check_exclusive_create, fetch_store_time_ms, find_index_store
 from infra.index.verify import CheckpointFaults
-from infra.kafka.admin import LARGER, NEEDS_PERMISSION, SURPLUS, check_surplus, check_topic_ids, fetch_topics, plan_topics
+from infra.kafka.admin import LARGER, NEEDS_PERMISSION, SURPLUS, check_surplus, check_topic_ids, end_offsets, fetch_topics, plan_topics
 from infra.processes import FILES_MIN, FILES_NEEDED
 from infra.settings import InfraSettings, explain_settings
 from infra.tools.retained import find_gaps
@@ -28,6 +28,7 @@ from schemas.features import Scope
 from schemas.ids import IdKind
 from schemas.index.manifest import CHECKPOINT_REPAIR
 from schemas.limits import CHECKPOINT_BYTES_MAX
+from schemas.topics import SHARD_TOPICS
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 _FREE_BYTES_WARN, _FREE_BYTES_FAIL = 10 << 30, 1 << 30
@@ -35,6 +36,7 @@ _CLOCK_S_WARN, _CLOCK_S_FAIL = 2.0, 30.0  # an object store tells whole seconds
 _MEMORY = Path("/proc/meminfo")
 _MEMORY_BYTES_WARN = 1 << 30
 _ASK_S_MAX = 5.0
+_TRANSACTION_S = 3.0
 _NAMES_SHOWN = 5
 _NEW_INDEX = "(another index store and data directory), and publish the catalogue and a checkpoint again"
 
@@ -59,6 +61,7 @@ def examine(settings: InfraSettings) -> list[Finding]:
         check_checkpoints,
         check_features,
         check_retention,
+        check_transactions,
         check_shards,
         check_clock,
         check_disk,
@@ -192,6 +195,36 @@ def check_retention(settings: InfraSettings) -> Finding:
             "retention", WARN, "; ".join(bare), "keep the worker's directory until it has taken a snapshot; lengthen the retention"
         )
     return Finding("retention", OK, "the logs hold what every shard needs next")
+
+
+def check_transactions(settings: InfraSettings) -> Finding:
+    """Whether a transaction stays open, so that readers get no record behind its first one, acknowledged or not."""
+    held = _held_back(settings)
+    if held:
+        time.sleep(_TRANSACTION_S)
+        held = {place: end for place, end in _held_back(settings).items() if held.get(place) == end}
+    if held:
+        found = "; ".join(
+            f"{place} has an open transaction at offset {end}: no reader gets the records after it" for place, end in held.items()
+        )
+        return Finding("transactions", WARN, found, "end its producer, or abort it with `kafka-transactions.sh`")
+    return Finding("transactions", OK, "none holds back records of items")
+
+
+def _held_back(settings: InfraSettings) -> dict[str, int]:
+    """By partition of the item topics the end for readers, where the log has more."""
+    held: dict[str, int] = {}
+    for topic in SHARD_TOPICS:
+        name = settings.kafka.topic_prefix + topic
+        try:
+            ends = end_offsets(settings.connection(), name, deadline_s=_ASK_S_MAX)
+            with_open = end_offsets(settings.connection(), name, deadline_s=_ASK_S_MAX, open_too=True)
+        except AifError as error:
+            if error.code != "unknown_topic":
+                raise
+            continue
+        held |= {f"{topic}[{p}]": end for p, end in ends.items() if end < with_open[p]}
+    return held
 
 
 def check_shards(settings: InfraSettings) -> Finding:

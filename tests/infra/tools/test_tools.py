@@ -22,6 +22,7 @@ from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics, topic_ids
 from infra.kafka.producer import open_producer
 from infra.kafka.publisher import Publisher
+from infra.processes import wait_until
 from infra.settings import InfraSettings, load_settings
 from infra.tools import doctor, unknown_features, watch
 from infra.tools.watch import Inspector, Sample, ShardView, _fetch_server, render_sample
@@ -45,6 +46,7 @@ from streams.versions.version_messages import VersionMessages
 from tests.infra.aif_command import run_aif
 from tests.infra.index_fixture import publish_version
 from tests.infra.kafka.deleted_topics import delete_topics
+from tests.infra.kafka.transactions import open_transactional
 from tests.schemas.catalogue import small_schema
 
 
@@ -229,6 +231,23 @@ def test_the_doctor_names_what_retention_removed_before_a_shard_had_it_and_what_
     produce(bootstrap_servers, f"{prefix}index-deltas", 1, told(1, 2, 40))
     state, found = look()
     assert state == "warn" and "shard 1" in found and "shard 0" not in found
+
+
+def test_the_doctor_names_a_transaction_that_stays_open(prefix: str, bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_TRANSACTION_S", 0.1)
+    assert doctor.check_transactions(load_settings(InfraSettings)).state == "ok", "no topics yet"
+    apply_topics(bootstrap_servers, prefix, 2, 1)
+    produce(bootstrap_servers, f"{prefix}item-features", 1, b"x")
+    producer = open_transactional(bootstrap_servers, prefix)
+    producer.begin_transaction()
+    producer.produce(f"{prefix}item-features", b"x", partition=1)
+    producer.flush(60)
+    produce(bootstrap_servers, f"{prefix}item-features", 1, b"x")
+    found = doctor.check_transactions(load_settings(InfraSettings))
+    assert found.state == "warn"
+    assert found.found == "item-features[1] has an open transaction at offset 1: no reader gets the records after it"
+    producer.abort_transaction(60)
+    wait_until(lambda: doctor.check_transactions(load_settings(InfraSettings)).state == "ok", 30, "the end of the transaction")
 
 
 def test_the_doctor_names_a_topic_that_was_grown_or_made_again(prefix: str, bootstrap_servers: str, tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def put_exclusive(path: Path, data: bytes, staging: Path) -> bool:
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append `data` to a file completely or not at all, next to other processes that do. Raises OSError, which names the file."""
+    """Append `data` to a file completely or not at all, next to other processes that do; makes its folder. Raises OSError, which names the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path), path.open("ab", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         size, left = os.fstat(file.fileno()).st_size, memoryview(data)

@@ -50,7 +50,7 @@ def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
 
 
 def test_a_line_is_appended_whole_or_not_at_all_and_the_error_names_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
+    path = tmp_path / "new" / "lines"
     append_whole(path, b"first\n")
     with files_of_at_most(1_000), pytest.raises(OSError, match="lines"):
         append_whole(path, b"x" * 5_000 + b"\n")

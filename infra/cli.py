@@ -40,7 +40,7 @@ _EPILOG = (
     "(`aif config show`). Exit codes: 0 done, 1 an error or something found wrong, 2 wrong usage, 130 Ctrl-C."
 )
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
+_UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
 
 
 config_app = typer.Typer(help="Settings and where each comes from.", no_args_is_help=True)

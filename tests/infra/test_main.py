@@ -28,7 +28,7 @@ def test_ctrl_c_during_the_imports_of_aif_is_a_word_and_exit_code_130() -> None:
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize("path", ["file", "file/data"])
+@pytest.mark.parametrize("path", ["file", "file/data", "n" * 300])
 def test_a_folder_that_cannot_be_used_is_a_message_and_no_traceback(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
     command = [sys.executable, "-c", "from infra.main import main; main()", "broker", "start", "--data-dir", str(tmp_path / path)]

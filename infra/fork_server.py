@@ -98,7 +98,7 @@ class Template:
 
 
 class ForkedProcess:
-    """One child of a template, with the methods that subprocess.Popen has for a program."""
+    """One child of a template, with what `Child` needs of a process."""
 
     def __init__(self, template: Template, pid: int) -> None:
         self._template, self.pid = template, pid
@@ -130,15 +130,6 @@ class ForkedProcess:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
             time.sleep(_POLL_S)
         return code
-
-    def send_signal(self, number: int) -> None:
-        """A signal to it alone."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.send_signal(signal.SIGKILL)
 
 
 def import_single_threaded(names: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ def test_a_killed_child_is_started_again_and_a_stopped_one_is_not(tmp_path: Path
     said: list[str] = []
     one = Supervised(lambda: start_child("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log"), said.append)
     first = one.child
-    first.process.kill()
+    os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: one.child is not first and one.child.alive(), 60, "the restart")
     one.stop()
     assert not one.child.alive() and len(said) == 1 and "-9" in said[0]

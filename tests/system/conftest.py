@@ -5,6 +5,7 @@ One stage per module, each with topics of its own. Everything that a test waits 
 
 import contextlib
 import json
+import os
 import signal
 import uuid
 from collections.abc import Iterator, Mapping
@@ -148,14 +149,14 @@ class System(Stage):
     def kill_hard(self, name: str) -> None:
         """kill -9 of the one process; what it started has to notice by itself."""
         child = self.child(name)
-        child.process.send_signal(signal.SIGKILL)
+        os.kill(child.pid, signal.SIGKILL)
         child.process.wait()
         self.children.remove(child)
 
     def stop_worker(self) -> None:
         """A clean stop."""
         child = self.child("worker")
-        child.process.send_signal(signal.SIGTERM)
+        os.kill(child.pid, signal.SIGTERM)
         assert child.process.wait(WAIT_S) == 0, child.log_tail()
         self.children.remove(child)
 

@@ -59,8 +59,6 @@ class Catalogue(Protocol):
     `model` holds choices for a ModelSpec that suit this catalogue (for example {"rank_by": "click"}), `train` how one is trained.
     """
 
-    name: str
-
     @property
     def model(self) -> Mapping[str, Any]: ...
 

@@ -69,7 +69,6 @@ def world_schema() -> FeatureSchema:
 class WorldCatalogue:
     """A `Catalogue` of the synthetic world. Item row i has id FIRST_ITEM_ID + i, user row u FIRST_USER_ID + u."""
 
-    name = "world"
     model: Mapping[str, Any] = {"rank_by": "ecpm"}
     train = TrainChoices(steps=200)
 

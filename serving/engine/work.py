@@ -131,7 +131,6 @@ class VersionReport:
     rows: int
     capacity: int
     not_servable: int
-    tasks: tuple[str, ...]
     watermark: Sequence[Mapping[str, int]]
     source_ms: Mapping[int, int]
     positions: Mapping[int, int]

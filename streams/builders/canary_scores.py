@@ -75,9 +75,7 @@ def run_canary(store: IndexStore, encoders: EncoderCache, job: CanaryJob) -> Can
             uncompared = f"version {job.live.version} cannot be read: {error}"
     users = make_users([side.network.spec.schema for side in (new, live) if side is not None], new.sample.keys, job.users)
     scores = score(new, users)
-    figures = CanaryFigures(
-        job.status.version, job.status.revision, scores.scores_UC.size, measure_bad_share(scores), uncompared=uncompared
-    )
+    figures = CanaryFigures(scores.scores_UC.size, measure_bad_share(scores), uncompared=uncompared)
     if job.live is None or live is None:
         return figures
     return _compare(figures, scores, score(live, users), job.live.version)

@@ -69,7 +69,6 @@ def create_checkpoint(task: OwnedShard, into: Path) -> None:
 class RunningJob:
     """A job that a builder is doing. `task` owned the shard when the job began."""
 
-    key: JobKey
     ticket: Ticket
     task: OwnedShard
     directory: Path
@@ -96,7 +95,7 @@ class RunningJobs:
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        self._running[key] = RunningJob(key, ticket, task, directory, self._clock.monotonic())
+        self._running[key] = RunningJob(ticket, task, directory, self._clock.monotonic())
 
     def take_finished(self, task: OwnedShard) -> list[RunningJob]:
         """The jobs of this shard that have ended, each of them once. Jobs of an earlier task of the shard are given up."""

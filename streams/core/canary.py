@@ -72,8 +72,6 @@ class CanaryFigures:
     """The measurements: `pairs` were scored, and compared with version `against`, whose spread is `spread`. Without a live version, and where nothing could be
     compared for the reason `uncompared`, these and `distance` and `overlap` are None."""
 
-    version: int
-    revision: int
     pairs: int
     bad_share: float
     against: int | None = None

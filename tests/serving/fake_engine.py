@@ -52,7 +52,7 @@ class FakeEngine:
 
     def status(self) -> EngineStatus:
         residents = tuple(
-            VersionReport(token, self.rows, 2 * self.rows, 0, ("click",), tuple(self.watermark), {}, {0: 2}, 0)
+            VersionReport(token, self.rows, 2 * self.rows, 0, tuple(self.watermark), {}, {0: 2}, 0)
             for token in (self.current, self.previous)
             if token is not None
         )

@@ -11,7 +11,7 @@ from serving.engine.work import EngineStatus, VersionReport
 from serving.status_view import EngineMetrics
 
 TOKEN = VersionToken(4, 1, "aaaaaaaa")
-REPORT = VersionReport(TOKEN, 10, 20, 3, ("click",), ({},), {}, {0: 0}, 7)
+REPORT = VersionReport(TOKEN, 10, 20, 3, ({},), {}, {0: 0}, 7)
 
 
 class FakeEngine:

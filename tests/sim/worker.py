@@ -252,9 +252,9 @@ def sing_canary(world: World, job: CanaryJob) -> CanaryFigures:
     world.point("a canary")
     read_manifest(world.store, job.status)  # type: ignore[arg-type]
     if job.live is None:
-        return CanaryFigures(job.status.version, job.status.revision, 1, 0.0)
+        return CanaryFigures(1, 0.0)
     overlap = 0.0 if ranks_unlike(job.status.version, job.live.version) else 1.0
-    return CanaryFigures(job.status.version, job.status.revision, 1, 0.0, job.live.version, 0.0, overlap, spread=1.0)
+    return CanaryFigures(1, 0.0, job.live.version, 0.0, overlap, spread=1.0)
 
 
 class Group:

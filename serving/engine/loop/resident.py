@@ -196,7 +196,6 @@ def report_of(resident: Resident) -> VersionReport:
         rows=resident.tables.rows,
         capacity=resident.tables.capacity,
         not_servable=resident.tables.not_servable,
-        tasks=resident.scorer.parameters.spec.tasks,
         watermark=resident.watermark,
         source_ms=dict(resident.source_ms),
         positions=dict(resident.positions),

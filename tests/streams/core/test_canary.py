@@ -51,16 +51,16 @@ def test_the_spread_is_that_of_a_users_candidates_wherever_they_stand() -> None:
 
 
 CASES = {
-    "a first version with numbers passes": (CanaryFigures(1, 0, 100, 0.0), 0),
-    "a first version without does not": (CanaryFigures(1, 0, 100, 0.01), 1),
-    "the same again passes": (CanaryFigures(2, 0, 100, 0.0, 1, 0.0, 1.0, 1.0), 0),
-    "scores on another scale do not": (CanaryFigures(2, 0, 100, 0.0, 1, 4.0, 0.9, 1.0), 1),
-    "they do not either where the live version hardly ranks": (CanaryFigures(2, 0, 100, 0.0, 1, 4.0, 0.1, 0.02), 1),
-    "an unrelated ranking does not": (CanaryFigures(2, 0, 100, 0.0, 1, 0.1, 0.1, 1.0), 1),
-    "it does where the live version hardly ranks": (CanaryFigures(2, 0, 100, 0.0, 1, 0.1, 0.1, 0.02), 0),
-    "a model trained from scratch passes": (CanaryFigures(2, 0, 100, 0.0, 1, 0.5, 0.73, 2.0), 0),
-    "one that was compared with nothing does not": (CanaryFigures(2, 0, 100, 0.0, uncompared="version 1 cannot be read"), 1),
-    "every reason is given": (CanaryFigures(2, 0, 100, 0.5, 1, 5.0, 0.0, 1.0), 3),
+    "a first version with numbers passes": (CanaryFigures(100, 0.0), 0),
+    "a first version without does not": (CanaryFigures(100, 0.01), 1),
+    "the same again passes": (CanaryFigures(100, 0.0, 1, 0.0, 1.0, 1.0), 0),
+    "scores on another scale do not": (CanaryFigures(100, 0.0, 1, 4.0, 0.9, 1.0), 1),
+    "they do not either where the live version hardly ranks": (CanaryFigures(100, 0.0, 1, 4.0, 0.1, 0.02), 1),
+    "an unrelated ranking does not": (CanaryFigures(100, 0.0, 1, 0.1, 0.1, 1.0), 1),
+    "it does where the live version hardly ranks": (CanaryFigures(100, 0.0, 1, 0.1, 0.1, 0.02), 0),
+    "a model trained from scratch passes": (CanaryFigures(100, 0.0, 1, 0.5, 0.73, 2.0), 0),
+    "one that was compared with nothing does not": (CanaryFigures(100, 0.0, uncompared="version 1 cannot be read"), 1),
+    "every reason is given": (CanaryFigures(100, 0.5, 1, 5.0, 0.0, 1.0), 3),
 }
 
 
@@ -71,5 +71,5 @@ def test_the_verdict(figures: CanaryFigures, reasons: int) -> None:
 
 
 def test_a_rule_lets_a_version_pass_that_was_compared_with_nothing() -> None:
-    figures = CanaryFigures(2, 0, 100, 0.0, uncompared="version 1 cannot be read")
+    figures = CanaryFigures(100, 0.0, uncompared="version 1 cannot be read")
     assert not judge_canary(figures, CanaryRules(allow_uncompared=True)) and "version 1 cannot be read" in figures.describe()

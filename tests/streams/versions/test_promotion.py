@@ -56,11 +56,11 @@ class Builders(InlineBuilders):
         """The newest canary ends; with real figures, or these."""
         ticket = self.waiting[-1]
         assert isinstance(ticket.job, CanaryJob)
-        status, live = ticket.job.status, ticket.job.live
+        live = ticket.job.live
         figures = run_canary(self.store, EncoderCache(self.store), ticket.job)
         if overlap is not None:
             against = -1 if live is None else live.version
-            figures = CanaryFigures(status.version, status.revision, 9, 0.0, against, 0.0, overlap, 1.0)
+            figures = CanaryFigures(9, 0.0, against, 0.0, overlap, 1.0)
         ticket.future.set_result(figures)
 
 

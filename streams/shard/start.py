@@ -181,7 +181,7 @@ def check_log(number: int, topic: str, next_offset: int, log: LogRange) -> None:
         raise Incompatible(
             "log_shorter",
             f"shard {number} continues {topic} at offset {next_offset}, the log ends at {log.end}: it is another log, or it lost its end; "
-            "use the data directory that belongs to this broker",
+            "use the data directory that belongs to this broker; where the broker lost records, publish the catalogue again into a new index",
         )
 
 

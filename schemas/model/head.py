@@ -116,11 +116,7 @@ class Head(nn.Module):
         """DIN, its product, and tiers; zeros for a candidate without a signature."""
         signs_BCK = decode_signs(rows.signatures_BCW, rows.has_signature_BC)
         din_BCD = din_from_sums(signs_BCK, states.din, self.spec.din) * (self.din_gain * rows.has_signature_BC[..., None])
-        return [din_BCD, multiply_by_item(self.project_din(din_BCD), items_BCD), self.tiers(states, signs_BCK, rows.has_signature_BC)]
-
-    def tiers(self, states: UserStates, signs_BCK: Tensor, has_signature_BC: Tensor, counts_BCN: Tensor | None = None) -> Tensor:
-        """SimTier's features [B, C, 2 N]. `counts_BCN`: what `simtier_counts` gives, where the caller has it from a faster form."""
-        if counts_BCN is None:
-            sequence_BSK = decode_signs(states.simtier_BSW, states.simtier_mask_BS)
-            counts_BCN = simtier_counts(signs_BCK, sequence_BSK, states.simtier_mask_BS, self.spec.tier_edges)
-        return simtier_features(counts_BCN, states.simtier_mask_BS.sum(dim=1), has_signature_BC)
+        sequence_BSK = decode_signs(states.simtier_BSW, states.simtier_mask_BS)
+        counts_BCN = simtier_counts(signs_BCK, sequence_BSK, states.simtier_mask_BS, self.spec.tier_edges)
+        tiers_BCX = simtier_features(counts_BCN, states.simtier_mask_BS.sum(dim=1), rows.has_signature_BC)
+        return [din_BCD, multiply_by_item(self.project_din(din_BCD), items_BCD), tiers_BCX]

@@ -53,12 +53,12 @@ def split_users(library: Library) -> tuple[Library, Library, Library]:
     return library.rows(place_R < 48), library.rows((place_R >= 48) & (place_R < 64)), library.rows(place_R >= 64)
 
 
-def make_library(requests: int, users: int, seed: int, sigma: float = 1.0) -> Library:
-    """Requests of users whose values have a log-deviation of `sigma`. Equal arguments give equal libraries."""
+def make_library(requests: int, users: int, seed: int) -> Library:
+    """Requests of users whose values have a log-deviation of 1. Equal arguments give equal libraries."""
     rng = np.random.default_rng([seed, 1])
-    log_value_U = sigma * rng.standard_normal(users) - sigma**2 / 2
+    log_value_U = rng.standard_normal(users) - 0.5  # of mean value 1
     history_U = np.clip(np.exp(rng.normal(np.log(700) + 0.35 * log_value_U, 1.1)), 0, 50_000).astype(int)
-    known_U = log_value_U + sigma * np.sqrt(1 / VALUE_KNOWN**2 - 1) * rng.standard_normal(users)
+    known_U = log_value_U + np.sqrt(1 / VALUE_KNOWN**2 - 1) * rng.standard_normal(users)
     user_R = rng.integers(0, users, requests)
     true_RA, predicted_RA = np.zeros((requests, len(ACTIONS))), np.zeros((requests, len(ACTIONS)))
     top_R = np.zeros(requests)

@@ -45,13 +45,13 @@ def fold_level(level: float, arrivals: float, expected: float) -> float:
     return level + LEVEL_RATE * (seen - level)
 
 
-def plan_price(last_price: float, ahead_H: np.ndarray, curve: CostCurve, capacity_ms: float, target: float = TARGET) -> float:
+def plan_price(last_price: float, ahead_H: np.ndarray, curve: CostCurve, capacity_ms: float) -> float:
     """The price of the next tick. `ahead_H`: expected requests of the next ticks; `capacity_ms`: work that the engine can do in one. 0 if full work fits."""
     per_ms_H = ahead_H / capacity_ms
-    if per_ms_H[0] * curve.full_ms <= target:
+    if per_ms_H[0] * curve.full_ms <= TARGET:
         return 0.0
     step = curve.log_price_G[1] - curve.log_price_G[0]
-    wanted_H = target / np.maximum(per_ms_H, 1e-12)
+    wanted_H = TARGET / np.maximum(per_ms_H, 1e-12)
     u_H, u_0 = curve.log_price_for(wanted_H), math.log(last_price) if last_price > 0 else curve.log_price_G[0]
     for _ in range(_ROUNDS):  # Newton's method on a system of three diagonals
         cost_H = curve.at(u_H)
@@ -59,7 +59,7 @@ def plan_price(last_price: float, ahead_H: np.ndarray, curve: CostCurve, capacit
         load_H, down_H = per_ms_H * cost_H, per_ms_H * slope_H
         weight_H = (1 - DECAY) ** np.arange(len(u_H)) * np.where(load_H > 1, 1 + OVER, 1.0)
         change_H = np.diff(u_H, prepend=u_0)
-        gradient_H = weight_H * (load_H - target) * down_H + DAMPING * (change_H - np.append(change_H[1:], 0.0))
+        gradient_H = weight_H * (load_H - TARGET) * down_H + DAMPING * (change_H - np.append(change_H[1:], 0.0))
         ties = 2 * np.eye(len(u_H)) - np.eye(len(u_H), k=1) - np.eye(len(u_H), k=-1)
         ties[-1, -1] = 1.0
         u_H = u_H - np.clip(np.linalg.solve(np.diag(weight_H * down_H * down_H + 1e-9) + DAMPING * ties, gradient_H), -1, 1)

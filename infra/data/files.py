@@ -109,15 +109,22 @@ def common_schema(paths: Sequence[Path], source: Source) -> pa.Schema:
                 "bad_data_file", f"[{source.section}] {path.name} has other types of columns than {paths[0].name}: {error}"
             ) from error
     assert found is not None
-    for key, column in source.columns_by_key().items():
-        nested = [name for name in column.names_in(found.names) if pa.types.is_nested(found.field(name).type)]
-        if nested and (column.pattern is not None or key in source.roles.keys() - {"vector", "explode"}):
-            raise Misconfigured(
-                "bad_mapping",
-                f"[{source.section}] {key}: column {nested[0]!r} of {paths[0].name} holds {found.field(nested[0]).type}, expected one value in each row; "
-                "`explode` makes a row of each value of a list",
-            )
+    _check_single_values(paths[0], source, found)
     return found
+
+
+def _check_single_values(path: Path, source: Source, schema: pa.Schema) -> None:
+    keys = read_column_names(path, source) if _is_json(path) else []  # those of an inner object follow its own and a dot
+    for key, column in source.columns_by_key().items():
+        if column.pattern is None and key not in source.roles.keys() - {"vector", "explode"}:
+            continue
+        for name in column.names_in(schema.names):
+            if (is_object := any(other.startswith(f"{name}.") for other in keys)) or pa.types.is_nested(schema.field(name).type):
+                raise Misconfigured(
+                    "bad_mapping",
+                    f"[{source.section}] {key}: column {name!r} of {path.name} holds {'objects' if is_object else schema.field(name).type}, expected "
+                    f"one value in each row; `explode` makes a row of each value of a list, and a dot names a field ({name}.FIELD)",
+                )
 
 
 def _file_schema(path: Path, source: Source) -> pa.Schema:

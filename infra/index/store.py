@@ -5,6 +5,7 @@ paths come from manifests, and anybody may have written a manifest. Names that b
 """
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -106,6 +107,8 @@ def find_index_store(url: str, rest: Callable[[], None] = lambda: None, *, look:
         return _open_bucket(url, rest, look=look)
     with _usable(url):
         store = FolderStore(folder.resolve(), rest)
+        if store.root.is_file():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file, expected a folder")
     if look:
         store.look()
     return store

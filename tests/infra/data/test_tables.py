@@ -72,6 +72,8 @@ def test_what_lies_deeper_in_a_line_of_json_is_named_by_its_path(tmp_path: Path)
     assert _cells(_load(tmp_path, source)) == {"id": ["1", "2", "3", "4"], "a.b.c": ["x", None, None, "y"]}
     with pytest.raises(Misconfigured, match=r"no column 'a.b.d'; did you mean 'a.b.c'\?"):
         _load(tmp_path, Items(file="t.jsonl", id=Column(columns=("a.b.d",))))
+    with pytest.raises(Misconfigured, match=r"\[items\] id: column 'a\.b' of t\.jsonl holds objects, expected one value.*\(a\.b\.FIELD\)"):
+        _load(tmp_path, Items(file="t.jsonl", id=Column(columns=("a.b",))))
 
 
 def test_a_field_of_a_struct_in_parquet_is_named_by_its_path(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ def test_a_store_that_cannot_be_made_is_misconfigured(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(Misconfigured):
         open_index_store(str(tmp_path / "file"))
+    with pytest.raises(Misconfigured, match="it is a file, expected a folder"):
+        find_index_store(str(tmp_path / "file"), look=False)
 
 
 def test_a_reader_makes_no_store_and_names_the_missing_one(tmp_path: Path) -> None:

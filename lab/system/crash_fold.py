@@ -23,7 +23,7 @@ Counts = Counter[str]  # consumed, applied, superseded, dead_lettered
 DeadLetter = tuple[str, int, int, int]  # topic, partition, offset, index in the record
 Order = tuple[int, ...]
 
-_RECORD_BYTES, _UPDATES, _FEATURES, _NUMBERS, _ID_CHARS, _TEXT_CHARS = 4 << 20, 256, 256, 1_024, 128, 1_024
+_RECORD_BYTES, _UPDATES, _FEATURES, _NUMBERS, _TEXT_CHARS = 4 << 20, 256, 256, 1_024, 1_024
 _DIGITS, _DEPTH = 4_300, 200  # of one number; of lists and objects around a value. Beyond, a record does not read
 _INT64 = range(-(1 << 63), 1 << 63)
 _TEXTS, _EMPTY = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL), re.compile(r"\[\s*\]|\{\s*\}")

@@ -160,7 +160,6 @@ class AppliedWatch(Closeable):
     """Follows index-deltas from now on, from before the workers are started. Use as a context manager."""
 
     def __init__(self, stage: BenchStage) -> None:
-        self._stage = stage
         ends = end_offsets(stage.bootstrap_servers, stage.topic_prefix + INDEX_DELTAS)
         self._follower = TopicFollower(stage.bootstrap_servers, INDEX_DELTAS, ends, prefix=stage.topic_prefix)
         self.seen: list[Applied] = []

@@ -34,7 +34,6 @@ from schemas.kernels.vector_blocks import (
 LANES = 8  # processors with narrower vectors use two of theirs
 
 _DOUBLES = ir.VectorType(DOUBLE, LANES)
-_FLOATS = ir.VectorType(FLOAT, LANES)
 _BYTES = 8 * LANES
 
 

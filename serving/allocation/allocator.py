@@ -76,7 +76,7 @@ class Allocator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.outcomes: Outcomes | None = None
-        self._settings, self.tables, self._metrics, self._clock = settings, tables, metrics, clock
+        self.tables, self._metrics, self._clock = tables, metrics, clock
         self._queue = queue
         self.mode = Mode(settings.mode)
         self._slices = Slices(settings.probe_share, settings.random_share, settings.undropped_share)

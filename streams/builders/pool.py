@@ -97,7 +97,7 @@ class _Builder(GuardedThread):
 
     def __init__(self, pool: BuilderPool, number: int) -> None:
         super().__init__(self._take_jobs, f"{pool.name}-{number}", pool._closing)
-        self._pool, self._number = pool, number
+        self._pool = pool
         self.child: Child | None = None
         if pool._warm:
             self._open()

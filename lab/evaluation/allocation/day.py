@@ -148,7 +148,7 @@ class _Control:
     """The state of the controls over a day."""
 
     def __init__(self, priced: Priced, season_T: np.ndarray, capacity: float, unit: float) -> None:
-        self._priced, self._season_T, self._capacity, self._unit = priced, season_T, capacity, unit
+        self._priced, self._season_T, self._capacity = priced, season_T, capacity
         self._log_price, self._load, self._level, self._price = float(np.log(unit)), TARGET, 1.0, unit
         self._recent: list[np.ndarray] = []
         self._curve = self._sampled(np.random.default_rng(0).integers(0, len(priced.cost_RA), SAMPLE_TICKS * SAMPLE_EACH))

@@ -133,7 +133,7 @@ def open_follower(
         Publisher(bootstrap, prefix, "aif-train", index.shards, index.user_partitions, index.id_kind) as publisher,
         FollowedLog(bootstrap, prefix, decoder, begin, refused.settle, ids, stopping) as log,
     ):
-        view = _open_view(learning, base, place, log)
+        view = _open_view(base, place, log)
         if view is None:
             yield None
             return
@@ -195,7 +195,7 @@ def _check_log(bootstrap: Bootstrap, prefix: str, place: Place, path: Path) -> N
             raise Incompatible("log_gone", f"{removed}: the broker removed the records in between; {step}")
 
 
-def _open_view(learning: TrainChoices, base: Checkpoint, place: Place, log: FollowedLog) -> View | None:
+def _open_view(base: Checkpoint, place: Place, log: FollowedLog) -> View | None:
     """The items and users of the topics up to `place`; None if asked to stop meanwhile."""
     view = View(base.spec, base.w_hash)
     view.settled_ms = place.settled_ms

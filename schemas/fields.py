@@ -24,7 +24,8 @@ def corrupted_as(code: str, what: str, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except _OF_OTHER_FORM as error:
-        raise Corrupted(code, f"{what}: {error}{remedy and f'; {remedy}'}") from error
+        found = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise Corrupted(code, f"{what}: {found}{remedy and f'; {remedy}'}") from error
 
 
 def read_fields(kind: type[D], raw: Any, least: int = 0) -> D:

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 
 import pytest
 
-from schemas.fields import read_fields
+from schemas.errors import Corrupted
+from schemas.fields import corrupted_as, read_fields
 from schemas.ids import INT64_MAX, IdKind
 
 
@@ -46,3 +47,15 @@ def test_what_was_written_reads_back() -> None:
 def test_another_value_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         read_fields(Outer, json.loads(json.dumps(asdict(WHOLE))) | wrong)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [("{}", "'count' is missing"), ("{", "Expecting property name"), ("[" * 100_000, "recursion"), ('{"count": 1e999}', "infinity")],
+)
+def test_bytes_of_another_form_are_corrupted_and_the_reason_is_said(data: str, said: str) -> None:
+    with (
+        pytest.raises(Corrupted, match=f"bad_file: the file does not read: .*{said}.*; restore it"),
+        corrupted_as("bad_file", "the file does not read", "restore it"),
+    ):
+        int(json.loads(data)["count"])

@@ -5,6 +5,7 @@ One system for all of them, and for test_whole_path.py before them, with a versi
 
 import json
 import math
+import os
 import pickle
 import shutil
 import signal
@@ -291,11 +292,11 @@ def truncate_the_manifest(system: System, version: int) -> Path:
 
 def test_a_flipped_byte_in_a_sealed_table_is_named_never_served_and_mended_by_a_new_checkpoint(running: System) -> None:
     before, token = all_scores(running), running.status()["version_token"]
-    server = running.child("server").process
-    server.send_signal(signal.SIGSTOP)
+    server = running.child("server")
+    os.kill(server.pid, signal.SIGSTOP)
     version = running.publish_checkpoint(running.write_checkpoint("flipped", seed=11))
     file = damaged(running, version, lambda v: flip_a_byte(running, v))
-    server.send_signal(signal.SIGCONT)
+    os.kill(server.pid, signal.SIGCONT)
     wait_until(lambda: file.parent.name + "/" + file.name in running.status()["last_error"], WAIT_S, "the server to name the damaged file")
     assert all_scores(running) == before and running.status()["version_token"] == token and running.status()["ready"]
     assert file.parent.name + "/" + file.name in running.command("index", "verify", str(version), exit_code=1)

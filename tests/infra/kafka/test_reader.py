@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from infra.kafka.admin import end_offsets, start_offsets
 from infra.kafka.reader import SourceRecord, TopicFollower, read_topic
 from infra.kafka.security import client_config
+from infra.processes import wait_until
 from schemas.errors import Incompatible, Unavailable
 from tests.infra.kafka.empty_broker import EmptyBroker, open_empty_broker
 from tests.infra.kafka.transactions import open_transactional, send
@@ -144,7 +145,9 @@ def test_a_bounded_read_ends_where_the_last_offsets_are_transaction_markers(boot
         producer.begin_transaction()
         producer.produce(topic, b"x")
         producer.commit_transaction(60)
-    assert end_offsets(bootstrap_servers, topic) == {0: 6}
+    wait_until(
+        lambda: end_offsets(bootstrap_servers, topic) == {0: 6}, 60, "the last marker, which the broker writes after it has answered"
+    )
     assert [r.offset for r in read_topic(bootstrap_servers, "markers", prefix=topic_prefix, stall_s_max=20)] == [0, 2, 4]
     with TopicFollower(bootstrap_servers, "markers", {0: 0}, prefix=topic_prefix) as follower:
         _poll_until(follower, lambda _: follower.has_reached({0: 6}))

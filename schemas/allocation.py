@@ -26,7 +26,7 @@ from schemas.fields import corrupted_as, read_fields
 
 FORMAT = 1
 TABLE_BYTES_MAX = 1 << 20
-NUMBER_MAX = 1e9  # of a cost or value: with larger ones sums of costs could be infinite
+NUMBER_MAX = 1e9  # of a cost or value: with larger ones, or costs below its reciprocal, sums and prices could be infinite
 _LOG_MAX = 20.0
 
 
@@ -310,7 +310,7 @@ def decode_table(data: bytes, version: int) -> ActionTable:
 
 
 def _check(table: ActionTable) -> None:
-    """ValueError unless every number is within NUMBER_MAX, costs are above 0, and rows have a number for each action, of which the last is full work."""
+    """ValueError unless every number is within NUMBER_MAX, costs are not near 0, and rows have a number for each action, of which the last is full work."""
     actions, rows = len(table.actions), [table.mean_row, *table.values.shares]
     knots = [table.values.bins, tuple(age.age_s for age in table.ages), *(c.knots for c in table.values.curves.values())]
     numbers = [x for row in rows for x in row] + [x for c in table.values.curves.values() for x in (*c.knots, *c.effects)]
@@ -333,8 +333,9 @@ def _check(table: ActionTable) -> None:
         raise ValueError("knots are not rising")
     if any(age.slope <= 0 or not 0 <= age.kept <= 1 for age in table.ages):
         raise ValueError("an age has a slope that is not above 0, or keeps a share beyond 0 to 1")
-    if min(*terms, table.full_ms) < 0 or any(term[0] <= 0 for term in table._terms) or table.queue_price <= 0:
-        raise ValueError("a cost or the queue price is not above 0")
+    least = min(*(term[0] for term in table._terms), table.full_ms or 1.0)  # values are divided by these
+    if min(terms) < 0 or least < 1 / NUMBER_MAX or table.queue_price <= 0:
+        raise ValueError(f"a cost is below {1 / NUMBER_MAX:g}, or the queue price is not above 0")
     if actions < 2 or table.actions[-1].kind is not Kind.RANK or len(set(table.actions)) != actions:
         raise ValueError("the last action is not full work, or an action is there twice")
     if any(row[place] != 0 for row in rows for place, action in enumerate(table.actions) if action.kind is Kind.DROP):

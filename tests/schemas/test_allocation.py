@@ -80,6 +80,8 @@ def test_a_table_of_another_version_is_refused() -> None:
         lambda t: t["ages"].reverse(),
         lambda t: t["mean_row"].__setitem__(0, 1.0),
         lambda t: t["drop"].update(row=-1),
+        lambda t: t.update(full_ms=5e-324),
+        lambda t: t["costs"]["levels"]["full"].update(fixed_ms=1e-300),
     ],
 )
 def test_a_wrong_table_is_refused(damage: Callable[[dict[str, Any]], object]) -> None:

@@ -64,7 +64,8 @@ class _Plan:
         """What the allocator knows of the request; of retrieval's scores where it asks for them, because that takes 0.1 ms."""
         behaviours = half.state.behaviours if half.state is not None else len(half.work.behaviours) if half.work is not None else 0
         scores = self.request.retrieval_scores if with_scores else None
-        top = None if scores is None else float(np.mean(np.partition(scores, -min(_TOP, len(scores)))[-_TOP:]))
+        best = None if scores is None else np.partition(scores, -min(_TOP, len(scores)))[-_TOP:]
+        top = None if best is None else float((best / len(best)).sum())  # finite, as the sum of the best need not be
         return Facts(len(self.item_ids), behaviours, half.state is None, self.request.user_value, top, None if kept is None else kept.age_s)
 
 

@@ -51,6 +51,13 @@ def test_under_load_the_first_candidates_or_the_best_of_retrieval_are_ranked_and
     assert {int(item.item_id) for item in best.items} <= set(range(1_500, 2_000))
 
 
+def test_the_best_scores_of_retrieval_may_be_as_large_as_a_number_can_be() -> None:
+    with open_front(FakeEngine(rows=3_000), allocation=AllocationSection(mode="value")) as front, Client(front.url) as client:
+        client.rank(1, ITEMS, retrieval_scores=[1e308] * len(ITEMS), request_id="large")
+        facts = client.explain_allocation("large")["inputs"]["facts"]
+    assert math.isfinite(facts["retrieval_top"])
+
+
 def test_inferences_carry_the_receipt_as_parameters() -> None:
     with open_front(FakeEngine(rows=3_000), allocation=AllocationSection(mode="queue")) as front:
         press(front)

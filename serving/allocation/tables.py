@@ -153,9 +153,10 @@ class Tables(OneThread):
             except AifError as fault:
                 error = error or str(fault)
                 continue
-            newest = {number: one for number, one in self.known.items() if number == max(self.known)}
-            self.known = {**newest, version: table}
-            logger.info("allocation_table", table=table.name, value_serves=table.gate.serves)
+            if table != known:  # a copy under another name is read at every look
+                newest = {number: one for number, one in self.known.items() if number == max(self.known)}
+                self.known = {**newest, version: table}
+                logger.info("allocation_table", table=table.name, value_serves=table.gate.serves)
             break
         return error
 

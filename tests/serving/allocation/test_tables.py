@@ -38,6 +38,18 @@ def test_the_newest_table_of_the_served_version_decides(opened: tuple[Tables, li
     assert (tables.age_s() or 0) > 1_000
 
 
+def test_a_copy_of_an_older_table_serves_as_the_newest_and_is_taken_once(opened: tuple[Tables, list[int | None], Path]) -> None:
+    tables, served, _ = opened
+    served[0] = 3
+    for made_at_ms in (1_000, 2_000):
+        put(tables, make_table(3, made_at_ms))
+    put(tables, make_table(3, 3_000), encode_table(make_table(3, 1_000)))
+    tables.look()
+    known = tables.known
+    tables.look()
+    assert tables.find()[0].name == "v3-1000" and tables.known is known, "a server prepares a table again where `known` is another object"
+
+
 def test_after_a_flip_the_mean_row_of_the_former_version_decides_until_there_is_a_table(
     opened: tuple[Tables, list[int | None], Path],
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from schemas.errors import AifError, Corrupted, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
 from schemas.ids import Id, encode_wire_id
 from schemas.requests import RankAnswer, UserAnswer
 from serving.core.routing import ServerLoad, plan_route
@@ -30,6 +30,7 @@ _LOST_S = 1.0  # a server that did not answer is asked last for this long
 _MARGIN_MS = 50  # the server answers by the deadline, and then its answer has to arrive
 
 T = TypeVar("T")
+A = TypeVar("A", UserAnswer, RankAnswer)
 Retrieve = Callable[[Id], Awaitable[Sequence[Id]]]
 Open = Callable[[str], httpx.AsyncClient]
 
@@ -143,7 +144,7 @@ class Merger:
         """Call 1. Its failure does no harm, because call 2 can do without it."""
         started_ms = request.took_ms()
         wanted = {"carry_state": True} if self._carries_state else {}
-        answer = decode_answer(UserAnswer, await self._post(request, url, "/v1/user", wanted))
+        answer = request.check(decode_answer(UserAnswer, await self._post(request, url, "/v1/user", wanted)))
         request.note("call 1", started_ms, f"{answer.behaviours} behaviours, version {answer.version_token}")
         return answer
 
@@ -172,7 +173,7 @@ class Merger:
         """Call 2 on one server, noted in the timeline. Raises as `_post`, and Incompatible (`bad_answer`)."""
         started_ms = request.took_ms()
         try:
-            answer = decode_answer(RankAnswer, await self._post(request, url, "/v1/rank", body))
+            answer = request.check(decode_answer(RankAnswer, await self._post(request, url, "/v1/rank", body)))
         except AifError as error:
             request.note("call 2", started_ms, f"{url}: {error.code}")
             raise
@@ -265,6 +266,12 @@ class _Request:
         if left < 1:
             raise self.passed()
         return left
+
+    def check(self, answer: A) -> A:
+        """The answer, if it is of this request. Raises Incompatible (`bad_answer`), for example where a proxy mixes answers up."""
+        if answer.request_id != self.request_id:
+            raise Incompatible("bad_answer", f"the answer is of request {answer.request_id[:80]!r}, expected {self.request_id!r}")
+        return answer
 
     def passed(self) -> Unavailable:
         return Unavailable("deadline_passed", f"no answer within {self.deadline_ms} ms; allow more, or retrieve faster", 0.0)

@@ -24,6 +24,7 @@ from schemas.errors import Unavailable
 
 FEATURES = ("user_value", "behaviours", "retrieval_top")
 PROBES_MIN = 300
+_SUM_MIN = 1e-12  # of the best scores of a probe: below it there is nothing that a ratio could be taken of
 KNOTS, BINS = 6, 6
 GAIN_MIN = 0.005  # what a richer level adds at least, and
 LONGER_MIN = 0.001  # the next length: otherwise all requests would leave it at the same price, and the cost would jump
@@ -58,9 +59,12 @@ def fit_values(samples: Samples, actions: Sequence[Action]) -> tuple[Values, np.
     known_R = np.isfinite(samples.outcome_R)
     probes = samples.rows(known_R & (samples.arm_R == "probe") & np.isfinite(samples.predicted_RA[:, -1]))
     tried = samples.rows(known_R & (samples.arm_R == "random"))
-    if len(probes.user_R) < PROBES_MIN or not probes.outcome_R.any():
-        raise Unavailable("too_few_probes", f"{len(probes.user_R)} probes have outcomes, a fit needs {PROBES_MIN}; wait for more", 3600.0)
-    ratio_RA = np.nan_to_num(probes.predicted_RA / np.maximum(probes.predicted_RA[:, -1:], 1e-12))
+    scored_R = probes.predicted_RA[:, -1] >= _SUM_MIN
+    if scored_R.sum() < PROBES_MIN or not probes.outcome_R[scored_R].any():
+        raise Unavailable(
+            "too_few_probes", f"{scored_R.sum()} probes have scores and outcomes, a fit needs {PROBES_MIN}; wait for more", 3600.0
+        )
+    ratio_RA = np.nan_to_num(probes.predicted_RA / np.maximum(probes.predicted_RA[:, -1:], _SUM_MIN))
     intercept, curves = _fit_whole(probes.requests, probes.outcome_R)
     history_R = np.log1p(probes.requests.behaviours_R)
     edges = np.unique(np.quantile(history_R, np.arange(1, BINS) / BINS))

@@ -68,6 +68,13 @@ def test_too_few_probes_are_no_fit() -> None:
         fit_values(draw_samples(300, 0, "probe")[0], ACTIONS)
 
 
+@pytest.mark.parametrize("scores", [0.0, 1e-300])
+def test_probes_without_scores_are_no_fit(scores: float) -> None:
+    samples, _ = draw_samples(2_000, 1, "probe")
+    with pytest.raises(Unavailable, match="too_few_probes"):
+        fit_values(replace(samples, predicted_RA=scores * samples.predicted_RA), ACTIONS)
+
+
 def _gate(
     table: ActionTable, believed: np.ndarray, judged: Samples, share: float
 ) -> tuple[Gate, np.ndarray, tuple[tuple[int, float], ...], float]:

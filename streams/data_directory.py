@@ -1,5 +1,5 @@
-"""A data directory, of a worker or of the statistics, belongs to one process at a time. Its scratch folder is emptied at a start, and its heartbeat speaks for
-one process."""
+"""A data directory, of a worker, the statistics or a follower, belongs to one process at a time. Its scratch folder is emptied at a start, and its heartbeat
+speaks for one process."""
 
 import logging
 import os

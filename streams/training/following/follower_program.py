@@ -36,6 +36,7 @@ from schemas.ids import IdKind
 from schemas.model.checkpoint import Checkpoint, read_checkpoint
 from schemas.topics import IMPRESSIONS
 from schemas.train_choices import TrainChoices
+from streams.data_directory import hold_directory
 from streams.training.event_decoder import CONTEXT_TOPICS, TRAINING_TOPICS, EventDecoder, Offsets
 from streams.training.following.followed_log import FollowedLog
 from streams.training.following.follower import Follower, Place, decode_place
@@ -81,14 +82,15 @@ def run_follower(settings: TrainSettings, plan: FollowPlan, say: Callable[[str],
     """Follows in this process until SIGTERM, SIGINT or SIGHUP; `say` gets the status lines.
 
     Raises Incompatible where the log is another or no longer holds the offsets of the stored state, or the model is not that of `plan.model`.
+    Raises Misconfigured (`data_dir_in_use`) where another follower keeps its state in the same folder.
     """
-    stop = threading.Event()
-    for number in stop_signals():
-        signal.signal(number, lambda *_: stop.set())
-    plan.learning({})  # what does not read is refused before a live version is waited for
-    torch.set_num_threads(plan.threads)
-    metrics = Metrics()
+    stop, metrics = threading.Event(), Metrics()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(hold_directory(plan.state_path.parent, "--state"))
+        for number in stop_signals():
+            signal.signal(number, lambda *_: stop.set())
+        plan.learning({})  # what does not read is refused before a live version is waited for
+        torch.set_num_threads(plan.threads)
         if settings.train.metrics_port:
             stack.callback(open_metrics_page(metrics, settings.train.metrics_port)[1])
         follower = stack.enter_context(open_follower(settings, plan, say, stop.is_set, metrics))

@@ -1,5 +1,6 @@
 """`aif train --follow` as a process: it starts from the live version of the control log, reports its work, and SIGTERM ends it in order."""
 
+import functools
 import json
 import os
 import signal
@@ -8,15 +9,23 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from infra.files import sha256_of_file
 from infra.index.control_log import ControlLog, ensure_init
 from infra.index.store import open_index_store
 from infra.kafka.admin import apply_topics
 from infra.processes import Child, free_ports, start_child, stop_all, wait_until
+from infra.settings import load_settings
+from schemas.errors import Misconfigured
 from schemas.ids import IdKind
 from schemas.index.control import Entry, Init
 from schemas.index.lifecycle import Cause, EntryKind
 from schemas.index.manifest import checkpoint_path
+from streams.data_directory import hold_directory
+from streams.training.following import follower_program
+from streams.training.following.follower_program import FollowPlan
+from streams.training.settings import TrainSettings
 from streams.training.trainer_state import StateFile
 from tests.streams.training.following.stream import TasteStream, write_base
 from tests.streams.training.shop import publish
@@ -38,6 +47,14 @@ def make_live(store_folder: Path, checkpoint: Path) -> None:
 
 def lines(child: Child) -> list[dict[str, Any]]:
     return [json.loads(line) for line in child.log_path.read_text().splitlines() if line.startswith(('{"re', '{"ro'))]
+
+
+def test_a_second_follower_in_the_same_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both wrote one state and one series of checkpoints."""
+    monkeypatch.setattr(follower_program, "hold_directory", functools.partial(hold_directory, wait_s=0.0))
+    monkeypatch.setattr(follower_program, "open_follower", lambda *_: pytest.fail("it began"))
+    with hold_directory(tmp_path, "--state"), pytest.raises(Misconfigured, match="data_dir_in_use"):
+        follower_program.run_follower(load_settings(TrainSettings, environment={}), FollowPlan(out=tmp_path), print)
 
 
 def test_a_process_follows_from_the_live_version_tells_and_ends_in_order(bootstrap_servers: str, topic_prefix: str, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from infra.index.cli import index_app, model_app
 from infra.kafka.cli import publish_app, topics_app
 from infra.kafka.dlq_cli import register as register_dlq
 from infra.tools.cli import doctor, status
-from schemas.errors import AifError, Misconfigured
+from schemas.errors import AifError, Misconfigured, lack_of_memory
 
 ENTRY_POINTS = "aif.commands"
 _EPILOG = (
@@ -47,7 +47,7 @@ config_app = typer.Typer(help="Settings and where each comes from.", no_args_is_
 
 
 def main() -> None:
-    """Run the command line. An AifError, or a path that cannot be used, becomes one message and exit code 1.
+    """Run the command line. An AifError, a path that cannot be used, or a lack of memory becomes one message and exit code 1.
 
     A Ctrl-C in a command is exit code 130 (infra/main.py says a word).
     """
@@ -67,6 +67,11 @@ def main() -> None:
         _print_error(
             Misconfigured("path_unusable", f"{error}; {what_next} another path (the command's option, or its setting: `aif config show`)")
         )
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if (lack := lack_of_memory(error)) is None:
+            raise
+        _print_error(lack)
         sys.exit(1)
 
 

@@ -58,6 +58,16 @@ class Misconfigured(AifError):
     """A process was started with settings that cannot work."""
 
 
+def lack_of_memory(error: Exception) -> Unavailable | None:
+    """The error of a process that gets no more memory, or no thread, from its machine; None for any other."""
+    if not isinstance(error, MemoryError) and str(error) != "can't start new thread":
+        return None
+    told = f"this process gets no more memory or threads ({error!r})"
+    return Unavailable(
+        "no_memory", f"{told}; raise its limit (ulimit -v, ulimit -u, that of its container), or give the machine more memory"
+    )
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the known one that it may be a misspelling of, as a question, or else all that are known."""
     names = sorted(known)

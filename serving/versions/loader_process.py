@@ -28,7 +28,7 @@ from typing import Any
 
 from infra.index.parts import read_full_part, read_incremental_part
 from infra.index.store import IndexStore, find_index_store
-from schemas.errors import AifError, Corrupted, Unavailable
+from schemas.errors import AifError, Corrupted, Unavailable, lack_of_memory
 from schemas.ids import IdKind
 from schemas.index.digest import ShardDigest, merge_parts
 from schemas.index.manifest import Manifest, Seal, decode_manifest, describe_repair
@@ -181,10 +181,10 @@ def _open(request: dict[str, Any], rest: Callable[[], None]) -> tuple[IndexStore
 def _answer(call: Callable[[dict[str, Any], int | None], dict[str, Any]], request: dict[str, Any], fd: int | None) -> dict[str, Any]:
     try:
         return {"ok": True, **call(request, fd)}
-    except AifError as error:
-        return {"ok": False, "error": type(error).__name__, "code": error.code, "message": error.message}
     except Exception as error:  # a failed load is reported to the server and never ends this process
-        return {"ok": False, "error": "Corrupted", "code": "load_failed", "message": f"{type(error).__name__}: {error}"}
+        unknown = Corrupted("load_failed", f"{type(error).__name__}: {error}")
+        named = error if isinstance(error, AifError) else lack_of_memory(error) or unknown
+        return {"ok": False, "error": type(named).__name__, "code": named.code, "message": named.message}
 
 
 def serve(connection: socket.socket, share: float = 1.0) -> None:

@@ -29,7 +29,7 @@ from infra.index.store import find_index_store
 from infra.kafka.reader import SourceRecord
 from infra.kafka.security import KafkaTopics
 from infra.logs import Seldom
-from schemas.errors import AifError, Corrupted, Incompatible, Unavailable
+from schemas.errors import AifError, Corrupted, Incompatible, Unavailable, lack_of_memory
 from schemas.index.control import ControlState, VersionStatus
 from schemas.index.layout import row_layout
 from schemas.index.lifecycle import SERVABLE
@@ -346,7 +346,8 @@ class VersionFollower(OneThread):
 
 
 def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, AifError) else f"unexpected: {error!r}"
+    named = error if isinstance(error, AifError) else lack_of_memory(error)
+    return f"unexpected: {error!r}" if named is None else str(named)
 
 
 def wait_for_engine(future: "Future[T]") -> T:

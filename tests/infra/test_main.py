@@ -40,6 +40,15 @@ def test_a_folder_that_cannot_be_used_is_a_message_and_no_traceback(tmp_path: Pa
     assert "aif config show" in done.stderr
 
 
+@pytest.mark.parametrize("error", ["MemoryError()", 'RuntimeError("can\'t start new thread")'])
+def test_a_lack_of_memory_is_a_message_and_no_traceback(error: str) -> None:
+    code = f"import infra.cli as c\ndef fail(): raise {error}\nc.build_app = lambda: fail\nc.main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "error no_memory: " in done.stderr and "ulimit -v" in done.stderr
+
+
 def test_an_error_that_quotes_the_environment_does_not_speak_to_the_terminal() -> None:
     command = [sys.executable, "-c", "from infra.main import main; main()", "config", "show"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "AIF_\x1b[2J": "1"})

@@ -28,7 +28,7 @@ from serving.engine.tables.changes import encode_ids
 from serving.engine.tables.tables import Room
 from serving.versions import loader_process
 from serving.versions.loader import Loader, Source
-from serving.versions.loader_process import LoaderProcess, Pace
+from serving.versions.loader_process import LoaderProcess, Pace, _answer
 from tests.schemas.model.samples import SPECS
 from tests.serving.engine.samples import Version, item_id, make_version, stamp
 from tests.serving.index_samples import publish_version, write_identity
@@ -335,3 +335,14 @@ def test_the_loader_process_never_imports_torch_and_ends_with_its_parent(tmp_pat
         pid = int(process.stdout.readline())
         process.kill()
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text(), 30, "the loader to end")
+
+
+@pytest.mark.parametrize(
+    ("error", "named"), [(MemoryError(), ("Unavailable", "no_memory")), (ValueError("a bug"), ("Corrupted", "load_failed"))]
+)
+def test_a_lack_of_memory_is_no_damaged_file(error: Exception, named: tuple[str, str]) -> None:
+    def fail(_: dict[str, object], __: int | None) -> dict[str, object]:
+        raise error
+
+    reply = _answer(fail, {}, None)
+    assert (reply["error"], reply["code"]) == named

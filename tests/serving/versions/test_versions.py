@@ -239,7 +239,7 @@ def test_a_load_that_ends_in_a_bug_is_named_serves_the_backup_and_is_tried_again
     d.publish(1, d.version)
     second = make_version(SPECS["full"], ITEMS, seed=2)
     d.publish(2, second)
-    admit, bugs = d.follower._admit, [ValueError("a bug"), RuntimeError("another")]
+    admit, bugs = d.follower._admit, [ValueError("a bug"), MemoryError()]
 
     def admit_with_bugs(wanted: Any, *more: Any) -> Any:
         if wanted.version == 2 and bugs:
@@ -251,6 +251,7 @@ def test_a_load_that_ends_in_a_bug_is_named_serves_the_backup_and_is_tried_again
     wait_until(lambda: d.follower.counters["load_failures"] > 0, WAIT_S, "the attempt to end")
     assert "unexpected: ValueError('a bug')" in d.follower.last_error
     d.assert_serves(d.version, 1)
+    wait_until(lambda: "no_memory: " in d.follower.last_error, WAIT_S, "the second attempt to end")
     wait_until(lambda: d.follower.last_error == "", WAIT_S, "the third attempt")
     d.assert_serves(second, 2)
 

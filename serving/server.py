@@ -301,7 +301,9 @@ class RankingServer:
     def _ready(self) -> tuple[bool, str]:
         if self.grpc_listener is not None and self.grpc_listener.lost:
             return False, f"the gRPC port {self.grpc_address} no longer accepts connections; restart this server"
-        return readiness(self.versions, self.user_follower, self.health, self.front.draining)
+        version = self._current_version()
+        opens_ranker = version is not None and self.relay.is_opening(version)
+        return readiness(self.versions, self.user_follower, self.health, self.front.draining, opens_ranker)
 
     def _status(self) -> Mapping[str, Any]:
         topics_error = "" if self.topic_watch is None else self.topic_watch.last_error

@@ -16,8 +16,11 @@ from serving.versions.version_follower import VersionFollower
 STALE = ("rows_behind", "users_behind", "broker_silent", "statistics_behind")
 
 
-def readiness(versions: VersionFollower, users: UserFollower | None, health: Health, draining: bool) -> tuple[bool, str]:
-    """(is ready, why not). Ready = a version is live, the users' logs were read up to their end at the start, and the process is able to answer.
+def readiness(
+    versions: VersionFollower, users: UserFollower | None, health: Health, draining: bool, opens_ranker: bool
+) -> tuple[bool, str]:
+    """(is ready, why not). Ready = a version is live, the users' logs were read up to their end at the start, its ranker (if it has one) was opened, and the
+    process is able to answer.
 
     A server that is ready and leaves items out of its answers, or whose disk takes no changes of users, says so in the second.
     """
@@ -27,6 +30,8 @@ def readiness(versions: VersionFollower, users: UserFollower | None, health: Hea
         return False, f"no version is live yet; {versions.why_none()}"
     if users is None or not users.ready:
         return False, f"the users' logs are not read yet; {(users and users.last_error) or 'reading'}"
+    if opens_ranker:
+        return False, "the ranker of the second stage is being opened"
     why = health.why_not()
     disk = f"the view of users takes no changes: {users.last_error}" if users.waits_for_disk else ""
     return not why, why or "; ".join(filter(None, (versions.why_incomplete(), disk)))

@@ -7,8 +7,8 @@
 
 A ranking never waits for the prefix thread: it takes over an unfinished prefix and computes the rest itself. Nothing is computed twice at once: a signal
 finds the prefix that another has started.
-The prefix thread begins no piece while the engine or the ranking thread has work. A lower priority for the scheduler would do harm: the thread would keep the
-interpreter's lock while others have its core, and the ports would wait for it.
+The prefix thread begins no piece while the engine or the ranking thread has work. A lower priority of the thread would do harm: it would keep the interpreter's
+lock while others have its core, and the ports would wait for it.
 Keys are (user, version): a prefix never crosses versions, and all of a version's go when it is not resident any more.
 
 Here: threads, queues, who computes what. Not here: torch (backend.py), pages (kv_pool.py), requests (final_call.py).
@@ -63,7 +63,7 @@ class Relay:
         self._engine_busy, self._is_ranking = engine_busy, False
         self._pool: KvPool | None = None
         self._backends: dict[int, RankerBackend] = {}
-        self._wanted: frozenset[int] = frozenset()
+        self._wanted, self._has_opened = frozenset[int](), False
         self._prefixes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._rankings: queue.SimpleQueue[tuple[FinalWork, Future[FinalResult]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -89,6 +89,10 @@ class Relay:
         if self._pool is not None:
             self._show(self._pool)
 
+    def is_opening(self, version: int) -> bool:
+        """Whether the version has a ranker, and this server, which has just started, has not yet tried to open any."""
+        return not self._has_opened and self._find_ranker(version) is not None
+
     def _find_ranker(self, version: int) -> Parameters | None:
         parameters = self._find_parameters(version)
         return parameters if parameters is not None and parameters.spec.ranker is not None else None
@@ -100,9 +104,6 @@ class Relay:
             thread.start()
 
     def _keep_house(self) -> None:
-        from serving.relay.backend import limit_threads
-
-        limit_threads()
         while not self._stopping.is_set():
             self._wake.clear()
             if self._pool is not None:
@@ -113,6 +114,7 @@ class Relay:
                     self._open(version)
                 except Exception as error:  # the others are opened all the same
                     failed = error
+            self._has_opened = True
             if failed is not None:
                 raise failed  # and this one is tried again after a pause
             self._wake.wait(_KEEP_HOUSE_S)
@@ -125,8 +127,9 @@ class Relay:
             pool.check()
 
     def _open(self, version: int) -> None:
-        from serving.relay.backend import PageMemory, RankerBackend
+        from serving.relay.backend import PageMemory, RankerBackend, limit_threads
 
+        limit_threads()
         parameters = self._find_ranker(version)
         if parameters is None:
             return

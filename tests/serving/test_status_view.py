@@ -26,7 +26,8 @@ def test_a_ready_server_whose_disk_takes_no_changes_of_users_says_so_in_its_read
     versions = SimpleNamespace(ready=True, why_incomplete=lambda: "")
     users = SimpleNamespace(ready=True, waits_for_disk=True, last_error="disk_full: write in /data: no space left on device")
     health = SimpleNamespace(why_not=lambda: "")
-    is_ready, detail = readiness(versions, users, health, False)  # type: ignore[arg-type]
+    is_ready, detail = readiness(versions, users, health, False, False)  # type: ignore[arg-type]
     assert is_ready and detail == f"the view of users takes no changes: {users.last_error}"
     users.waits_for_disk = False
-    assert readiness(versions, users, health, False) == (True, "")  # type: ignore[arg-type]
+    assert readiness(versions, users, health, False, False) == (True, "")  # type: ignore[arg-type]
+    assert readiness(versions, users, health, False, True) == (False, "the ranker of the second stage is being opened")  # type: ignore[arg-type]

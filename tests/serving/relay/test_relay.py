@@ -4,12 +4,14 @@ import asyncio
 import dataclasses
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
+from infra.metrics import Metrics
 from infra.processes import wait_until
 from schemas.limits import MIB
 from schemas.model.parameters import Parameters
@@ -253,6 +255,32 @@ def test_a_ranker_that_does_not_open_is_tried_again_and_disturbs_no_other(bench:
         bench.relay.follow(alive)
     wait_until(lambda: bench.relay.spec(2) is not None, 30, "the other ranker to be opened")
     wait_until(lambda: bench.relay.spec(1) is not None, 30, "the ranker to be tried again")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_server_waits_with_its_readiness_for_a_first_attempt_at_its_ranker_and_no_longer(
+    fails: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, go = bench.relay._find_parameters, threading.Event()
+
+    def open_ranker(*_: Any) -> RankerBackend:
+        go.wait(30)
+        if fails:
+            raise MemoryError
+        return RankerBackend(*_)
+
+    monkeypatch.setattr("serving.relay.backend.RankerBackend", open_ranker)
+    started = relay.Relay(bench.relay.settings, Metrics(), lambda version: None if version == 3 else find(version))
+    try:
+        assert started.is_opening(1) and not started.is_opening(3), "also before it is asked to follow"
+        started.follow([1])
+        time.sleep(0.05)
+        assert started.is_opening(1)
+        go.set()
+        wait_until(lambda: not started.is_opening(1), 30, "the attempt to end")
+        assert (started.spec(1) is None) == fails and not started.is_opening(2)
+    finally:
+        started.close()
 
 
 def test_a_cancelled_ranking_wastes_no_prefix_and_one_that_waits_at_the_end_is_answered(

@@ -25,6 +25,7 @@ from schemas.limits import RECORD_BYTES_MAX
 
 E = TypeVar("E", bound=BaseModel)
 _NAMED_MAX = 20
+_AS_SECONDS = range(10**9, 10**10)  # 2001 to 2286 in seconds; in milliseconds 12 January to 26 April 1970
 
 
 class JsonLines(Generic[E]):
@@ -71,6 +72,11 @@ class JsonLines(Generic[E]):
             raise RejectedInput("bad_event", describe_errors(error)) from error
         except ValueError as error:
             raise RejectedInput("not_json", str(error)) from error
+        time_ms = getattr(event, "time_ms", None)
+        if time_ms is not None and time_ms in _AS_SECONDS:
+            raise RejectedInput(
+                "bad_event", f"time_ms {time_ms} is a day of 1970, and looks like seconds; expected milliseconds since 1970"
+            )
         for name in ("item_id", "user_id"):
             if (given := getattr(event, name, None)) is not None:
                 decode_id(given, self._id_kind)

@@ -16,7 +16,7 @@ from infra.kafka.reader import read_topic
 from infra.processes import wait_until
 from schemas.decoding import decode_record
 from schemas.errors import AifError
-from schemas.events import CheckpointRecord, ItemFeaturesRecord, ItemFeaturesUpdate
+from schemas.events import Behaviour, CheckpointRecord, ItemFeaturesRecord, ItemFeaturesUpdate
 from schemas.ids import IdKind
 from schemas.limits import RECORD_BYTES_MAX
 from schemas.topics import ITEM_FEATURES, MODEL_CHECKPOINTS, TOPICS
@@ -91,6 +91,16 @@ def test_rejected_lines_carry_their_number_and_reason(tmp_path: Path) -> None:
     assert "version" in lines.reasons[1]
     assert "line_too_long" in lines.reasons[2]
     assert "bad_id" in lines.reasons[3]
+
+
+def test_a_time_in_seconds_is_rejected_and_small_times_of_trials_are_not(tmp_path: Path) -> None:
+    file, times = tmp_path / "behaviours.jsonl", (0, 5, 1_795_810_040, 1_795_810_040_047)
+    file.write_text("\n".join(json.dumps({"user_id": 1, "item_id": 2, "kind": "click", "time_ms": t}) for t in times))
+    lines = JsonLines(file, Behaviour, IdKind.INT64)
+    assert [b.time_ms for b in lines] == [0, 5, 1_795_810_040_047]
+    assert lines.reasons == [
+        "line 3: bad_event: time_ms 1795810040 is a day of 1970, and looks like seconds; expected milliseconds since 1970"
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"\xff" * 8 + b"{}", (2).to_bytes(8, "little") + b"{}"])

@@ -26,7 +26,8 @@ from infra.figures import Figures, Measured
 from infra.files import write_file_durably
 from infra.kafka.log_gaps import with_skipped_offsets
 from infra.kafka.reader import SourceRecord, read_topic
-from schemas.errors import Corrupted, Misconfigured
+from schemas.errors import Misconfigured
+from schemas.fields import corrupted_as
 from schemas.index.digest import ShardDigest, version_digest
 from schemas.index.layout import RowBlock
 from schemas.index.manifest import Manifest, Seal
@@ -139,13 +140,13 @@ def read_plan(directory: Path, asked: Mapping[str, str]) -> KeptPlan | None:
     try:
         if not path.exists():
             return None
-        said = json.loads(path.read_bytes())
-        kept = KeptPlan(tuple(ShardReplay(**one) for one in said["shards"]), said["seal"])
-        found = said["asked"]
+        raw = path.read_bytes()
     except OSError as error:
         raise _no_directory(directory, error) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise Corrupted("bad_replay_plan", f"{path} does not read: {error}; give a new directory") from error
+    with corrupted_as("bad_replay_plan", f"{path} does not read", "give a new directory"):
+        said = json.loads(raw)
+        kept = KeptPlan(tuple(ShardReplay(**one) for one in said["shards"]), said["seal"])
+        found = said["asked"]
     if other := [f"{name} {found.get(name)}, not {value}" for name, value in asked.items() if found.get(name) != value]:
         raise Misconfigured("other_replay", f"{directory} holds a replay with {'; '.join(other)}: ask for that, or give a new directory")
     return kept

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import Misconfigured
+from schemas.errors import Corrupted, Misconfigured
 from schemas.topics import ITEM_FEATURES, NEW_ITEMS
 from streams.replay.points import AtOffset, AtTime, AtVector, Named, Point, ReplayPlan, parse_point
 from streams.replay.replay import keep_plan, read_plan
@@ -38,3 +38,12 @@ def test_a_directory_that_can_be_none_is_refused_by_name(name: str, tmp_path: Pa
     (tmp_path / "file").touch()
     with pytest.raises(Misconfigured, match="replay_directory"):
         _ = read_plan(tmp_path / name, {}) or keep_plan(tmp_path / name, ReplayPlan(()), {})
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b'{"shards": [{}]}', b"[" * 100_000])
+def test_a_damaged_plan_is_named_with_what_to_do(damage: bytes, tmp_path: Path) -> None:
+    keep_plan(tmp_path, ReplayPlan(()), {"to": "live"})
+    (plan,) = tmp_path.iterdir()
+    plan.write_bytes(damage)
+    with pytest.raises(Corrupted, match=r"bad_replay_plan: .*does not read: .*; give a new directory"):
+        read_plan(tmp_path, {"to": "live"})

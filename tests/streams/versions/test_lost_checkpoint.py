@@ -13,7 +13,7 @@ from streams.encoder import EncoderCache, RowEncoder
 from streams.versions.publication import Publication
 from tests.streams.shard_world import upsert
 from tests.streams.version_world import Worker, World, checkpoint_bytes, encoder_of
-from tests.streams.versions.test_reconcile import fill
+from tests.streams.versions.test_reconcile import go_live
 
 RETRIED_S = 60.0  # after that a step that failed is tried again
 PATH = checkpoint_path(encoder_of(1).checkpoint_sha256)
@@ -22,12 +22,7 @@ PATH = checkpoint_path(encoder_of(1).checkpoint_sha256)
 @pytest.fixture
 def world(world: World) -> World:
     """Version 1 is live."""
-    worker = Worker(world)
-    fill(world, 100)
-    worker.settle()
-    world.want(1)
-    worker.settle()
-    worker.close()
+    go_live(world).close()
     return world
 
 

@@ -11,17 +11,13 @@ from schemas.index.lifecycle import EntryKind, State
 from schemas.index.manifest import manifest_path
 from tests.streams.shard_world import delete, upsert
 from tests.streams.version_world import Worker, World
-from tests.streams.versions.test_reconcile import fill
+from tests.streams.versions.test_reconcile import go_live
 
 
 @pytest.fixture
 def copy(world: World) -> Path:
     """Of the store while version 1 is live."""
-    worker = Worker(world)
-    fill(world, 100)
-    worker.settle()
-    world.want(1)
-    worker.settle()
+    go_live(world)
     return shutil.copytree(world.store.url, world.folder / "copy")
 
 

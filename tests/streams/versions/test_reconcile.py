@@ -32,6 +32,16 @@ def fill(world: World, items: int = 600, version: int = 1) -> None:
     world.publish_items(*(delete(i, version) for i in range(0, items, 50)))
 
 
+def go_live(world: World) -> Worker:
+    """A worker with version 1 live, of 100 items."""
+    worker = Worker(world)
+    fill(world, 100)
+    worker.settle()
+    world.want(1)
+    worker.settle()
+    return worker
+
+
 def test_a_wanted_version_goes_live_with_the_digest_of_the_plain_oracle(world: World, worker: Worker) -> None:
     fill(world)
     worker.settle()

@@ -327,7 +327,7 @@ class VersionFollower(OneThread):
                 partition=record.partition,
                 offset=record.offset,
                 record_bytes=len(record.value or b""),
-                count=self._strangers.count,
+                count=self.counters["strangers"],
                 why="no shard wrote this record of index-deltas; allow only workers to write there",
             )
 

@@ -19,8 +19,8 @@ STALE = ("rows_behind", "users_behind", "broker_silent", "statistics_behind")
 def readiness(
     versions: VersionFollower, users: UserFollower | None, health: Health, draining: bool, opens_ranker: bool
 ) -> tuple[bool, str]:
-    """(is ready, why not). Ready = a version is live, the users' logs were read up to their end at the start, its ranker (if it has one) was opened, and the
-    process is able to answer.
+    """(is ready, why not). Ready = a version is live, the users' logs were read up to their end at the start, and the process is able to answer.
+    `opens_ranker`: the live version's ranker was not tried yet, which is so only at a start.
 
     A server that is ready and leaves items out of its answers, or whose disk takes no changes of users, says so in the second.
     """
